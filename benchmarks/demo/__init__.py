@@ -1,0 +1,31 @@
+"""Three small tasks written for this project, in the image of QNLI, AG News and SST-2.
+
+The rows are generated from hand-written words and frames, the same on every machine, with no network.
+No content word of one split occurs in another, so that counting words does not solve a task and
+what a model learned in pre-training does.
+"""
+
+from __future__ import annotations
+
+from forgetfree.benchmarks.demo import ag_news, qnli, sst2
+from forgetfree.benchmarks.demo.frames import SPLITS, Row
+
+__all__ = ["TASKS", "load"]
+
+_ROWS = {"qnli": qnli.rows, "ag_news": ag_news.rows, "sst2": sst2.rows}
+
+TASKS = tuple(_ROWS)
+
+
+def load(task: str) -> dict[str, list[Row]]:
+    """Rows ``(text_a, text_b or None, label)`` of one task, by split: ``train``, ``validation``, ``test``.
+
+    >>> load("sst2")["test"][0][1] is None
+    True
+
+    Raises:
+        KeyError: where ``task`` is none of :data:`TASKS`.
+    """
+    if task not in _ROWS:
+        raise KeyError(f"The demo has no task {task!r}. It has: {', '.join(TASKS)}.")
+    return {split: _ROWS[task](split) for split in SPLITS}

@@ -1,0 +1,1 @@
+"""From files, hub or embedded rows to encoded mini-batches."""

@@ -1,0 +1,241 @@
+"""From texts to token ids: once, up front, into one ragged tensor per split.
+
+A mini-batch is ``(x, y, t)``: token ids ``(B, L)`` padded on the right, labels ``(B,)``, task labels
+``(B,)``, all int64. Everything else a model wants (attention mask, token types, the mask position) follows
+from the ids: see `forgetfree.models.tokens`.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree.data.sources import Rows
+from forgetfree.errors import ModelError
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+#: Longest input in tokens (LM-BFF's default); longer ones are truncated, the longest text first.
+MAX_LENGTH = 128
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EncodedRows:
+    """The rows of one split as token ids.
+
+    Attributes:
+        tokens: all rows' ids, one after the other: int32 ``(total,)``.
+        offsets: where each row begins, and the end: int64 ``(n + 1,)``.
+        labels: int64 ``(n,)``.
+        task: the task label, the same for every row.
+        pad: the id that fills short rows.
+    """
+
+    tokens: Tensor
+    offsets: Tensor
+    labels: Tensor
+    task: int
+    pad: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], labels: Sequence[int], task: int, pad: int) -> EncodedRows:
+        """Pack rows of ids of any length."""
+        lengths = torch.tensor([0, *map(len, rows)])
+        tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
+        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens per row."""
+        lengths: list[int] = self.offsets.diff().tolist()
+        return lengths
+
+    @property
+    def targets(self) -> list[int]:
+        """Labels per row, under the name Avalanche looks for."""
+        labels: list[int] = self.labels.tolist()
+        return labels
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]].long(), int(self.labels[i])
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The mini-batch of the rows at ``indices``, padded to the longest of them."""
+        return self.collate([(*self[i], self.task) for i in indices])
+
+    def collate(self, items: Sequence[tuple[Any, ...]]) -> Batch:
+        """Pad ``(ids, label, …, task)`` items into one mini-batch: the ``collate_fn`` of data loaders."""
+        x = torch.nn.utils.rnn.pad_sequence(
+            [item[0] for item in items], batch_first=True, padding_value=float(self.pad)
+        )
+        return x, torch.tensor([item[1] for item in items]), torch.tensor([item[-1] for item in items])
+
+    def subset(self, indices: Sequence[int]) -> EncodedRows:
+        """The rows at ``indices``, in that order."""
+        rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
+        return EncodedRows.of(rows, [int(self.labels[i]) for i in indices], self.task, self.pad)
+
+
+_SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
+
+
+class Encoder:
+    """Turns rows into ids by a template, within ``max_length`` tokens.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        template: ``None`` encodes as the model was pre-trained: the text, or the pair with separators.
+            Otherwise a prompt, see `forgetfree.tasks.TaskDefinition`.
+        max_length: the longest row in tokens. The longest text is truncated first; the prompt never is.
+
+    Raises:
+        ModelError: the tokenizer has no mask token for a template that needs one, or the template is longer than
+            ``max_length``.
+    """
+
+    def __init__(self, tokenizer: Any, template: str | None, max_length: int = MAX_LENGTH) -> None:
+        self._tokenizer = tokenizer
+        probe = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("a"))
+        whole = tokenizer("a")["input_ids"]
+        start = next((i for i in range(len(whole)) if whole[i : i + len(probe)] == probe), 0)
+        self._opening, self._closing = whole[:start], whole[start + len(probe) :]
+        pair = tokenizer("a", "a")["input_ids"]
+        self._middle = pair[start + len(probe) : len(pair) - len(probe) - len(self._closing)]
+        self._parts = None if template is None else self._parse(template)
+        self._max_length = max_length
+        if self._room(2) < 2:
+            raise ModelError(
+                f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes them all. "
+                "Raise max_length or shorten the prompt."
+            )
+
+    def __call__(self, rows: Rows) -> list[list[int]]:
+        """Token ids of every row."""
+        texts = [rows.first, rows.second] if rows.second else [rows.first]
+        if self._parts is None:
+            ids = [self._tokenize(column) for column in texts]
+            return [self._plain([column[i] for column in ids]) for i in range(len(rows))]
+        slots = [part for part in self._parts if isinstance(part, _Slot)]
+        columns = [self._tokenize([slot.of(text) for text in texts[slot.column]]) for slot in slots]
+        return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
+
+    def _plain(self, texts: list[list[int]]) -> list[int]:
+        texts = truncate(texts, self._room(len(texts)))
+        body = texts[0] if len(texts) == 1 else texts[0] + self._middle + texts[1]
+        return self._opening + body + self._closing
+
+    def _prompted(self, texts: list[list[int]]) -> list[int]:
+        assert self._parts is not None
+        filled = iter(truncate(texts, self._room(len(texts))))
+        body = [token for part in self._parts for token in (next(filled) if isinstance(part, _Slot) else part)]
+        return self._opening + body + self._closing
+
+    def _room(self, texts: int) -> int:
+        """Tokens left for the texts."""
+        if self._parts is None:
+            fixed = len(self._middle) if texts == 2 else 0
+        else:
+            fixed = sum(len(part) for part in self._parts if not isinstance(part, _Slot))
+        return self._max_length - len(self._opening) - len(self._closing) - fixed
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where it is.
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def _parse(self, template: str) -> list[list[int] | _Slot]:
+        parts: list[list[int] | _Slot] = []
+        end = 0
+        for match in _SLOT.finditer(template):
+            self._literal(parts, template[end : match.start()])
+            space, slot, style = match.groups()
+            if slot == "mask":
+                if self._tokenizer.mask_token_id is None:
+                    raise ModelError(
+                        "The prompt readout needs a mask token, and this model's tokenizer has none. "
+                        "Use --readout causal or --readout linear."
+                    )
+                parts.append([self._tokenizer.mask_token_id])
+            else:
+                # A space belongs to the word after it, as byte-level tokenizers see it.
+                parts.append(_Slot(1 if slot == "text_b" else 0, " " if space else "", style))
+            end = match.end()
+        self._literal(parts, template[end:])
+        return parts
+
+    def _literal(self, parts: list[list[int] | _Slot], text: str) -> None:
+        if text:
+            parts.append(self._tokenize([text])[0])
+
+
+@dataclass(frozen=True)
+class _Slot:
+    column: int
+    prefix: str
+    style: str | None
+
+    def of(self, text: str) -> str:
+        text = text.strip()
+        if self.style == "bare" and text and text[-1] in string.punctuation:
+            text = text[:-1]
+        if self.style == "lower":
+            text = text[:1].lower() + text[1:]
+        return self.prefix + text
+
+
+def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
+    """Shorten one or two token lists to ``room`` tokens in all, always taking from the longest."""
+    if len(texts) == 1:
+        return [texts[0][:room]]
+    first, second = len(texts[0]), len(texts[1])
+    excess = first + second - room
+    if excess > 0:
+        longer, shorter = max(first, second), min(first, second)
+        cut = min(excess, longer - shorter)  # down to the shorter one, then both in turn
+        rest = excess - cut
+        longer, shorter = longer - cut - (rest + 1) // 2, shorter - rest // 2
+        first, second = (longer, shorter) if first >= second else (shorter, longer)
+    return [texts[0][:first], texts[1][:second]]
+
+
+def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]:
+    """The vocabulary ids of the label words, each read as it stands after a space.
+
+    Raises:
+        ModelError: a word is more than one token (the message offers its first pieces), or two words are one.
+    """
+    ids = []
+    for word in words:
+        pieces = tokenizer.tokenize(f" {word}")
+        token_ids = tokenizer.convert_tokens_to_ids(pieces)
+        if len(token_ids) != 1 or token_ids[0] == tokenizer.unk_token_id:
+            singles = [
+                other
+                for other in (word.lower(), word.capitalize(), *re.split(r"[\W_]+", word), *_COMMON_WORDS)
+                if other and len(tokenizer.tokenize(f" {other}")) == 1 and other not in words
+            ]
+            raise ModelError(
+                f"Label word {word!r} of task {task!r} is {len(token_ids)} tokens in this model's vocabulary "
+                f"({' '.join(pieces)}), and a label word must be one. Single-token alternatives: "
+                f"{', '.join(dict.fromkeys(singles))}. Set label_words in the task's source.json, or use --readout linear."
+            )
+        ids.append(token_ids[0])
+    if len(set(ids)) < len(ids):
+        raise ModelError(
+            f"The label words of task {task!r} ({', '.join(words)}) are not distinct tokens in this model's vocabulary. "
+            "Set other label_words in the task's source.json."
+        )
+    return ids
+
+
+_COMMON_WORDS = ("no", "yes", "maybe", "bad", "good", "other", "one", "two", "three")

@@ -1,0 +1,76 @@
+"""Which rows, and in which order: k-shot samples, batches of similar length, all by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from random import Random
+
+from forgetfree.data.sources import Rows
+from forgetfree.errors import UsageError
+
+#: Batches whose rows are sorted by length together; more saves padding, fewer shuffles better.
+_WINDOW = 50
+
+
+def k_shot(rows: Rows, shots: int, seed: int, task: str) -> Rows:
+    """``shots`` rows of every label, drawn by ``seed``, in the order they stand in (LM-BFF, §3).
+
+    Raises:
+        UsageError: a label has fewer rows than ``shots``.
+    """
+    by_label: dict[int, list[int]] = {}
+    for i, label in enumerate(rows.labels):
+        by_label.setdefault(label, []).append(i)
+    label, fewest = min(by_label.items(), key=lambda item: len(item[1]))
+    if len(fewest) < shots:
+        raise UsageError(
+            f"Task {task!r} has {len(fewest)} training rows of label {label}, fewer than --shots {shots}. "
+            f"Give --shots {len(fewest)} or less, or leave it out to train on all rows."
+        )
+    random = Random(seed)
+    return rows.take(sorted(i for label in sorted(by_label) for i in random.sample(by_label[label], shots)))
+
+
+def plan_batches(lengths: Sequence[int], batch_size: int, batches: int, seed: int) -> list[list[int]]:
+    """Row numbers of ``batches`` mini-batches: epoch after epoch of all rows, similar lengths together.
+
+    Every epoch is a new permutation. An epoch's last, smaller batch is left out, unless it is all there is.
+    """
+    random, plan = Random(seed), list[list[int]]()
+    while len(plan) < batches:
+        order = list(range(len(lengths)))
+        random.shuffle(order)
+        epoch = []
+        for start in range(0, len(order), window := _WINDOW * batch_size):
+            block = sorted(order[start : start + window], key=lengths.__getitem__)
+            epoch += [block[i : i + batch_size] for i in range(0, len(block), batch_size)]
+        whole = [batch for batch in epoch if len(batch) == batch_size] or epoch
+        random.shuffle(whole)
+        plan += whole
+    return plan[:batches]
+
+
+def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Row numbers of batches that hold every row once, shortest rows first: for evaluation."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def evenly(total: int, count: int | None) -> list[int]:
+    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them if ``count`` is ``None``."""
+    if count is None or count >= total:
+        return list(range(total))
+    return [i * total // count for i in range(count)]
+
+
+def micro_batches(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Cut one large batch into pieces of at most ``size`` rows."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def repeat(items: Iterable[int]) -> Iterator[int]:
+    """The items over and over."""
+    kept = list(items)
+    while True:
+        yield from kept

@@ -1,0 +1,86 @@
+"""Every error a caller of forgetfree can meet.
+
+    ForgetfreeError
+    ├── UsageError               the command line or a call says something that cannot be done (exit code 2)
+    │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
+    │   └── OptionError          an option's value has the wrong type or is out of its range
+    ├── DataError                a data file does not hold what a task needs
+    ├── ModelError               a model cannot be loaded or lacks what the readout needs
+    ├── RegionError              indices that do not fit their parameter space
+    ├── LedgerError              a ledger is damaged, or does not belong to this model
+    ├── TaskError                a task is unknown, or met where it must not be
+    ├── TrainingError            training went wrong, e.g. the loss is not finite
+    ├── MetricError              a metric cannot be computed from what was given
+    ├── ReportError              results that cannot be read or merged
+    └── RunError                 a run directory that cannot be written or continued
+
+A message is one paragraph: what happened, what was expected, what was found, and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForgetfreeError(Exception):
+    """Base of all errors that forgetfree raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(ForgetfreeError):
+    """The caller asks for something that cannot be done."""
+
+    exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """No such name; the message suggests the nearest one and lists the known."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        suggestion = f" Did you mean {near[0]!r}?" if near else ""
+        listing = ", ".join(self.known) or "none"
+        super().__init__(f"Unknown {kind} {name!r}.{suggestion} Known: {listing}.{' ' + hint if hint else ''}")
+
+
+class OptionError(UsageError):
+    """An option's value is of the wrong type or out of range."""
+
+
+class DataError(ForgetfreeError):
+    """A data file does not hold what a task needs."""
+
+
+class ModelError(ForgetfreeError):
+    """A model cannot be loaded, or lacks what the readout needs."""
+
+
+class RegionError(ForgetfreeError):
+    """Indices that do not fit their parameter space."""
+
+
+class LedgerError(ForgetfreeError):
+    """A ledger is damaged, or does not belong to the model at hand."""
+
+
+class TaskError(ForgetfreeError):
+    """A task is unknown, or met where it must not be."""
+
+
+class TrainingError(ForgetfreeError):
+    """Training cannot go on."""
+
+
+class MetricError(ForgetfreeError):
+    """A metric cannot be computed from what was given."""
+
+
+class ReportError(ForgetfreeError):
+    """Results that cannot be read or merged."""
+
+
+class RunError(ForgetfreeError):
+    """A run directory cannot be written or continued."""

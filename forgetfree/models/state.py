@@ -1,0 +1,132 @@
+"""The weights of a model that training may change, as one value: kept, put back, saved, shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from forgetfree.files import write_atomically
+from forgetfree.models.task_model import TaskModel
+
+
+@dataclass(frozen=True, eq=False)
+class ModelState:
+    """All graftable entries, the readouts of some tasks, and the persistent buffers: copies, on the CPU.
+
+    Attributes:
+        theta: the graftable entries, flat ``(N,)``.
+        readouts: task name to its readout's tensors.
+        buffers: the backbone's persistent buffers.
+    """
+
+    theta: Tensor
+    readouts: Mapping[str, Mapping[str, Tensor]]
+    buffers: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, model: TaskModel, tasks: Iterable[str] | None = None) -> ModelState:
+        """What ``model`` holds now, with the readouts of ``tasks`` (default: all)."""
+        names = [head.name for head in model.heads] if tasks is None else list(tasks)
+        return cls(
+            model.space().flatten(model.backbone).cpu(),
+            {name: tensors_of(model.readout_module(model.task_label(name))) for name in names},
+            {name: buffer.cpu().clone() for name, buffer in persistent_buffers(model.backbone).items()},
+        )
+
+    @torch.no_grad()
+    def load_(self, model: TaskModel) -> None:
+        """Put it back into ``model``, bit for bit."""
+        model.space().load_(model.backbone, self.theta)
+        for name, tensors in self.readouts.items():
+            load_tensors_(model.readout_module(model.task_label(name)), tensors)
+        for name, buffer in persistent_buffers(model.backbone).items():
+            buffer.copy_(self.buffers[name])
+
+    def save(self, path: Path) -> None:
+        """Write it as one safetensors file, atomically."""
+        tensors = {"theta": self.theta}
+        tensors |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
+        for task, named in self.readouts.items():
+            tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
+        write_atomically(path, save({name: t.contiguous() for name, t in tensors.items()}))
+
+    @classmethod
+    def load(cls, path: Path) -> ModelState:
+        """Read what `save` wrote.
+
+        Raises:
+            SafetensorError, OSError, KeyError: the file is damaged or missing.
+        """
+        readouts: dict[str, dict[str, Tensor]] = {}
+        buffers: dict[str, Tensor] = {}
+        with safe_open(path, "pt") as file:
+            theta = file.get_tensor("theta")
+            for key in file.keys():  # noqa: SIM118  # no dict
+                kind, _, name = key.partition("/")
+                if kind == "buffer":
+                    buffers[name] = file.get_tensor(key)
+                elif kind == "readout":
+                    task, _, part = name.partition("/")
+                    readouts.setdefault(task, {})[part] = file.get_tensor(key)
+        return cls(theta, readouts, buffers)
+
+
+class StateStore:
+    """States by key, each made once: in memory, or as files that several runs may share.
+
+    Args:
+        directory: where the files are; ``None`` keeps them in memory.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._memory: dict[str, ModelState] = {}
+
+    def get(self, key: str) -> ModelState | None:
+        """The state under ``key``, or ``None``; a damaged file counts as none."""
+        if self._directory is None:
+            return self._memory.get(key)
+        path = self._directory / f"{key}.safetensors"
+        try:
+            return ModelState.load(path) if path.is_file() else None
+        except (SafetensorError, OSError, KeyError):
+            return None
+
+    def put(self, key: str, state: ModelState) -> None:
+        """Keep ``state`` under ``key``."""
+        if self._directory is None:
+            self._memory[key] = state
+        else:
+            state.save(self._directory / f"{key}.safetensors")
+
+    def get_or_make(self, key: str, make: Callable[[], ModelState]) -> ModelState:
+        """The state under ``key``, made and kept if it is not there."""
+        state = self.get(key)
+        if state is None:
+            state = make()
+            self.put(key, state)
+        return state
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's parameters and persistent buffers, on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+
+
+@torch.no_grad()
+def load_tensors_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors of these names into ``module``, bit for bit."""
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        tensor.copy_(tensors[name])
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to a module's state, such as BatchNorm's: themselves, not copies."""
+    persistent = module.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in persistent}

@@ -1,0 +1,210 @@
+"""The parameter space: which tensors of a model may be grafted, under one flat index.
+
+Every region, graft and ledger speaks of entries by their flat index in such a space. The space is a
+layout (names, shapes, offsets); it holds no weights and copies no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.errors import RegionError
+
+#: Neither embeddings, LM head, classifier nor pooler (paper, §2: "embeddings and the LM head are frozen").
+NOT_GRAFTABLE = (
+    r"(^|\.)embeddings\.",
+    r"(^|\.)(wte|wpe|embed_tokens|embed_positions)\.",
+    r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head)\.",
+    r"(^|\.)(classifier|score|pooler|readouts)\.",
+)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One graftable tensor: its name in the model, its shape, its dtype and where it begins."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class ParameterSpace:
+    """The ordered graftable tensors of one model under a flat int64 index ``0 … len(space) − 1``.
+
+    Tied weights are one tensor, under the first of their names; if any of their names is excluded, the
+    tensor is. The order is that of ``model.named_parameters()``.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, *, include: Sequence[str] = (r".",), exclude: Sequence[str] = NOT_GRAFTABLE
+    ) -> ParameterSpace:
+        """The space of ``model``.
+
+        Args:
+            model: any module.
+            include: regular expressions; a tensor is graftable if one of them is found in its name …
+            exclude: … and none of these is. Default: embeddings, heads and poolers stay out.
+
+        Raises:
+            RegionError: no tensor is left.
+        """
+        excluded = {
+            id(parameter)
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if any(re.search(pattern, name) for pattern in exclude)
+        }
+        specs: list[TensorSpec] = []
+        offset = 0
+        for name, parameter in model.named_parameters():
+            wanted = any(re.search(pattern, name) for pattern in include)
+            if id(parameter) in excluded or not wanted or not parameter.is_floating_point():
+                continue
+            specs.append(TensorSpec(name, tuple(parameter.shape), parameter.dtype, offset))
+            offset += parameter.numel()
+        if not specs:
+            raise RegionError(
+                f"No graftable tensor in {type(model).__name__}: expected at least one name matching "
+                f"{list(include)} and none of {list(exclude)}. Pass other patterns to ParameterSpace.of."
+            )
+        return cls(tuple(specs))
+
+    def __len__(self) -> int:
+        last = self.tensors[-1]
+        return last.offset + last.size
+
+    @cached_property
+    def boundaries(self) -> Tensor:
+        """First flat index of every tensor, and the length at the end: int64 ``(P + 1,)``."""
+        return torch.tensor([spec.offset for spec in self.tensors] + [len(self)])
+
+    @cached_property
+    def layout(self) -> str:
+        """The layout as canonical JSON: what the ledger file stores."""
+        rows = [[t.name, list(t.shape), str(t.dtype).removeprefix("torch.")] for t in self.tensors]
+        return json.dumps(rows, separators=(",", ":"))
+
+    @cached_property
+    def layout_hash(self) -> str:
+        """SHA-256 of the layout: equal for models of one architecture and dtype."""
+        return hashlib.sha256(self.layout.encode()).hexdigest()
+
+    def parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """The model's own tensors, in order.
+
+        Raises:
+            RegionError: the model lacks one, or has it in another shape.
+        """
+        named = dict(model.named_parameters(remove_duplicate=False))
+        found = []
+        for spec in self.tensors:
+            parameter = named.get(spec.name)
+            if parameter is None or tuple(parameter.shape) != spec.shape:
+                got = "no such tensor" if parameter is None else f"shape {tuple(parameter.shape)}"
+                raise RegionError(
+                    f"{type(model).__name__} does not fit this parameter space: expected {spec.name!r} of shape "
+                    f"{spec.shape}, got {got}. Use the model the space was made from."
+                )
+            found.append(parameter)
+        return found
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The tensors of a flat vector ``(N,)``, as views in their shapes: nothing is copied."""
+        return [
+            flat[spec.offset : spec.offset + spec.size].view(spec.shape) for spec in self.tensors
+        ]
+
+    def split(self, indices: Tensor) -> Iterator[tuple[int, Tensor, slice]]:
+        """Break sorted flat indices ``(s,)`` up by tensor.
+
+        Yields:
+            ``(i, local, where)`` for each tensor that has any: its number, the indices within it, and the
+            slice of ``indices`` they came from.
+        """
+        cuts = torch.searchsorted(indices, self.boundaries.to(indices.device)).tolist()
+        for i, spec in enumerate(self.tensors):
+            where = slice(cuts[i], cuts[i + 1])
+            if where.start < where.stop:
+                yield i, indices[where] - spec.offset, where
+
+    @torch.no_grad()
+    def flatten(self, model: nn.Module) -> Tensor:
+        """A copy of all graftable entries: ``(N,)`` on the model's device."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters(model)])
+
+    @torch.no_grad()
+    def load_(self, model: nn.Module, flat: Tensor) -> None:
+        """Copy ``flat`` ``(N,)`` into the model, bit for bit."""
+        for parameter, values in zip(self.parameters(model), self.views(flat), strict=True):
+            parameter.copy_(values)
+
+    @torch.no_grad()
+    def gather(self, model: nn.Module, indices: Tensor) -> Tensor:
+        """The model's values at sorted flat ``indices`` ``(s,)``: a copy ``(s,)``."""
+        self.check(indices)
+        parameters = self.parameters(model)
+        values = torch.empty(len(indices), dtype=parameters[0].dtype, device=parameters[0].device)
+        for i, local, where in self.split(indices):
+            values[where] = parameters[i].view(-1)[local.to(values.device)]
+        return values
+
+    @torch.no_grad()
+    def scatter_(self, model: nn.Module, indices: Tensor, values: Tensor) -> None:
+        """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)``; touches nothing else."""
+        self.check(indices)
+        parameters = self.parameters(model)
+        for i, local, where in self.split(indices):
+            flat = parameters[i].view(-1)
+            flat[local.to(flat.device)] = values[where].to(flat.device, flat.dtype)
+
+    def check(self, indices: Tensor) -> None:
+        """Raise ``RegionError`` unless ``indices`` lie in this space."""
+        if len(indices) and (int(indices[0]) < 0 or int(indices[-1]) >= len(self)):
+            raise RegionError(
+                f"Indices from {int(indices[0])} to {int(indices[-1])} do not fit a parameter space of "
+                f"{len(self)} entries. The region belongs to another model."
+            )
+
+
+# -- Where an entry lies: the paper's figures 9 and 10 count regions by layer and by kind of parameter. -----
+
+#: The kinds in the order of the computation, each with the names that BERT, RoBERTa and GPT-2 give them.
+KINDS: tuple[tuple[str, str], ...] = (
+    ("query", r"\.(query|q_proj|q_lin)\."),
+    ("key", r"\.(key|k_proj|k_lin)\."),
+    ("value", r"\.(value|v_proj|v_lin)\."),
+    ("query+key+value", r"\.(c_attn|query_key_value|Wqkv)\."),
+    ("LayerNorm", r"(LayerNorm|layer_norm|layernorm|ln_\w+|\.norm\w*)\."),
+    ("attention output", r"(attention\.output\.dense|attn\.c_proj|out_proj|out_lin|o_proj|attn\.Wo)\."),
+    ("first feed-forward", r"(intermediate\.dense|mlp\.c_fc|fc1|lin1|up_proj|mlp\.Wi)\."),
+    ("second feed-forward", r"(output\.dense|mlp\.c_proj|fc2|lin2|down_proj|mlp\.Wo)\."),
+)
+
+
+def layer_of(name: str) -> str:
+    """The layer a tensor belongs to: the first number in its name, ``"–"`` where there is none."""
+    number = re.search(r"\.(\d+)\.", f".{name}")
+    return number.group(1) if number else "–"
+
+
+def kind_of(name: str) -> str:
+    """The kind of a tensor (query, key, …, LayerNorm) with ``weight`` or ``bias``."""
+    kind = next((kind for kind, pattern in KINDS if re.search(pattern, f".{name}")), "other")
+    return f"{kind} {'bias' if name.endswith('bias') else 'weight'}"

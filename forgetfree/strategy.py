@@ -1,0 +1,412 @@
+"""The base of all strategies: Avalanche's training template around our steps, batches and evaluation.
+
+A strategy is one final class in one file. It says how it prepares for a task (`prepare`), which parameters it trains
+(`parameters`), what it does around a step and after the task (`before_step`, `after_step`, `commit`), and what the
+model must be to answer for a task (`enter_evaluation`, `leave_evaluation`). Everything else, and all of Avalanche's
+plugins, evaluators and loggers, is the same for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from avalanche.training.templates import SupervisedTemplate
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from forgetfree import metrics
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.sampling import by_length
+from forgetfree.ledger import Ledger
+from forgetfree.models.state import ModelState, StateStore
+from forgetfree.models.task_model import TaskModel
+from forgetfree.monitor import Monitor, Phase
+from forgetfree.seeds import derive_seed
+from forgetfree.streams import Stream, StreamTask
+from forgetfree.training import (
+    OnStep,
+    TrainingOptions,
+    Update,
+    autocast,
+    check_loss,
+    fine_tune,
+    paper_steps,
+    parts,
+    plan,
+    trainable,
+)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's answers on one task's test rows: logits ``(n, n_labels)`` and labels ``(n,)``."""
+
+    logits: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+
+    def score(self, metric: str) -> float:
+        """``accuracy`` or ``f1``, in [0, 1]."""
+        return metrics.f1(self.logits, self.labels) if metric == "f1" else metrics.accuracy(self.logits, self.labels)
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, in [0, 1]."""
+        return metrics.expected_calibration_error(self.logits, self.labels)
+
+
+class ContinualStrategy(SupervisedTemplate):
+    """Abstract base. Subclasses set `Options` and override the hooks below; none overrides the constructor.
+
+    Args:
+        stream: tasks and model. The model is trained in place, from the weights it has now: θ_pre.
+        options: how, see the subclass's ``Options``; default: its defaults.
+        seed: of batches, dropout and everything else that is drawn.
+        device: where to train.
+        plugins: Avalanche plugins.
+        evaluator: an Avalanche ``EvaluationPlugin`` for its metrics and loggers; default: none.
+        monitor: hears of phases and steps.
+        store: where fine-tuned models are kept and shared; default: in memory.
+        eval_every, peval_mode: Avalanche's periodic evaluation.
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = TrainingOptions
+    #: True where later tasks leave every earlier task's logits as they are, bit for bit.
+    forget_free: ClassVar[bool] = False
+    #: What the main training loop is called in progress and timings.
+    training_phase: ClassVar[Phase] = "train"
+
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        options: TrainingOptions | None = None,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        plugins: Sequence[Any] | None = None,
+        evaluator: Any = None,
+        monitor: Monitor | None = None,
+        store: StateStore | None = None,
+        eval_every: int = -1,
+        peval_mode: str = "epoch",
+    ) -> None:
+        self.options: Any = options or self.Options()
+        self.stream = stream
+        self.seed = seed
+        self.monitor = monitor or Monitor()
+        self.store = store or StateStore()
+        self.space = stream.model.space()
+        self.pristine = ModelState.of(stream.model)
+        self.seconds: dict[Phase, float] = {}
+        self.predictions: dict[str, Predictions] = {}
+        self.ledger: Ledger | None = None
+        self._training_scope = ExitStack()
+        self._in_training: StreamTask | None = None
+        self._suspended: ModelState | None = None
+        self._collected: list[tuple[Tensor, Tensor]] = []
+        super().__init__(
+            model=stream.model.to(device),
+            optimizer=torch.optim.SGD(stream.model.parameters(), lr=1.0),  # replaced for every task
+            train_mb_size=self.options.batch_size,
+            eval_mb_size=self.options.evaluation_batch_size,
+            device=device,
+            plugins=plugins,
+            evaluator=evaluator,
+            eval_every=eval_every,
+            peval_mode=peval_mode,
+        )
+        self.setup()
+
+    # -- What a strategy says ------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Called once, at the end of the constructor."""
+
+    def prepare(self, task: StreamTask) -> None:
+        """Called before a task is trained, with the model as the last task left it."""
+
+    def parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """What the optimiser trains: of the backbone, and of the readout."""
+        readout = self.task_model.readout_module(task.label)
+        return self.space.parameters(self.task_model.backbone), list(readout.parameters())
+
+    def gradients(self, task: StreamTask) -> list[nn.Parameter]:
+        """The model's parameters that need gradients; by default those trained."""
+        return [parameter for group in self.parameters(task) for parameter in group]
+
+    def steps(self, task: StreamTask) -> int:
+        """Updates in the main training loop."""
+        return self.full_steps(task)
+
+    def training_options(self) -> TrainingOptions:
+        """The options of the main training loop; by default the strategy's own."""
+        options: TrainingOptions = self.options
+        return options
+
+    def before_step(self) -> None:
+        """Called before each update, gradients ready."""
+
+    def after_step(self) -> None:
+        """Called after each update."""
+
+    def commit(self, task: StreamTask) -> None:
+        """Called after a task was trained."""
+
+    def suspend(self) -> None:
+        """Make the model what it was before the current task: called in the midst of training, to evaluate others."""
+
+    def enter_evaluation(self, task: StreamTask) -> None:
+        """Make the model the one that answers for ``task``."""
+
+    def leave_evaluation(self, task: StreamTask) -> None:
+        """Undo `enter_evaluation`."""
+
+    def stale(self, learned: StreamTask) -> list[StreamTask]:
+        """The tasks whose answers may have changed by learning ``learned``: by default all."""
+        return list(self.stream.tasks)
+
+    def extra_results(self) -> dict[str, Any]:
+        """More to say in results.json at the end of the stream."""
+        return {}
+
+    def save(self, directory: Path) -> None:
+        """Write what is needed to answer later: the ledger, or else the weights."""
+        if self.ledger is not None:
+            self.ledger.save(directory / "ledger.safetensors")
+        else:
+            ModelState.of(self.task_model).save(directory / "checkpoint.safetensors")
+
+    # -- What strategies use -------------------------------------------------------------------------------
+
+    @property
+    def task_model(self) -> TaskModel:
+        """The model, typed."""
+        model: TaskModel = self.model
+        return model
+
+    @property
+    def task(self) -> StreamTask:
+        """The task of the current experience."""
+        return self.stream.task(self.experience.task_label)
+
+    def full_steps(self, task: StreamTask) -> int:
+        """``options.steps``, or the paper's rule."""
+        steps: int | None = self.options.steps
+        return steps or paper_steps(len(task.definition.labels), task.shots)
+
+    def phase_seed(self, phase: Phase, task: StreamTask) -> int:
+        """The seed of one phase of one task."""
+        return derive_seed(self.seed, phase, task.name)
+
+    @contextmanager
+    def phase(self, name: Phase, task: StreamTask, steps: int) -> Iterator[OnStep]:
+        """Time a phase and show it."""
+        start = time.perf_counter()
+        try:
+            with self.monitor.phase(task.name, name, steps) as on_step:
+                yield on_step
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def fine_tuned(self, task: StreamTask) -> ModelState:
+        """θ_ft of ``task``: θ_pre fine-tuned on it alone. Made once, shared by all strategies through the store.
+
+        The model holds θ_pre afterwards.
+        """
+        return self.store.get_or_make(self.fine_tuned_key(task), lambda: self._fine_tune(task))
+
+    def fine_tuned_key(self, task: StreamTask) -> str:
+        """Names everything that determines the fine-tuned model, as a digest."""
+        training = {field: getattr(self.options, field) for field in TrainingOptions.__dataclass_fields__}
+        content = {
+            "model": self.stream.loaded.fingerprint,
+            "readout": self.task_model.readout,
+            "head": {k: _digest(v) for k, v in self.pristine.readouts[task.name].items()},
+            "rows": [_digest(task.train.tokens), _digest(task.train.offsets), _digest(task.train.labels)],
+            "task": asdict(task.definition) | {"hub": None},
+            "label": task.label,
+            "options": training | {"steps": self.full_steps(task), "evaluation_batch_size": None},
+            "seed": self.seed,
+            "torch": torch.__version__,
+            "device": self.device.type,
+            "threads": torch.get_num_threads(),
+        }
+        return f"{task.name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}"
+
+    def _fine_tune(self, task: StreamTask) -> ModelState:
+        steps, model = self.full_steps(task), self.task_model
+        self.pristine.load_(model)
+        with self.phase("fine_tune", task, steps) as on_step:
+            fine_tune(
+                model,
+                task.train,
+                self.options,
+                steps=steps,
+                seed=self.phase_seed("fine_tune", task),
+                on_step=on_step,
+            )
+        state = ModelState.of(model, [task.name])
+        self.pristine.load_(model)
+        return state
+
+    def evaluate(self, tasks: Sequence[StreamTask] | None = None) -> dict[str, Predictions]:
+        """Answers on the test rows of ``tasks`` (default: all), by Avalanche's evaluation loop."""
+        stream = self.stream.benchmark.test_stream
+        self.predictions = {}
+        self.eval([stream[task.label] for task in (self.stream.tasks if tasks is None else tasks)])
+        return self.predictions
+
+    # -- Avalanche's template ------------------------------------------------------------------------------
+
+    def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
+        """Train on one experience, or on several in turn; see Avalanche."""
+        try:
+            return super().train(experiences, eval_streams, **kwargs)
+        finally:
+            self._training_scope.close()
+            self._in_training = None
+
+    def _before_training_exp(self, **kwargs: Any) -> None:
+        self.prepare(self.task)
+        self._in_training = self.task
+        super()._before_training_exp(**kwargs)
+
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        self._training_scope.close()
+        self._in_training = None
+        self.commit(self.task)
+        super()._after_training_exp(**kwargs)
+
+    def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
+        """The planned batches of this task, cut into parts where gradients are accumulated."""
+        task, data, options = self.task, self.adapted_dataset, self.training_options()
+        # Rows that a plugin added (replay) come without known lengths.
+        lengths = task.train.lengths if len(data) == len(task.train) else [0] * len(data)
+        batches = plan(lengths, options, self.steps(task), self.phase_seed(self.training_phase, task))
+        self._parts = [part for batch in batches for part in parts(batch, options.accumulation)]
+        self.dataloader = DataLoader(
+            data,
+            batch_sampler=[list(part.rows) for part in self._parts],
+            collate_fn=data.collate_fn,
+            num_workers=num_workers,
+            generator=torch.Generator(),  # the loader must not draw from the generator of dropout
+        )
+
+    def check_model_and_optimizer(self, **kwargs: Any) -> None:
+        """A fresh optimiser for every task, over what the strategy trains and nothing else."""
+        task, options = self.task, self.training_options()
+        self.model = self.model_adaptation()
+        backbone, readout = self.parameters(task)
+        anchors = [parameter.detach().clone() for parameter in backbone] if options.l1 else []
+        self._update = Update(backbone, readout, options, self.steps(task), anchors)
+        self.optimizer = self._update.optimizer
+        self._training_scope.enter_context(trainable(self.model, self.gradients(task)))
+
+    def training_epoch(self, **kwargs: Any) -> None:
+        """All steps of one task, with Avalanche's callbacks around each.
+
+        An iteration is one forward pass; with ``accumulation`` several of them make one update.
+        """
+        options, step, total = self.training_options(), 0, 0.0
+        seed = self.phase_seed(self.training_phase, self.task)
+        self.model.train(options.dropout)
+        torch.manual_seed(derive_seed(seed, "dropout"))
+        with self.phase(self.training_phase, self.task, self.steps(self.task)) as on_step:
+            for self.mbatch, part in zip(self.dataloader, self._parts, strict=False):
+                if self._stop_training:
+                    break
+                self._unpack_minibatch()
+                self._before_training_iteration(**kwargs)
+                if part.first:
+                    self.model.zero_grad()
+                    self.optimizer.zero_grad()
+                    total = 0.0
+                self.loss = self._make_empty_loss()
+
+                self._before_forward(**kwargs)
+                self.mb_output = self.forward()
+                self._after_forward(**kwargs)
+
+                self.loss = (self.loss + self.criterion()) * part.share
+                self._before_backward(**kwargs)
+                self.backward()
+                self._after_backward(**kwargs)
+                total += check_loss(self.loss, step + 1)
+
+                if part.last:
+                    step += 1
+                    self._before_update(**kwargs)
+                    self.before_step()
+                    self._update.before_step()
+                    self.optimizer_step()
+                    self.after_step()
+                    self._after_update(**kwargs)
+                    on_step(step, total)
+                self._after_training_iteration(**kwargs)
+
+    def forward(self) -> Tensor:
+        """Logits of the mini-batch in float32, computed in the precision of the options."""
+        with autocast(self.options.precision, self.device.type):
+            logits: Tensor = super().forward()
+        return logits.float()
+
+    def backward(self) -> None:
+        """Accumulate gradients."""
+        self._update.backward(self.loss)
+
+    def optimizer_step(self) -> None:
+        """Move the weights."""
+        self._update.step()
+
+    def make_eval_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
+        """All rows once, rows of similar length together."""
+        data = self.adapted_dataset
+        rows: EncodedRows = getattr(self.task, self.experience.origin_stream.name)
+        self.dataloader = DataLoader(
+            data,
+            batch_sampler=by_length(rows.lengths, self.eval_mb_size),
+            collate_fn=data.collate_fn,
+            num_workers=num_workers,
+        )
+
+    def _before_eval_exp(self, **kwargs: Any) -> None:
+        if self._in_training not in (None, self.task):
+            self._suspended = ModelState.of(self.task_model)
+            self.suspend()
+        if self._in_training is not self.task:
+            self.enter_evaluation(self.task)
+        self._collected = []
+        super()._before_eval_exp(**kwargs)
+
+    def eval_epoch(self, **kwargs: Any) -> None:
+        """Evaluation of one task."""
+        with self.phase("evaluate", self.task, len(self.dataloader)) as self._on_evaluated:
+            super().eval_epoch(**kwargs)
+
+    def _after_eval_iteration(self, **kwargs: Any) -> None:
+        self._collected.append((self.mb_output.cpu(), self.mb_y.cpu()))
+        self._on_evaluated(len(self._collected), math.nan)
+        super()._after_eval_iteration(**kwargs)
+
+    def _after_eval_exp(self, **kwargs: Any) -> None:
+        logits, labels = (torch.cat(column).numpy() for column in zip(*self._collected, strict=True))
+        self.predictions[self.task.name] = Predictions(logits, labels)
+        if self._in_training is not self.task:
+            self.leave_evaluation(self.task)
+        if self._suspended is not None:
+            self._suspended.load_(self.task_model)
+            self._suspended = None
+        super()._after_eval_exp(**kwargs)
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -1,0 +1,62 @@
+"""FT: a separate fine-tuned model per task. Nothing is shared, nothing forgotten: the reference row of table 4."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from forgetfree.models.state import ModelState
+from forgetfree.monitor import Phase
+from forgetfree.strategy import ContinualStrategy
+from forgetfree.streams import StreamTask
+
+
+class FineTune(ContinualStrategy):
+    """Fine-tune θ_pre on each task alone and answer for each task with its own model (paper, table 4, row "FT").
+
+    Keeps a whole model per task: memory O(T·d). A task that is not learned yet is answered by θ_pre.
+    """
+
+    forget_free: ClassVar[bool] = True
+    training_phase: ClassVar[Phase] = "fine_tune"
+
+    def setup(self) -> None:
+        """No task is learned yet."""
+        self._learned: set[str] = set()
+
+    def prepare(self, task: StreamTask) -> None:
+        """Back to θ_pre; the fine-tuned model itself, where another strategy has made it already."""
+        self._known = self.store.get(self.fine_tuned_key(task))
+        (self._known or self.pristine).load_(self.task_model)
+
+    def steps(self, task: StreamTask) -> int:
+        """None where the model is known."""
+        return 0 if self._known else self.full_steps(task)
+
+    def commit(self, task: StreamTask) -> None:
+        """Keep the model; the next task starts from θ_pre again."""
+        if self._known is None:
+            self.store.put(self.fine_tuned_key(task), ModelState.of(self.task_model, [task.name]))
+        self._learned.add(task.name)
+        self.pristine.load_(self.task_model)
+
+    def suspend(self) -> None:
+        """θ_pre."""
+        self.pristine.load_(self.task_model)
+
+    def enter_evaluation(self, task: StreamTask) -> None:
+        """The task's own model."""
+        if task.name in self._learned:
+            self.fine_tuned(task).load_(self.task_model)
+
+    def leave_evaluation(self, task: StreamTask) -> None:
+        """θ_pre."""
+        if task.name in self._learned:
+            self.pristine.load_(self.task_model)
+
+    def stale(self, learned: StreamTask) -> list[StreamTask]:
+        """Each task's result is that of its own model, from the row in which it was learned."""
+        return [learned]
+
+    def save(self, directory: Path) -> None:
+        """Each task's model stands in the store already."""

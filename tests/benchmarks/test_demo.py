@@ -1,0 +1,108 @@
+"""The demo tasks: the same rows everywhere, and out of reach of a bag of words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from itertools import combinations
+
+import pytest
+
+from forgetfree.benchmarks.demo import TASKS, load
+
+LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2}
+
+ROWS_SHA256 = {
+    "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
+    "ag_news": "5533eeb2f717bfe498d8ec58950f9cda5f7e87260a3ac1deb2f47c3424cdefd6",
+    "sst2": "3439f9bf98724d0c3e0a45a5d8c236649eb3a908805438a33bbad6ea1a1bd8bb",
+}
+
+# Words without content of their own: they may occur in every split.
+FUNCTION_WORDS = """
+    a about after again all amid an and are as at be by did does even every first for from had has how in is
+    it its last like many may more most no of off on out over s since so some that the there this to under up
+    was way we were what when where which while who with you
+"""
+# The content words of the label-independent frames, shared by the splits of a task.
+FRAME_WORDS = {
+    "qnli": "",
+    "ag_news": """
+        according awaits came comment dispatch late month news newswire report said second source spotlight
+        talk time monday tuesday wednesday thursday friday saturday sunday
+    """,
+    "sst2": "acted altogether end get leave message scene talking thanks theater told written year",
+}
+
+
+def _text(row: tuple[str, str | None, int]) -> str:
+    return " ".join(part for part in row[:2] if isinstance(part, str))
+
+
+def _words(rows: list[tuple[str, str | None, int]]) -> set[str]:
+    return {word for row in rows for word in re.findall(r"\w+", _text(row).lower())}
+
+
+def test_tasks_in_stream_order() -> None:
+    assert TASKS == ("qnli", "ag_news", "sst2")
+
+
+def test_unknown_task_names_the_known() -> None:
+    with pytest.raises(KeyError, match=r"no task 'mnli'\. It has: qnli, ag_news, sst2"):
+        load("mnli")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_rows_are_pinned(task: str) -> None:
+    rows = json.dumps(load(task), ensure_ascii=True)
+    assert hashlib.sha256(rows.encode()).hexdigest() == ROWS_SHA256[task]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_labels_are_balanced(task: str) -> None:
+    for rows in load(task).values():
+        counts = Counter(label for _, _, label in rows)
+        assert counts == dict.fromkeys(range(LABELS[task]), len(rows) // LABELS[task])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_row_occurs_twice(task: str) -> None:
+    texts = Counter(row[:2] for rows in load(task).values() for row in rows)
+    assert max(texts.values()) == 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_only_qnli_is_of_pairs(task: str) -> None:
+    rows = [row for rows in load(task).values() for row in rows]
+    assert all((text_b is not None) == (task == "qnli") for _, text_b, _ in rows)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_content_word_in_two_splits(task: str) -> None:
+    words = {split: _words(rows) for split, rows in load(task).items()}
+    shared = {*FUNCTION_WORDS.split(), *FRAME_WORDS[task].split()}
+    for one, other in combinations(words, 2):
+        assert words[one] & words[other] <= shared, f"{one} and {other}"
+
+
+def test_every_qnli_question_has_both_labels_alike() -> None:
+    for rows in load("qnli").values():
+        balance: Counter[str] = Counter()
+        for question, _, label in rows:
+            balance[question] += 1 - 2 * label
+        assert set(balance.values()) == {0}
+
+
+@pytest.mark.parametrize(("task", "ceiling"), [("qnli", 0.60), ("ag_news", 0.45), ("sst2", 0.60)])
+def test_a_bag_of_words_stays_weak(task: str, ceiling: float) -> None:
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    splits = load(task)
+    vectorizer = CountVectorizer(ngram_range=(1, 2))
+    train = vectorizer.fit_transform([_text(row) for row in splits["train"]])
+    classifier = LogisticRegression(max_iter=1000).fit(train, [row[2] for row in splits["train"]])
+    test = vectorizer.transform([_text(row) for row in splits["test"]])
+    assert classifier.score(test, [row[2] for row in splits["test"]]) < ceiling
