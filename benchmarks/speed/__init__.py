@@ -1,0 +1,1 @@
+"""Speed measurements: scripts that print ratios and medians, not tests."""

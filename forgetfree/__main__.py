@@ -1,0 +1,5 @@
+"""``python -m forgetfree``."""
+
+from forgetfree.cli import main
+
+raise SystemExit(main())

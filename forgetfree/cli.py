@@ -1,0 +1,311 @@
+"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage. Errors: one paragraph on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree import __version__, registry
+from forgetfree.errors import ForgetfreeError, UsageError
+
+if TYPE_CHECKING:
+    from forgetfree.runner import RunConfig
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _parser()
+    try:
+        options, more = parser.parse_known_args(arguments)
+        # argparse lets texts follow DIR, but not `DIR --task NAME`.
+        if more and (options.command is not _predict or any(text.startswith("--") for text in more)):
+            parser.error(f"unrecognized arguments: {' '.join(more)}")
+    except SystemExit as stop:  # argparse has said what is wrong, or has printed the help
+        return int(stop.code or 0)
+    if more:
+        options.texts += more
+    try:
+        code: int = options.command(options)
+        return code
+    except ForgetfreeError as error:
+        if options.debug:
+            raise
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("Interrupted.", 1)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if options.debug:
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0]
+        return _fail(
+            f"Unexpected {type(error).__name__}: {reason} This is a fault of forgetfree: run again with --debug and report "
+            "the traceback.",
+            1,
+        )
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"forgetfree: error: {message}", file=sys.stderr)
+    return code
+
+
+# -- run -------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> int:
+    from forgetfree import runner
+    from forgetfree.progress import make_monitor
+
+    config = _config(options)
+    _quiet_libraries()
+    print(f"Running {config.stream} into {config.out}", file=sys.stderr)
+    try:
+        results = runner.run(
+            config, resume=options.resume, monitor=lambda title: make_monitor(title, sys.stderr)
+        )
+    except KeyboardInterrupt:
+        return _fail(f"Interrupted. {_holdings(Path(config.out))}", 1)
+    except (ForgetfreeError, OSError) as error:
+        held = _holdings(Path(config.out))
+        if options.debug or not held or isinstance(error, UsageError):
+            raise
+        raise type(error)(f"{error} {held}") from error
+    if results["runs"]:
+        from forgetfree.reports import merge, render
+
+        print(render(merge([results]), "rich"))
+        print(f"Report: {Path(config.out) / 'report.md'}")
+    for failed in results["failed"]:
+        _fail(f"{failed['strategy']}, seed {failed['seed']}: {failed['error']}", 1)
+    return 1 if results["failed"] else 0
+
+
+def _config(options: argparse.Namespace) -> RunConfig:
+    """The configuration: file first, then the command line over it."""
+    from forgetfree.data.sources import default_data
+    from forgetfree.registry import DEFAULT_STRATEGIES
+    from forgetfree.runner import RunConfig
+
+    values = _config_file(Path(options.config)) if options.config else {}
+    for name in ("stream", "strategy", "model", "data", "readout", "shots", "steps", "seed", "sparsity", "device"):
+        given = getattr(options, name)
+        if given is not None:
+            values[name] = given
+    if not values.get("stream"):
+        raise UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+    settings = dict(values.get("set") or {})
+    for setting in options.set or ():
+        key, separator, value = setting.partition("=")
+        if not separator or not key:
+            raise UsageError(f"--set needs key=value, got {setting!r}.")
+        settings[key.strip()] = value.strip()
+    seeds = tuple(values.get("seed") or (0,))
+    out = options.out or _free_directory(values["stream"])
+    return RunConfig(
+        stream=values["stream"],
+        strategies=tuple(values.get("strategy") or DEFAULT_STRATEGIES),
+        model=values.get("model") or "minilm",
+        data=values.get("data") or default_data(),
+        readout=values.get("readout") or "auto",
+        shots=values.get("shots"),
+        steps=values.get("steps"),
+        seeds=seeds,
+        sparsity=values.get("sparsity"),
+        settings=settings,
+        device=values.get("device") or "auto",
+        out=out,
+    )
+
+
+_CONFIG_TYPES: dict[str, tuple[type, ...]] = {
+    "stream": (str,), "strategy": (list,), "model": (str,), "data": (str,), "readout": (str,), "shots": (int,),
+    "steps": (int,), "seed": (list,), "sparsity": (int, float), "set": (dict,), "device": (str,),
+}
+
+
+def _config_file(path: Path) -> dict[str, Any]:
+    """The options in a TOML or JSON file, under their names on the command line; or the config.json of a run."""
+    import json
+    import tomllib
+
+    from forgetfree.errors import UnknownNameError
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--config {path} cannot be read: {error}. Give a TOML or JSON file.") from error
+    values = values.get("run", values) if isinstance(values, dict) else {}
+    if isinstance(values.get("seed"), int):
+        values["seed"] = [values["seed"]]
+    if isinstance(values.get("strategy"), str):
+        values["strategy"] = [values["strategy"]]
+    for key, value in values.items():
+        if key not in _CONFIG_TYPES:
+            raise UnknownNameError(f"key in {path}:", key, _CONFIG_TYPES)
+        if value is not None and not isinstance(value, _CONFIG_TYPES[key]):
+            expected = " or ".join(kind.__name__ for kind in _CONFIG_TYPES[key])
+            raise UsageError(f"{path}: {key} must be {expected}, got {value!r}.")
+    return values
+
+
+def _free_directory(stream: str) -> str:
+    """``runs/STREAM``, or with the first number that is free."""
+    name = stream.replace(",", "-").replace("/", "-")[:60]
+    path, number = Path("runs") / name, 2
+    while path.exists():
+        path, number = Path("runs") / f"{name}-{number}", number + 1
+    return str(path)
+
+
+def _holdings(out: Path) -> str:
+    """What a run that was cut short has left behind."""
+    import json
+
+    try:
+        results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    finished = [f"{run['strategy']} seed {run['seed']}" for run in results["runs"]]
+    begun = [
+        f"{run['strategy']} seed {run['seed']} ({max(0, len(run['matrix']) - 1)} of {len(results['tasks'])} tasks)"
+        for run in results["unfinished"]
+    ]
+    parts = [f"finished: {', '.join(finished) or 'nothing'}"]
+    if begun:
+        parts.append(f"cut short: {', '.join(begun)}")
+    return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
+
+
+def _quiet_libraries() -> None:
+    """Third-party warnings and bars would break up the progress display; errors still come through."""
+    import warnings
+
+    warnings.filterwarnings("ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil)(\..*)?$")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+# -- report, ledger, predict, list -----------------------------------------------------------------------
+
+
+def _report(options: argparse.Namespace) -> int:
+    from forgetfree.reports import load_results, merge, render
+
+    print(render(merge([load_results(Path(directory)) for directory in options.directories]), options.format))
+    return 0
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    from forgetfree.ledger import Ledger
+    from forgetfree.ledger_view import render_ledger
+
+    path = Path(options.file)
+    ledger = Ledger.load(path)
+    if options.action == "show":
+        print(render_ledger(ledger, path))
+        return 0
+    checked = "layout, bounds, order, disjointness, dtypes, finiteness, checksum"
+    if options.model:
+        from forgetfree.ledger import LedgerSwitch
+        from forgetfree.models.loading import load_model
+
+        LedgerSwitch(ledger, load_model(options.model, options.readout).model.backbone)
+        checked += f", and the fingerprint of {options.model}"
+    print(f"{path}: sound. {len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {checked}.")
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    _quiet_libraries()
+    from forgetfree.inference import Predictor
+
+    predictor = Predictor.of_run(Path(options.directory), options.seed)
+    pair = len(predictor.definition(options.task).text_columns) == 2
+    lines = options.texts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if pair and options.texts and not any("\t" in line for line in lines) and len(lines) % 2 == 0:
+        texts = [(lines[i], lines[i + 1]) for i in range(0, len(lines), 2)]
+    else:
+        texts = [tuple(line.split("\t")) if pair else (line,) for line in lines]
+    for text, answer in zip(texts, predictor.answer(options.task, texts), strict=True):
+        print(f"{answer.label}\t{answer.probability:.3f}\t{' | '.join(text)}")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    rows: dict[str, str] = {}
+    if options.what == "strategies":
+        rows = {name: entry.summary for name, entry in registry.strategies().items()}
+    elif options.what == "streams":
+        rows = {name: " → ".join(tasks) for name, tasks in registry.streams().items()}
+    elif options.what == "tasks":
+        rows = {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
+    else:
+        rows = dict(registry.MODELS)
+    width = max(map(len, rows))
+    for name, summary in rows.items():
+        print(f"{name:{width}}  {summary}".rstrip())
+    return 0
+
+
+# -- Arguments -------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser = argparse.ArgumentParser(
+        prog="forgetfree", description="Continual learning for pre-trained language models."
+    )
+    parser.add_argument("--version", action="version", version=f"forgetfree {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    run = commands.add_parser("run", parents=[common], help="train strategies on a stream of tasks")
+    run.set_defaults(command=_run)
+    run.add_argument("stream", nargs="?", help="a registered stream, or task names with commas")
+    run.add_argument("--strategy", action="append", metavar="NAME", help="may be given several times")
+    run.add_argument("--model", metavar="NAME|DIR", help="minilm (default), a directory, or a hub name")
+    run.add_argument("--data", metavar="hub|demo|DIR", help="default: $FORGETFREE_DATA, else hub")
+    run.add_argument("--readout", choices=("auto", "prompt", "linear", "causal"))
+    run.add_argument("--shots", type=int, metavar="K", help="training rows per label (default: all)")
+    run.add_argument("--steps", type=int, metavar="N", help="updates per task (default: the paper's 16·n·k)")
+    run.add_argument("--seed", type=int, action="append", metavar="S", help="may be given several times (default: 0)")
+    run.add_argument("--sparsity", type=float, metavar="F", help="share of parameters a region may have")
+    run.add_argument("--set", action="append", metavar="key=value", help="any option of a strategy")
+    run.add_argument("--config", metavar="FILE", help="TOML or JSON with these options, or a run's config.json")
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"))
+    run.add_argument("--out", metavar="DIR", help="run directory (default: runs/STREAM)")
+    run.add_argument("--resume", action="store_true", help="continue in --out; finished runs are kept")
+
+    report = commands.add_parser("report", parents=[common], help="tables over runs")
+    report.set_defaults(command=_report)
+    report.add_argument("directories", nargs="+", metavar="DIR")
+    report.add_argument("--format", default="rich", choices=("rich", "markdown", "json", "html", "latex"))
+
+    ledger = commands.add_parser("ledger", help="look into a ledger, or check it")
+    actions = ledger.add_subparsers(metavar="ACTION", required=True)
+    for action, text in (("show", "who owns what"), ("verify", "check everything about it")):
+        sub = actions.add_parser(action, parents=[common], help=text)
+        sub.set_defaults(command=_ledger, action=action, model=None)
+        sub.add_argument("file", metavar="FILE")
+        if action == "verify":
+            sub.add_argument("--model", metavar="NAME|DIR", help="also compare the fingerprint with this model's")
+            sub.add_argument("--readout", default="auto", choices=("auto", "prompt", "linear", "causal"))
+
+    predict = commands.add_parser("predict", parents=[common], help="answer from a finished run")
+    predict.set_defaults(command=_predict)
+    predict.add_argument("directory", metavar="DIR")
+    predict.add_argument("--task", required=True, metavar="NAME")
+    predict.add_argument("--seed", type=int, metavar="S", help="whose ledger (default: the first)")
+    predict.add_argument("texts", nargs="*", metavar="TEXT", help="default: lines of stdin; pairs with a tab between")
+
+    lists = commands.add_parser("list", parents=[common], help="what there is by name")
+    lists.set_defaults(command=_list)
+    lists.add_argument("what", choices=("strategies", "streams", "tasks", "models"))
+    return parser

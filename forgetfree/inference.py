@@ -1,0 +1,143 @@
+"""Answering from a finished run: its model under the union graft of a task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.sources import Rows
+from forgetfree.errors import LedgerError, RunError, TaskError, UsageError
+from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.state import load_tensors_
+from forgetfree.tasks import TaskDefinition
+from forgetfree.training import predict
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The label of one text, and its probability."""
+
+    label: str
+    probability: float
+
+
+class Predictor:
+    """A model and a ledger that answer for every task of a run.
+
+    Args:
+        loaded: the base model, with no tasks yet.
+        ledger: of the run.
+        tasks: the definitions of its tasks.
+
+    Raises:
+        LedgerError: the ledger belongs to another model.
+    """
+
+    def __init__(self, loaded: LoadedModel, ledger: Ledger, tasks: Sequence[TaskDefinition]) -> None:
+        self._loaded, self.ledger = loaded, ledger
+        self._switch = LedgerSwitch(ledger, loaded.model.backbone)
+        self._tasks = {task.name: task for task in tasks}
+        for record in ledger.records:
+            if record.task not in self._tasks:
+                raise LedgerError(
+                    f"The ledger holds task {record.task!r}, which the run's config.json does not define. "
+                    "The two belong to different runs."
+                )
+            label = loaded.model.add_task(loaded.head(self._tasks[record.task]))
+            readout = loaded.model.readout_module(label)
+            expected = {name: tuple(tensor.shape) for name, tensor in readout.state_dict().items()}
+            got = {name: tuple(tensor.shape) for name, tensor in record.readout.items()}
+            if expected != got:
+                raise LedgerError(
+                    f"The ledger's readout of task {record.task!r} does not fit the model: expected {expected}, got {got}. "
+                    "Load the model and readout the stream was trained with."
+                )
+            load_tensors_(readout, record.readout)
+
+    @classmethod
+    def of_run(cls, directory: Path, seed: int | None = None) -> Predictor:
+        """The predictor of a run directory.
+
+        Args:
+            directory: what ``forgetfree run --out`` wrote.
+            seed: whose ledger; default: the first there is.
+
+        Raises:
+            RunError: it is no run directory, or holds no ledger.
+            LedgerError, ModelError: ledger and model do not fit.
+        """
+        path = directory / "config.json"
+        try:
+            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            tasks = [_definition(task) for task in config["tasks"]]
+            name, readout = config["model"]["name"], config["model"]["readout"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{directory} is not a finished run: {path.name} cannot be read ({error}). Give the directory that "
+                "`forgetfree run --out` wrote."
+            ) from error
+        pattern = f"*/seed-{'*' if seed is None else seed}/ledger.safetensors"
+        ledgers = sorted(directory.glob(pattern), key=lambda p: (p.parts[-3] != "grafting-continual", p))
+        if not ledgers:
+            of_seed = "" if seed is None else f" of seed {seed}"
+            raise RunError(
+                f"{directory} holds no ledger{of_seed}. Run a strategy that keeps one, such as grafting-continual."
+            )
+        return cls(load_model(name, readout), Ledger.load(ledgers[0]), tasks)
+
+    def definition(self, task: str) -> TaskDefinition:
+        """The task's definition.
+
+        Raises:
+            TaskError: the ledger does not hold it.
+        """
+        self.ledger.position(task)
+        return self._tasks[task]
+
+    def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
+        """Logits ``(n, n_labels)`` of rows under the union graft of ``task``."""
+        definition = self.definition(task)
+        model = self._loaded.model
+        label = model.task_label(task)
+        encoded = EncodedRows.of(self._loaded.encoder(definition)(rows), rows.labels, label, model.tokens.pad)
+        with self._switch.task(task):
+            return predict(model, encoded, batch_size=batch_size)
+
+    def answer(self, task: str, texts: Sequence[tuple[str, ...]]) -> list[Answer]:
+        """Labels of texts (or pairs of texts).
+
+        Raises:
+            UsageError: a single text for a task over pairs, or the other way round.
+        """
+        definition = self.definition(task)
+        wanted = len(definition.text_columns)
+        for text in texts:
+            if len(text) != wanted:
+                raise UsageError(
+                    f"Task {task!r} reads {'one text' if wanted == 1 else 'pairs of texts'}, got {len(text)} text(s) in "
+                    f"{text[0][:40]!r}. {'' if wanted == 1 else 'Separate the two by a tab, or give them as two arguments.'}"
+                )
+        if not texts:
+            return []
+        columns = [tuple(column) for column in zip(*texts, strict=True)]
+        rows = Rows(columns[0], columns[1] if wanted == 2 else (), (0,) * len(texts))
+        best = torch.softmax(self.logits(task, rows), dim=1).max(1)
+        return [
+            Answer(definition.labels[label], probability)
+            for probability, label in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+
+
+def _definition(fields: dict[str, Any]) -> TaskDefinition:
+    return TaskDefinition(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+
+
+__all__ = ["Answer", "Predictor", "TaskError"]

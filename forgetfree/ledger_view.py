@@ -1,0 +1,46 @@
+"""A ledger in tables: who owns what, how they overlap, and where in the model it lies."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from forgetfree.ledger import Ledger
+from forgetfree.regions import distribution, kind_of, layer_of
+
+
+def render_ledger(ledger: Ledger, path: Path) -> str:
+    """Tables as text."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
+    console = Console(file=io.StringIO(), width=width)
+    total, size = len(ledger.space), path.stat().st_size
+    console.print(f"{path}: {len(ledger.records)} tasks, {size:,} bytes")
+    console.print(f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors")
+
+    owners = Table("task", "region", "owned", "shared", "share of model", "readout values", title="Who owns what")
+    for record in ledger.records:
+        region, owned = len(record.region), len(record.owned.region)
+        readout = sum(tensor.numel() for tensor in record.readout.values())
+        owners.add_row(record.task, f"{region:,}", f"{owned:,}", f"{region - owned:,}", f"{region / total:.4%}", f"{readout:,}")
+    union = len(ledger.owned())
+    owners.add_row("all", "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
+    console.print(owners)
+
+    overlaps = Table("overlap with", *ledger.tasks, title="Share of the column's region that lies in the row's")
+    for task, row in zip(ledger.tasks, ledger.overlap(), strict=True):
+        overlaps.add_row(task, *(f"{share:.3f}" for share in row))
+    console.print(overlaps)
+
+    for title, by in (("Regions by layer", layer_of), ("Regions by kind of parameter", kind_of)):
+        counts = [distribution(record.region, ledger.space, by) for record in ledger.records]
+        table = Table("", *ledger.tasks, title=title)
+        for group in distribution(ledger.owned(), ledger.space, by):
+            table.add_row(group, *(f"{count[group]:,}" for count in counts))
+        console.print(table)
+    text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    return text.rstrip()
