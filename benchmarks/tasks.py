@@ -109,9 +109,7 @@ _ALL = (
     _two_way("rte", HubSource(_GLUE, "rte", _SENTENCES, splits=_GLUE_SPLITS)),
     _nli(
         "mnli",
-        HubSource(
-            _GLUE, "mnli", ("premise", "hypothesis"), splits={"train": "train", "test": "validation_matched"}
-        ),
+        HubSource(_GLUE, "mnli", ("premise", "hypothesis"), splits={"train": "train", "test": "validation_matched"}),
     ),
     _nli("snli", HubSource("stanfordnlp/snli", columns=("premise", "hypothesis"), splits=_VALIDATED)),
     _paraphrase(

@@ -66,10 +66,11 @@ def _run(options: argparse.Namespace) -> int:
     config = _config(options)
     _quiet_libraries()
     print(f"Running {config.stream} into {config.out}", file=sys.stderr)
+    if recipe := config.recipe():
+        chosen = " ".join(f"{key}={value}" for key, value in recipe.items())
+        print(f"Recipe of {config.model}: {chosen} (each gives way to --set)", file=sys.stderr)
     try:
-        results = runner.run(
-            config, resume=options.resume, monitor=lambda title: make_monitor(title, sys.stderr)
-        )
+        results = runner.run(config, resume=options.resume, monitor=lambda title: make_monitor(title, sys.stderr))
     except KeyboardInterrupt:
         return _fail(f"Interrupted. {_holdings(Path(config.out))}", 1)
     except (ForgetfreeError, OSError) as error:
@@ -94,7 +95,18 @@ def _config(options: argparse.Namespace) -> RunConfig:
     from forgetfree.runner import RunConfig
 
     values = _config_file(Path(options.config)) if options.config else {}
-    for name in ("stream", "strategy", "model", "data", "readout", "shots", "steps", "seed", "sparsity", "device"):
+    for name in (
+        "stream",
+        "strategy",
+        "model",
+        "data",
+        "readout",
+        "shots",
+        "steps",
+        "seed",
+        "sparsity",
+        "device",
+    ):
         given = getattr(options, name)
         if given is not None:
             values[name] = given
@@ -125,8 +137,17 @@ def _config(options: argparse.Namespace) -> RunConfig:
 
 
 _CONFIG_TYPES: dict[str, tuple[type, ...]] = {
-    "stream": (str,), "strategy": (list,), "model": (str,), "data": (str,), "readout": (str,), "shots": (int,),
-    "steps": (int,), "seed": (list,), "sparsity": (int, float), "set": (dict,), "device": (str,),
+    "stream": (str,),
+    "strategy": (list,),
+    "model": (str,),
+    "data": (str,),
+    "readout": (str,),
+    "shots": (int,),
+    "steps": (int,),
+    "seed": (list,),
+    "sparsity": (int, float),
+    "set": (dict,),
+    "device": (str,),
 }
 
 
@@ -188,7 +209,9 @@ def _quiet_libraries() -> None:
     """Third-party warnings and bars would break up the progress display; errors still come through."""
     import warnings
 
-    warnings.filterwarnings("ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil)(\..*)?$")
+    warnings.filterwarnings(
+        "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
+    )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -247,7 +270,7 @@ def _list(options: argparse.Namespace) -> int:
     elif options.what == "tasks":
         rows = {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
     else:
-        rows = dict(registry.MODELS)
+        rows = {name: entry.summary for name, entry in registry.MODELS.items()}
     width = max(map(len, rows))
     for name, summary in rows.items():
         print(f"{name:{width}}  {summary}".rstrip())

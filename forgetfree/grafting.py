@@ -299,9 +299,7 @@ class RegionParameters:
     def __init__(self, model: nn.Module, space: ParameterSpace, region: Region) -> None:
         tensors = space.parameters(model)
         device = tensors[0].device
-        self._pieces = [
-            (tensors[i], local.to(device), where) for i, local, where in space.split(region.indices)
-        ]
+        self._pieces = [(tensors[i], local.to(device), where) for i, local, where in space.split(region.indices)]
         self.values = nn.Parameter(space.gather(model, region.indices))
         #: The model's tensors that hold an entry of the region: the only ones that need gradients.
         self.touched = [tensor for tensor, _, _ in self._pieces]

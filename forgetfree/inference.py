@@ -137,7 +137,8 @@ class Predictor:
 
 
 def _definition(fields: dict[str, Any]) -> TaskDefinition:
-    return TaskDefinition(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return TaskDefinition(**values)
 
 
 __all__ = ["Answer", "Predictor", "TaskError"]

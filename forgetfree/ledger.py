@@ -155,7 +155,7 @@ class Ledger:
             )
 
     @property
-    def bytes(self) -> int:
+    def size_in_bytes(self) -> int:
         """Size of the file this ledger is saved as."""
         return len(self._serialize())
 
@@ -227,7 +227,9 @@ def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
 def _check_finite(where: str, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise LedgerError(f"{where}: tensor {name!r} holds NaN or infinity. Train the task again, with a lower rate.")
+            raise LedgerError(
+                f"{where}: tensor {name!r} holds NaN or infinity. Train the task again, with a lower rate."
+            )
 
 
 def _frozen(record: Record) -> Record:
@@ -237,9 +239,7 @@ def _frozen(record: Record) -> Record:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     owned = Graft(record.owned.region, record.owned.values.detach().cpu().clone())
-    return Record(
-        record.task, record.region, owned, record.sparsity, copies(record.readout), copies(record.buffers)
-    )
+    return Record(record.task, record.region, owned, record.sparsity, copies(record.readout), copies(record.buffers))
 
 
 class _Reader:
@@ -451,7 +451,9 @@ class LedgerSwitch:
 
 def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The persistent buffers that are not what they were."""
-    return {name: buffer for name, buffer in persistent_buffers(backbone).items() if not torch.equal(buffer, before[name])}
+    return {
+        name: buffer for name, buffer in persistent_buffers(backbone).items() if not torch.equal(buffer, before[name])
+    }
 
 
 def _check_belongs(ledger: Ledger, backbone: nn.Module) -> None:

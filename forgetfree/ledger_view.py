@@ -20,13 +20,22 @@ def render_ledger(ledger: Ledger, path: Path) -> str:
     console = Console(file=io.StringIO(), width=width)
     total, size = len(ledger.space), path.stat().st_size
     console.print(f"{path}: {len(ledger.records)} tasks, {size:,} bytes")
-    console.print(f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors")
+    console.print(
+        f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors"
+    )
 
     owners = Table("task", "region", "owned", "shared", "share of model", "readout values", title="Who owns what")
     for record in ledger.records:
         region, owned = len(record.region), len(record.owned.region)
         readout = sum(tensor.numel() for tensor in record.readout.values())
-        owners.add_row(record.task, f"{region:,}", f"{owned:,}", f"{region - owned:,}", f"{region / total:.4%}", f"{readout:,}")
+        owners.add_row(
+            record.task,
+            f"{region:,}",
+            f"{owned:,}",
+            f"{region - owned:,}",
+            f"{region / total:.4%}",
+            f"{readout:,}",
+        )
     union = len(ledger.owned())
     owners.add_row("all", "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
     console.print(owners)

@@ -273,9 +273,7 @@ def _logits(values: npt.ArrayLike, name: str = "logits") -> Floats:
     if logits.size == 0:
         raise MetricError(f"{name} is empty, shape {logits.shape}: there is no metric of no examples.")
     if logits.ndim != 2 or logits.shape[1] < 2:
-        raise MetricError(
-            f"{name} must have shape (n, n_labels) with at least two labels; got shape {logits.shape}."
-        )
+        raise MetricError(f"{name} must have shape (n, n_labels) with at least two labels; got shape {logits.shape}.")
     damaged = np.flatnonzero(~np.isfinite(logits).all(axis=1))
     if damaged.size:
         raise MetricError(
@@ -303,9 +301,7 @@ def _floats(values: npt.ArrayLike, name: str) -> Floats:
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise MetricError(
-            f"{name} must be an array of numbers with rows of equal length; {error}."
-        ) from error
+        raise MetricError(f"{name} must be an array of numbers with rows of equal length; {error}.") from error
 
 
 def _tasks(matrix: Floats) -> int:

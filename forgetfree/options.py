@@ -15,7 +15,12 @@ T = TypeVar("T")
 
 
 def option(
-    default: Any, help: str, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
+    default: Any,
+    help: str,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> Any:
     """A dataclass field with its meaning and its bounds."""
     metadata = {"help": help, "above": above, "at_least": at_least, "at_most": at_most}
@@ -77,7 +82,10 @@ def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
     for name, value in values.items():
         if name not in known:
             raise UnknownNameError(f"option of {owner}", name, known)
-        typed[name] = parse(value, hints[name], name) if isinstance(value, str) else value
+        try:
+            typed[name] = parse(value, hints[name], name) if isinstance(value, str) else value
+        except OptionError:
+            typed[name] = value  # the dataclass reports it, together with all other faults
     try:
         return options(**typed)
     except OptionError as error:
@@ -103,12 +111,18 @@ def parse(text: str, hint: Any, name: str) -> Any:
 
 def type_name(hint: Any) -> str:
     """A type as a user reads it, e.g. ``a number or none``."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        type(None): "none",
+    }
     return " or ".join(words.get(choice, str(choice)) for choice in _choices(hint))
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a type: ``int | None`` → ``(int, None)``, ``Literal["a", "b"]`` → ``("a", "b")``."""
+    """The alternatives of a type, e.g. ``"a"`` and ``"b"`` of ``Literal["a", "b"]``."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return tuple(choice for part in typing.get_args(hint) for choice in _choices(part))

@@ -127,9 +127,7 @@ class ParameterSpace:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors of a flat vector ``(N,)``, as views in their shapes: nothing is copied."""
-        return [
-            flat[spec.offset : spec.offset + spec.size].view(spec.shape) for spec in self.tensors
-        ]
+        return [flat[spec.offset : spec.offset + spec.size].view(spec.shape) for spec in self.tensors]
 
     def split(self, indices: Tensor) -> Iterator[tuple[int, Tensor, slice]]:
         """Break sorted flat indices ``(s,)`` up by tensor.

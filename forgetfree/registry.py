@@ -7,7 +7,8 @@ A strategy is registered here by one line, or by any installed package's entry p
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,38 @@ STRATEGIES: dict[str, Entry] = {
 }
 DEFAULT_STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 
-#: Hub names; ``minilm`` is the embedded model, from the extra ``forgetfree[minilm]``.
-MODELS: dict[str, str] = {
-    "minilm": "all-MiniLM-L6-v2, embedded (22.7 M parameters, BERT architecture, no LM head)",
-    "roberta-base": "the paper's masked LM, from the hub (125 M parameters)",
-    "bert-base-uncased": "from the hub (110 M parameters)",
-    "gpt2": "the paper's causal LM, from the hub (124 M parameters)",
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model known by name.
+
+    Attributes:
+        summary: one line.
+        recipe: options measured to suit the model. They stand in for the strategies' defaults on the command
+            line, as a whole, unless ``--set optimizer=…`` chooses another way to train; any single one gives
+            way to ``--set``.
+    """
+
+    summary: str
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+
+MODELS: dict[str, ModelEntry] = {
+    "minilm": ModelEntry(
+        "all-MiniLM-L6-v2, embedded (22.7 M parameters, BERT architecture, no LM head)",
+        # SGD would need the paper's thousands of steps: see docs/results.md, "Choosing the recipe".
+        recipe={
+            "optimizer": "adamw",
+            "learning_rate": 1e-4,
+            "readout_learning_rate": 1e-3,
+            "base": "empty",
+            "region_optimizer": "adamw",
+            "region_learning_rate": 1e-2,
+        },
+    ),
+    "roberta-base": ModelEntry("the paper's masked LM, from the hub (125 M parameters)"),
+    "bert-base-uncased": ModelEntry("from the hub (110 M parameters)"),
+    "gpt2": ModelEntry("the paper's causal LM, from the hub (124 M parameters)"),
 }
 
 SOURCES: dict[str, Entry] = {
@@ -64,8 +91,8 @@ SOURCES: dict[str, Entry] = {
 
 
 def strategies() -> dict[str, Entry]:
-    """All strategies: ours first, then those of installed packages."""
-    return STRATEGIES | _plugins("forgetfree.strategies")
+    """All strategies: ours first, then those of installed packages, which cannot take our names."""
+    return STRATEGIES | _plugins("forgetfree.strategies", STRATEGIES)
 
 
 def strategy(name: str) -> Any:
@@ -87,12 +114,13 @@ def streams() -> dict[str, tuple[str, ...]]:
     """All streams: ours first, then those of installed packages (each a tuple of task names)."""
     from forgetfree.benchmarks.streams import STREAMS
 
-    plugins = {name: tuple(entry.load()) for name, entry in _plugins("forgetfree.streams").items()}
+    plugins = {name: tuple(entry.load()) for name, entry in _plugins("forgetfree.streams", STREAMS).items()}
     return dict(STREAMS) | plugins
 
 
-def _plugins(group: str) -> dict[str, Entry]:
+def _plugins(group: str, ours: Container[str]) -> dict[str, Entry]:
     return {
         point.name: Entry(point.value, f"from {point.dist.name}" if point.dist else "")
         for point in entry_points(group=group)
+        if point.name not in ours
     }

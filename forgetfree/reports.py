@@ -151,9 +151,7 @@ def merge(results: Sequence[Json]) -> Comparison:
     """
     if not results:
         raise ReportError("There are no results to report on. Give at least one run directory.")
-    sources = tuple(
-        result.get("source", f"results {number}") for number, result in enumerate(results, start=1)
-    )
+    sources = tuple(result.get("source", f"results {number}") for number, result in enumerate(results, start=1))
     first = results[0]
     for result, source in zip(results, sources, strict=True):
         for key in ("tasks", "model", "readout", "shots", "data"):
@@ -240,9 +238,7 @@ def _outcome_table(comparison: Comparison) -> Table:
         if all(run.get("union") for run in entry.runs):
             scores, eces = ([run["union"][key] for run in entry.runs] for key in ("accuracy", "ece"))
             average, ece = (_cell(map(np.mean, values), _percent) for values in (scores, eces))
-            rows.append(
-                (f"{entry.label} (one final union)", *_cells(scores, _percent), average, NULL, NULL, ece)
-            )
+            rows.append((f"{entry.label} (one final union)", *_cells(scores, _percent), average, NULL, NULL, ece))
     return Table(
         title="After the last task (in %; forgetting, BWT and ECE in percentage points)",
         header=("strategy", *_task_headers(comparison), "average", "forgetting", "BWT", "ECE"),

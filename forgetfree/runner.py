@@ -1,10 +1,10 @@
 """One run of the command line: a stream, some strategies, some seeds → a run directory.
 
-    OUT/config.json                       everything needed to repeat it
-    OUT/results.json                      see docs/results-format.md; rewritten after every row of a matrix
-    OUT/report.md                         the tables
-    OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
-    OUT/STRATEGY/seed-S/                  ledger.safetensors, or checkpoint.safetensors
+OUT/config.json                       everything needed to repeat it
+OUT/results.json                      see docs/results-format.md; rewritten after every row of a matrix
+OUT/report.md                         the tables
+OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
+OUT/STRATEGY/seed-S/                  ledger.safetensors, or checkpoint.safetensors
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__, metrics, registry
-from forgetfree.errors import OptionError, RunError, TrainingError, UnknownNameError, UsageError
+from forgetfree.errors import RunError, TrainingError, UnknownNameError, UsageError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.monitor import PHASES, Monitor
 from forgetfree.options import Options, build, option
@@ -61,6 +61,13 @@ class RunConfig:
     device: str = "auto"
     out: str = ""
 
+    def recipe(self) -> dict[str, Any]:
+        """The model's recipe, for the options that are not set otherwise; none where ``optimizer`` is."""
+        entry = registry.MODELS.get(self.model)
+        if entry is None or any(key.rpartition(".")[2] == "optimizer" for key in self.settings):
+            return {}
+        return {key: value for key, value in entry.recipe.items() if key not in self.settings}
+
     def checked(self) -> CheckedConfig:
         """The strategies' classes and options.
 
@@ -69,9 +76,9 @@ class RunConfig:
         """
         faults: list[str] = []
 
-        def attempt(action: Callable[[], Any]) -> Any:
+        def attempt(action: Callable[..., Any], *arguments: Any) -> Any:
             try:
-                return action()
+                return action(*arguments)
             except UsageError as error:
                 faults.append(str(error))
                 return None
@@ -85,39 +92,42 @@ class RunConfig:
         for kind, given in (("strategy", self.strategies), ("seed", self.seeds)):
             if len(set(given)) < len(given):
                 faults.append(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}.")
-        classes = {name: attempt(lambda name=name: registry.strategy(name)) for name in self.strategies}
-        found = {name: cls for name, cls in classes.items() if cls is not None}
+        found = {name: attempt(registry.strategy, name) for name in self.strategies}
+        classes = {name: cls for name, cls in found.items() if cls is not None}
+        fields = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
         own = set(RunOptions.__dataclass_fields__)
-        known = own.union(*(cls.Options.__dataclass_fields__ for cls in found.values()))
-        for key in self.settings:
-            scope, _, name = key.rpartition(".")
-            if scope and scope not in self.strategies:
-                attempt(lambda scope=scope: _unknown("strategy in --set", scope, self.strategies))
-            elif (not scope and name not in known) or (
-                scope in found and name not in found[scope].Options.__dataclass_fields__
-            ):
-                fields = known if not scope else set(found[scope].Options.__dataclass_fields__)
-                attempt(lambda key=key, fields=fields: _unknown("option", key, fields))
-        if self.sparsity is not None and not any("sparsity" in c.Options.__dataclass_fields__ for c in found.values()):
+        if len(classes) == len(found):  # else the options of one are unknown
+            for key in self.settings:
+                attempt(_check_setting, key, own, fields)
+        if self.sparsity is not None and not any("sparsity" in names for names in fields.values()):
             faults.append("--sparsity is given, but none of the strategies has it.")
-        options = {}
-        for name, cls in found.items():
-            values = {} if self.steps is None else {"steps": self.steps}
-            fields = cls.Options.__dataclass_fields__
-            if self.sparsity is not None and "sparsity" in fields:
-                values["sparsity"] = self.sparsity
-            values |= {key: value for key, value in self.settings.items() if key in fields}
-            values |= {
-                key.removeprefix(f"{name}."): value
-                for key, value in self.settings.items()
-                if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") in fields
-            }
-            options[name] = attempt(lambda name=name, cls=cls, values=values: build(cls.Options, values, name))
+        options = {
+            name: attempt(build, cls.Options, self._values_for(name, fields[name]), name)
+            for name, cls in classes.items()
+        }
         mine = {key: value for key, value in self.settings.items() if key in own}
-        run_options = attempt(lambda: build(RunOptions, mine, "the run"))
+        run_options = attempt(build, RunOptions, mine, "the run")
         if faults:
             raise UsageError(" ".join(dict.fromkeys(faults)))
-        return CheckedConfig(found, options, run_options)
+        return CheckedConfig(classes, options, run_options)
+
+    def _values_for(self, strategy: str, known: set[str]) -> dict[str, Any]:
+        """Options of one strategy, weakest first: recipe, flags, ``--set key``, ``--set strategy.key``."""
+        flags = {"steps": self.steps, "sparsity": self.sparsity}
+        scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.settings.items() if k.startswith(f"{strategy}.")}
+        given = {key: value for key, value in flags.items() if value is not None}
+        merged = {**self.recipe(), **given, **self.settings, **scoped}
+        return {key: value for key, value in merged.items() if key in known}
+
+
+def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> None:
+    """Raise ``UnknownNameError`` unless some strategy (or the run itself) has the option."""
+    strategy, _, name = key.rpartition(".")
+    if strategy and strategy not in fields:
+        raise UnknownNameError("strategy in --set", strategy, fields)
+    known = fields[strategy] if strategy else own.union(*fields.values())
+    if name not in known:
+        raise UnknownNameError("option", key, known)
 
 
 @dataclass(frozen=True)
@@ -127,10 +137,6 @@ class CheckedConfig:
     classes: Mapping[str, type[ContinualStrategy]]
     options: Mapping[str, Any]
     run: RunOptions
-
-
-def _unknown(kind: str, name: str, known: Sequence[str] | set[str]) -> None:
-    raise UnknownNameError(kind, name, known)
 
 
 def run(config: RunConfig, *, resume: bool = False, monitor: Callable[[str], Monitor] | None = None) -> dict[str, Any]:
@@ -218,7 +224,9 @@ def _run_seed(
         if name == "fine-tune":
             reference = last
         fine_tune = next((r for r in results["runs"] if r["strategy"] == "fine-tune" and r["seed"] == seed), entry)
-        own = [row[j] for j, row in enumerate(fine_tune["matrix"][1:])] if fine_tune["strategy"] == "fine-tune" else None
+        own = (
+            [row[j] for j, row in enumerate(fine_tune["matrix"][1:])] if fine_tune["strategy"] == "fine-tune" else None
+        )
         entry["summary"] = metrics.summarize(entry["matrix"], entry["ece"], own)
         if reference:
             entry["agreement"] = [
@@ -280,7 +288,7 @@ def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
         "tasks": ledger.tasks,
         "region_size": [len(record.region) for record in ledger.records],
         "owned_size": [len(record.owned.region) for record in ledger.records],
-        "bytes": ledger.bytes,
+        "bytes": ledger.size_in_bytes,
         "overlap": ledger.overlap(),
     }
 
@@ -311,7 +319,12 @@ def _open_directory(out: Path, config: RunConfig, resume: bool) -> dict[str, Any
             f"--out {str(out)!r} cannot be written: {error.strerror}. Give a directory of your own."
         ) from error
     results: dict[str, Any] = {
-        "schema": SCHEMA, "stream": config.stream, "tasks": [], "model": {}, "data": {}, "runs": [],
+        "schema": SCHEMA,
+        "stream": config.stream,
+        "tasks": [],
+        "model": {},
+        "data": {},
+        "runs": [],
     }
     if resume and (out / "results.json").is_file():
         try:
@@ -383,7 +396,11 @@ def _config_file(config: RunConfig, checked: CheckedConfig, stream: Stream, devi
             **{package: version(package) for package in _PACKAGES},
         },
         "machine": {"device": device, "system": platform.platform(), "threads": torch.get_num_threads()},
-        "model": {"name": config.model, "readout": stream.loaded.readout, "fingerprint": stream.loaded.fingerprint},
+        "model": {
+            "name": config.model,
+            "readout": stream.loaded.readout,
+            "fingerprint": stream.loaded.fingerprint,
+        },
         "tasks": [asdict(task.definition) | {"hub": None} for task in stream.tasks],
         "data": {
             task.name: {
@@ -407,4 +424,4 @@ def write_report(results: dict[str, Any], out: Path) -> None:
         write_atomically(out / "report.md", render(merge([results]), "markdown"))
 
 
-__all__ = ["OptionError", "RunConfig", "RunOptions", "run", "run_section"]
+__all__ = ["RunConfig", "RunOptions", "run", "run_section"]

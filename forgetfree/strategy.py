@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -120,7 +122,7 @@ class ContinualStrategy(SupervisedTemplate):
             eval_mb_size=self.options.evaluation_batch_size,
             device=device,
             plugins=plugins,
-            evaluator=evaluator,
+            evaluator=evaluator or _silent_evaluator(),
             eval_every=eval_every,
             peval_mode=peval_mode,
         )
@@ -321,9 +323,10 @@ class ContinualStrategy(SupervisedTemplate):
         self.model.train(options.dropout)
         torch.manual_seed(derive_seed(seed, "dropout"))
         with self.phase(self.training_phase, self.task, self.steps(self.task)) as on_step:
-            for self.mbatch, part in zip(self.dataloader, self._parts, strict=False):
+            for batch, part in zip(self.dataloader, self._parts, strict=False):
                 if self._stop_training:
                     break
+                self.mbatch = batch
                 self._unpack_minibatch()
                 self._before_training_iteration(**kwargs)
                 if part.first:
@@ -406,6 +409,12 @@ class ContinualStrategy(SupervisedTemplate):
             self._suspended.load_(self.task_model)
             self._suspended = None
         super()._after_eval_exp(**kwargs)
+
+
+def _silent_evaluator() -> EvaluationPlugin:
+    with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
+        warnings.simplefilter("ignore")
+        return EvaluationPlugin()
 
 
 def _digest(tensor: Tensor) -> str:

@@ -81,8 +81,7 @@ class Stream:
     def benchmark(self) -> Any:
         """The Avalanche benchmark: ``train_stream``, ``validation_stream``, ``test_stream``, with task labels."""
         splits = {
-            split: [_dataset(getattr(task, split)) for task in self.tasks]
-            for split in ("train", "validation", "test")
+            split: [_dataset(getattr(task, split)) for task in self.tasks] for split in ("train", "validation", "test")
         }
         return with_classes_timeline(with_task_labels(benchmark_from_datasets(**splits)))
 

@@ -32,20 +32,21 @@ class TrainingOptions(Options):
 
     optimizer: Literal["sgd", "adamw"] = option("sgd", "the paper fine-tunes by SGD: its moves localise well (fig. 5)")
     learning_rate: float = option(1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0)
-    readout_learning_rate: float | None = option(
-        None, "of the task's linear readout; none: the backbone's", above=0
-    )
+    readout_learning_rate: float | None = option(None, "of the task's linear readout; none: the backbone's", above=0)
     momentum: float = option(0.0, "of SGD", at_least=0, at_most=1)
     weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
     l1: float = option(0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localise (fig. 5)", at_least=0)
     schedule: Literal["constant", "linear"] = option("linear", "the learning rate over the steps: linear falls to 0")
     batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
-    steps: int | None = option(None, "updates per task; none: 16·n·k for n labels and k ≤ 512 shots (appendix B)", at_least=1)
+    steps: int | None = option(
+        None, "updates per task; none: 16·n·k for n labels and k ≤ 512 shots (appendix B)", at_least=1
+    )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
     dropout: bool = option(True, "the backbone's own dropout while training")
     precision: Literal["fp32", "bf16", "fp16"] = option(
-        "fp32", "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it"
+        "fp32",
+        "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it",
     )
     evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
 
@@ -93,7 +94,8 @@ class Update:
         else:
             self.optimizer = torch.optim.AdamW(groups, weight_decay=decay)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda done: 1.0 if options.schedule == "constant" else max(0.0, 1 - done / max(1, steps))
+            self.optimizer,
+            lambda done: 1.0 if options.schedule == "constant" else max(0.0, 1 - done / max(1, steps)),
         )
         self.trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self._device = self.trained[0].device.type
@@ -228,9 +230,7 @@ def fine_tune(
 
 
 @torch.no_grad()
-def predict(
-    model: TaskModel, rows: EncodedRows, *, batch_size: int = 64, precision: str = "fp32"
-) -> Tensor:
+def predict(model: TaskModel, rows: EncodedRows, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
     """Logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode."""
     device = next(model.parameters()).device
     mode = model.training

@@ -34,11 +34,15 @@ from forgetfree.training import TrainingOptions, predict
 class GraftingOptions(TrainingOptions):
     """Fine-tuning, then localising, then training the region."""
 
-    sparsity: float = option(1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1)
+    sparsity: float = option(
+        1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1
+    )
     base: BaseKind = option("movement", "γ_base: the most moved entries, none, or random ones (§2.2)")
     mask_steps: int | None = option(
-        None, "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
-        "most the paper's 100", at_least=0
+        None,
+        "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
+        "most the paper's 100",
+        at_least=0,
     )
     mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
     mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
@@ -144,7 +148,7 @@ class GraftingContinual(ContinualStrategy):
 
     def training_options(self) -> TrainingOptions:
         """Those of the region."""
-        options: Any = self.options
+        options: GraftingOptions = self.options
         return replace(
             options,
             optimizer=options.region_optimizer or options.optimizer,

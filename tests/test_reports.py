@@ -157,9 +157,7 @@ def test_cost_table_is_left_out_where_nothing_is_known() -> None:
 def test_ledger_table_has_sizes_and_overlap() -> None:
     """Region of mrpc 120 and 140: 130 (20/√2 = 14)."""
     runs = [
-        run_of(
-            "g", seed, [0.8, 0.7], ledger=ledger_of([1000, region], [1000, 90], [[1000, 30], [30, region]])
-        )
+        run_of("g", seed, [0.8, 0.7], ledger=ledger_of([1000, region], [1000, 90], [[1000, 30], [30, region]]))
         for seed, region in enumerate([120, 140])
     ]
     table = table_of(page_of(*runs), "Ledger of g")
@@ -241,9 +239,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", results_of(run_of("fine-tune", 0, [0.8, 0.7])))
     file = folder / "results.json"
     file.write_text(file.read_text(encoding="utf-8")[:200], encoding="utf-8")
-    with pytest.raises(
-        ReportError, match=r"results\.json is not valid JSON, perhaps it was cut short \(.*line 1"
-    ):
+    with pytest.raises(ReportError, match=r"results\.json is not valid JSON, perhaps it was cut short \(.*line 1"):
         load_results(folder)
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ReportError, match=r"results\.json is not valid JSON, .*utf-8"):
@@ -414,17 +410,13 @@ def test_two_outcomes_of_one_seed_are_refused() -> None:
 def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) -> None:
     run = run_of("a", 0, [0.6, 0.7])
     results = [results_of(run, source="x"), results_of(run, source="y"), results_of(run, **more, source="z")]
-    with pytest.raises(
-        ReportError, match=rf"^x and z cannot be compared: {message}.*\. Report on them separat"
-    ):
+    with pytest.raises(ReportError, match=rf"^x and z cannot be compared: {message}.*\. Report on them separat"):
         merge(results)
 
 
 def test_different_metrics_are_refused() -> None:
     other = run_of("b", 0, [0.6, 0.7], metric=["accuracy", "accuracy"])
-    with pytest.raises(
-        ReportError, match=r"^x and y cannot be compared: metric is \['accuracy', 'f1'\] in one"
-    ):
+    with pytest.raises(ReportError, match=r"^x and y cannot be compared: metric is \['accuracy', 'f1'\] in one"):
         merge([results_of(run_of("a", 0, [0.6, 0.7]), source="x"), results_of(other, source="y")])
 
 
@@ -466,9 +458,7 @@ def hostile() -> Comparison:
 
 
 def test_an_unknown_format_is_refused(two_seeds: Comparison) -> None:
-    with pytest.raises(
-        UnknownNameError, match=r"^Unknown report format 'markdwn'\. Did you mean 'markdown'\?"
-    ):
+    with pytest.raises(UnknownNameError, match=r"^Unknown report format 'markdwn'\. Did you mean 'markdown'\?"):
         render(two_seeds, "markdwn")
 
 
@@ -500,9 +490,7 @@ def test_rich_shows_names_as_they_are(hostile: Comparison, monkeypatch: pytest.M
     assert row.split() == [*HOSTILE.split(), "60.0", "70.0", "65.0", "20.0", "-20.0", "20.0"]
 
 
-def test_rich_breaks_cells_to_fit_the_terminal(
-    two_seeds: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rich_breaks_cells_to_fit_the_terminal(two_seeds: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of the first table becomes two lines; only under the wide word "forgetting" one is enough."""
     monkeypatch.setenv("COLUMNS", "72")
     lines = render(two_seeds, "rich").splitlines()

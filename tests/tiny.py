@@ -31,7 +31,30 @@ HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 16, 2, 2, 32, 48
 #: Larger than the usual 0.02, so that so narrow a model tells its inputs apart.
 SPREAD = 0.2
 
-_FILLER = "a the it was is this that film story very and of in on to with by for who what when film".split()
+_FILLER = [
+    "a",
+    "the",
+    "it",
+    "was",
+    "is",
+    "this",
+    "that",
+    "film",
+    "story",
+    "very",
+    "and",
+    "of",
+    "in",
+    "on",
+    "to",
+    "with",
+    "by",
+    "for",
+    "who",
+    "what",
+    "when",
+    "film",
+]
 #: Label words and keywords of each task, by label.
 _LABEL_WORDS = ["terrible", "great", "Yes", "No", "World", "Sports", "Business", "Tech", "Topic", "Answer"]
 KEYWORDS: dict[str, list[list[str]]] = {

@@ -590,9 +590,7 @@ def rows(split: str) -> list[Row]:
     return draw(rng, made, len(made))
 
 
-def _ask(
-    rng: random.Random, entity: str, told: Sequence[tuple[Fact, str]], remarks: Sequence[str]
-) -> list[Row]:
+def _ask(rng: random.Random, entity: str, told: Sequence[tuple[Fact, str]], remarks: Sequence[str]) -> list[Row]:
     """Each question with both sentences that answer it, one that tells another fact, and one remark."""
     made: list[Row] = []
     for fact, answer in told:

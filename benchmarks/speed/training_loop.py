@@ -36,8 +36,9 @@ def bare_loop(stream: Stream, steps: int) -> float:
     start = time.perf_counter()
     for batch in batches:
         x, y, _ = rows.batch(batch)
-        attention = (x != rows.pad).long()
-        types = (((x == model.tokens.separator).cumsum(1) - (x == model.tokens.separator).long()) == 1) * attention
+        attention = x.ne(rows.pad).long()
+        separators = x.eq(model.tokens.separator or 0).long()
+        types = (separators.cumsum(1) - separators).eq(1).long() * attention
         hidden = model.backbone(input_ids=x, attention_mask=attention, token_type_ids=types).last_hidden_state
         loss = F.cross_entropy(head(model.dropout(hidden[:, 0])), y)
         optimizer.zero_grad()

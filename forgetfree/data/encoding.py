@@ -98,8 +98,8 @@ class Encoder:
         max_length: the longest row in tokens. The longest text is truncated first; the prompt never is.
 
     Raises:
-        ModelError: the tokenizer has no mask token for a template that needs one, or the template is longer than
-            ``max_length``.
+        ModelError: the tokenizer has no mask token for a template that needs one, or the template is longer
+            than ``max_length``.
     """
 
     def __init__(self, tokenizer: Any, template: str | None, max_length: int = MAX_LENGTH) -> None:
@@ -110,12 +110,13 @@ class Encoder:
         self._opening, self._closing = whole[:start], whole[start + len(probe) :]
         pair = tokenizer("a", "a")["input_ids"]
         self._middle = pair[start + len(probe) : len(pair) - len(probe) - len(self._closing)]
+        self._blank = next(i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if i is not None)
         self._parts = None if template is None else self._parse(template)
         self._max_length = max_length
         if self._room(2) < 2:
             raise ModelError(
-                f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes them all. "
-                "Raise max_length or shorten the prompt."
+                f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes "
+                "them all. Raise max_length or shorten the prompt."
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
@@ -131,13 +132,16 @@ class Encoder:
     def _plain(self, texts: list[list[int]]) -> list[int]:
         texts = truncate(texts, self._room(len(texts)))
         body = texts[0] if len(texts) == 1 else texts[0] + self._middle + texts[1]
-        return self._opening + body + self._closing
+        # An empty text of a tokenizer without special tokens (GPT-2) still needs a token to be read at.
+        ids: list[int] = self._opening + body + self._closing
+        return ids or [self._blank]
 
     def _prompted(self, texts: list[list[int]]) -> list[int]:
         assert self._parts is not None
         filled = iter(truncate(texts, self._room(len(texts))))
         body = [token for part in self._parts for token in (next(filled) if isinstance(part, _Slot) else part)]
-        return self._opening + body + self._closing
+        ids: list[int] = self._opening + body + self._closing
+        return ids
 
     def _room(self, texts: int) -> int:
         """Tokens left for the texts."""
@@ -148,7 +152,8 @@ class Encoder:
         return self._max_length - len(self._opening) - len(self._closing) - fixed
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where it is.
+        # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where
+        # it is.
         encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
         ids: list[list[int]] = encoded["input_ids"]
         return ids
@@ -190,22 +195,21 @@ class _Slot:
             text = text[:-1]
         if self.style == "lower":
             text = text[:1].lower() + text[1:]
-        return self.prefix + text
+        return self.prefix + text if text else ""
 
 
 def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
-    """Shorten one or two token lists to ``room`` tokens in all, always taking from the longest."""
+    """Shorten one or two token lists to ``room`` tokens in all, always taking from the longest.
+
+    Where both are cut, they end equally long; an odd token stays with the longer, or else with the second.
+    So does ``truncation="longest_first"`` of Hugging Face's fast tokenizers.
+    """
     if len(texts) == 1:
         return [texts[0][:room]]
-    first, second = len(texts[0]), len(texts[1])
-    excess = first + second - room
-    if excess > 0:
-        longer, shorter = max(first, second), min(first, second)
-        cut = min(excess, longer - shorter)  # down to the shorter one, then both in turn
-        rest = excess - cut
-        longer, shorter = longer - cut - (rest + 1) // 2, shorter - rest // 2
-        first, second = (longer, shorter) if first >= second else (shorter, longer)
-    return [texts[0][:first], texts[1][:second]]
+    first, second = texts
+    short = min(len(first), len(second), room // 2)
+    long = room - short
+    return [first[:long], second[:short]] if len(first) > len(second) else [first[:short], second[:long]]
 
 
 def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]:
@@ -227,13 +231,14 @@ def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]
             raise ModelError(
                 f"Label word {word!r} of task {task!r} is {len(token_ids)} tokens in this model's vocabulary "
                 f"({' '.join(pieces)}), and a label word must be one. Single-token alternatives: "
-                f"{', '.join(dict.fromkeys(singles))}. Set label_words in the task's source.json, or use --readout linear."
+                f"{', '.join(dict.fromkeys(singles))}. Set label_words in the task's source.json, or use "
+                "--readout linear."
             )
         ids.append(token_ids[0])
     if len(set(ids)) < len(ids):
         raise ModelError(
-            f"The label words of task {task!r} ({', '.join(words)}) are not distinct tokens in this model's vocabulary. "
-            "Set other label_words in the task's source.json."
+            f"The label words of task {task!r} ({', '.join(words)}) are not distinct tokens in this "
+            "model's vocabulary. Set other label_words in the task's source.json."
         )
     return ids
 

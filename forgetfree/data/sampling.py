@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from forgetfree.data.sources import Rows
@@ -16,8 +16,10 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str) -> Rows:
     """``shots`` rows of every label, drawn by ``seed``, in the order they stand in (LM-BFF, §3).
 
     Raises:
-        UsageError: a label has fewer rows than ``shots``.
+        UsageError: ``shots`` is below 1, or a label has fewer rows.
     """
+    if shots < 1:
+        raise UsageError(f"--shots must be at least 1, got {shots}. Leave it out to train on all rows.")
     by_label: dict[int, list[int]] = {}
     for i, label in enumerate(rows.labels):
         by_label.setdefault(label, []).append(i)
@@ -57,7 +59,7 @@ def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
 
 
 def evenly(total: int, count: int | None) -> list[int]:
-    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them if ``count`` is ``None``."""
+    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
     if count is None or count >= total:
         return list(range(total))
     return [i * total // count for i in range(count)]
@@ -67,10 +69,3 @@ def micro_batches(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     """Cut one large batch into pieces of at most ``size`` rows."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
-
-
-def repeat(items: Iterable[int]) -> Iterator[int]:
-    """The items over and over."""
-    kept = list(items)
-    while True:
-        yield from kept

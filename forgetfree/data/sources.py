@@ -1,9 +1,9 @@
 """Reading a task's rows: from a directory, the hub, or the embedded demo.
 
 A directory holds ``NAME/{train,validation,test}.{parquet,jsonl,csv}`` with the columns ``text`` or
-``text_a``, ``text_b``, and an integer ``label``. ``NAME/source.json`` may give ``label_names``, and for tasks
-that are not registered also ``template``, ``label_words``, ``causal_template`` and ``metric``. Kind and
-labels of such a task are inferred.
+``text_a``, ``text_b``, and an integer ``label``. ``NAME/source.json`` may give ``label_names``,
+``label_words``, ``template``, ``causal_template`` and ``metric``; they go before what the registry says.
+For a task that is not registered, what is not given is inferred.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,8 @@ def load_tasks(stream: str, data: str) -> list[TaskRows]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(
-            f"The stream names {', '.join(map(repr, twice))} more than once. A task owns its parameters once and for "
-            "all, so it can be learned once; to learn it again, give the data a second name."
+            f"The stream names {', '.join(map(repr, twice))} more than once. A task owns its parameters "
+            "once and for all, so it can be learned once; to learn it again, give the data a second name."
         )
     source = _open_source(data)
     known = set(registry.tasks()) | set(source.names())
@@ -122,7 +123,9 @@ class _Directory:
 
     def names(self) -> list[str]:
         return sorted(
-            path.name for path in self.root.iterdir() if any((path / f"train.{f}").is_file() for f in FORMATS)
+            path.name
+            for path in self.root.iterdir()
+            if any((path / f"{split}.{f}").is_file() for split in SPLITS for f in FORMATS)
         )
 
     def load(self, name: str) -> TaskRows:
@@ -130,7 +133,8 @@ class _Directory:
         if not folder.is_dir():
             raise DataError(
                 f"There is no data for task {name!r}: expected the folder {folder}. It holds "
-                f"{', '.join(self.names()) or 'no tasks'}. Add the folder, or give another directory to --data."
+                f"{', '.join(self.names()) or 'no tasks'}. Add the folder, or give another directory to "
+                "--data."
             )
         notes = _read_notes(folder)
         tables = {split: _read_table(folder, split) for split in SPLITS}
@@ -138,20 +142,18 @@ class _Directory:
         if train is None or (tables["test"] is None and tables["validation"] is None):
             lacking = "train" if train is None else "test"
             raise DataError(
-                f"Task {name!r} has no {lacking} split: expected {folder}/{lacking}.parquet, .jsonl or .csv, found "
-                f"{', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the file."
+                f"Task {name!r} has no {lacking} split: expected {folder}/{lacking}.parquet, .jsonl or "
+                f".csv, found {', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the "
+                "file."
             )
-        task = registry.tasks().get(name)
-        kind: Kind = task.kind if task else ("pair" if set(_PAIR) <= set(train.columns) else "single")
+        registered = registry.tasks().get(name)
+        kind: Kind = registered.kind if registered else "pair" if set(_PAIR) <= set(train.columns) else "single"
         rows = {split: table.rows(kind) for split, table in tables.items() if table is not None}
-        if task is None:
-            task = _infer(name, kind, notes, rows["train"], folder)
-        elif notes.get("label_names"):
-            task = _renamed(task, tuple(map(str, notes["label_names"])), folder)
+        task = _described(registered or _infer(name, kind, notes, rows["train"], train), notes, folder)
         for split, split_rows in rows.items():
             table = tables[split]
             assert table is not None
-            _check_labels(split_rows, task, str(table.path), first_row=table.first_row)
+            table.check_labels(split_rows, task)
         return complete(task, rows)
 
 
@@ -176,24 +178,27 @@ class _Hub:
             except Exception as error:
                 raise DataError(
                     f"Task {name!r} cannot be read from the hub ({hub.path}, split {theirs}): "
-                    f"{_first_line(error)}. Without a connection, give a directory with --data DIR, or --data demo."
+                    f"{_first_line(error)}. Without a connection, give a directory with --data DIR, or "
+                    "--data demo."
                 ) from error
             where = f"{hub.path}:{theirs}"
             missing = [column for column in (*hub.columns, hub.label) if column not in table.column_names]
             if missing:
                 raise DataError(
-                    f"{where} has no column {missing[0]!r}; it has {', '.join(table.column_names)}. The set has "
-                    "changed on the hub: give a directory with --data DIR."
+                    f"{where} has no column {missing[0]!r}; it has {', '.join(table.column_names)}. The "
+                    "set has changed on the hub: give a directory with --data DIR."
                 )
-            labels = [hub.labels[label] if hub.labels else label for label in table[hub.label]]
-            keep = [i for i, label in enumerate(labels) if label >= 0]  # SNLI marks undecided rows by -1
-            texts = [list(table[column]) for column in hub.columns]
-            rows[ours] = Rows(
-                tuple(texts[0][i] for i in keep),
-                tuple(texts[1][i] for i in keep) if len(texts) > 1 else (),
-                tuple(int(labels[i]) for i in keep),
-            )
-            _check_labels(rows[ours], task, where, first_row=0)
+            labels = list(table[hub.label])
+            if hub.labels:
+                labels = [hub.labels.get(label, label) for label in labels]
+            keep = [i for i, label in enumerate(labels) if label != -1]  # SNLI's mark of undecided rows
+            names = task.text_columns
+            columns = {ours: list(table[theirs]) for ours, theirs in zip(names, hub.columns, strict=True)}
+            columns["label"] = labels
+            kept = {name: [values[i] for i in keep] for name, values in columns.items()}
+            read = _Table(where, kept, keep)
+            rows[ours] = read.rows(task.kind)
+            read.check_labels(rows[ours], task)
         return complete(task, rows)
 
 
@@ -227,15 +232,24 @@ def _open_source(data: str) -> _Directory | _Hub | _Embedded:
 
 
 def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
-    """A task with all three splits: a missing test split is the validation split, and a missing validation split is held out from the training rows."""
+    """A task with all three splits.
+
+    A missing test split is the validation split; a missing validation split is held out from the training
+    rows.
+
+    Raises:
+        DataError: a split is empty, or a label has no training row.
+    """
     train = rows["train"]
     validation = rows.get("validation") if "test" in rows else None
-    test = rows.get("test") or rows["validation"]
+    test = rows["test"] if "test" in rows else rows["validation"]
+    remedy = "Add rows of that label, or number the labels from 0 without gaps."
     if validation is None:
         order = list(range(len(train)))
         random.Random(derive_seed(0, "held out", task.name)).shuffle(order)
         held_out = min(_HELD_OUT_ROWS, max(1, round(len(train) * _HELD_OUT_SHARE)))
         validation, train = train.take(sorted(order[:held_out])), train.take(sorted(order[held_out:]))
+        remedy = f"{held_out} went to the missing validation split: add one, or more rows of that label."
     for split, split_rows in (("train", train), ("validation", validation), ("test", test)):
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
@@ -243,8 +257,8 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     if 0 in counts:
         empty = counts.index(0)
         raise DataError(
-            f"Task {task.name!r} has no training row of label {empty} ({task.labels[empty]!r}); rows per label: "
-            f"{counts}. Add rows of that label, or number the labels from 0 without gaps."
+            f"Task {task.name!r} has no training row of label {empty} ({task.labels[empty]!r}); rows per "
+            f"label: {counts}. {remedy}"
         )
     return TaskRows(task, train, validation, test)
 
@@ -254,78 +268,122 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
 
 @dataclass(frozen=True)
 class _Table:
-    path: Path
-    columns: list[str]
-    records: list[dict[str, Any]]
-    first_row: int  # how the file itself numbers its first record
+    """What one file holds, column by column.
+
+    Attributes:
+        where: the file, for messages.
+        columns: column name to values.
+        numbers: how the file itself numbers its rows: parquet from 0, csv records from 1, jsonl by line.
+    """
+
+    where: str
+    columns: Mapping[str, Sequence[Any]]
+    numbers: Sequence[int]
 
     def rows(self, kind: Kind) -> Rows:
-        texts = ("text",) if kind == "single" else _PAIR
-        for column in (*texts, "label"):
+        names = ("text",) if kind == "single" else _PAIR
+        for column in (*names, "label"):
             if column not in self.columns:
-                expected = "text_a and text_b, and label" if kind == "pair" else "text (or text_a and text_b), and label"
+                text = "text_a and text_b" if kind == "pair" else "text (or text_a and text_b)"
                 raise DataError(
-                    f"{self.path} has no column {column!r}: expected {expected}; found "
+                    f"{self.where} has no column {column!r}: expected {text}, and label; found "
                     f"{', '.join(map(repr, self.columns)) or 'none'}. Rename or add the column."
                 )
-        parts: list[tuple[str, ...]] = []
-        for column in texts:
-            parts.append(tuple(self._text(column, i, record) for i, record in enumerate(self.records)))
-        labels = tuple(self._label(i, record) for i, record in enumerate(self.records))
-        return Rows(parts[0], parts[1] if kind == "pair" else (), labels)
+        texts = [tuple(self._text(name, i) for i in range(len(self.numbers))) for name in names]
+        labels = tuple(self._label(i) for i in range(len(self.numbers)))
+        return Rows(texts[0], texts[1] if kind == "pair" else (), labels)
 
-    def _text(self, column: str, i: int, record: dict[str, Any]) -> str:
-        value = record.get(column)
+    def check_labels(self, rows: Rows, task: TaskDefinition) -> None:
+        """Raise ``DataError`` unless every label is one of the task's."""
+        count = len(task.labels)
+        for i, label in enumerate(rows.labels):
+            if label >= count:
+                raise DataError(
+                    f"{self._row(i)}, column 'label': {label} is out of range, task {task.name!r} has the "
+                    f"{count} labels 0 to {count - 1} ({', '.join(task.labels)}). Mend the row, or the "
+                    "label_names in source.json."
+                )
+
+    def _row(self, i: int) -> str:
+        return f"{self.where}, row {self.numbers[i]}"
+
+    def _text(self, column: str, i: int) -> str:
+        value = self.columns[column][i]
         if not isinstance(value, str):
             raise DataError(
-                f"{self.path}, row {self.first_row + i}, column {column!r}: expected a text, got {value!r}. "
-                "Mend or remove the row."
+                f"{self._row(i)}, column {column!r}: expected a text, got {_shown(value)}. Mend or remove the row."
             )
         return value
 
-    def _label(self, i: int, record: dict[str, Any]) -> int:
-        value = record.get("label")
-        try:
-            label = int(str(value))
-        except ValueError:
-            label = -1
-        if label < 0 or isinstance(value, bool):
+    def _label(self, i: int) -> int:
+        value = self.columns["label"][i]
+        text = value.strip() if isinstance(value, str) else str(value)
+        if isinstance(value, bool) or not (text.isascii() and text.isdecimal()):
             raise DataError(
-                f"{self.path}, row {self.first_row + i}, column 'label': expected an integer from 0, got {value!r}. "
+                f"{self._row(i)}, column 'label': expected an integer from 0, got {_shown(value)}. "
                 "Number the labels from 0 and put their names into source.json as label_names."
             )
-        return label
+        return int(text)
 
 
 def _read_table(folder: Path, split: str) -> _Table | None:
     path = next((p for f in FORMATS if (p := folder / f"{split}.{f}").is_file()), None)
     if path is None:
         return None
+    read = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".csv": _read_csv}[path.suffix]
     try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet
-
-            table = pyarrow.parquet.read_table(path)
-            return _Table(path, table.column_names, table.to_pylist(), 0)
-        with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else None) as file:
-            if path.suffix == ".csv":
-                reader = csv.DictReader(file)
-                records = list(reader)
-                return _Table(path, list(reader.fieldnames or ()), records, 1)
-            records = []
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise DataError(f"{path}, row {number}: expected a JSON object, got {line.strip()[:60]!r}.")
-                    records.append(record)
-            return _Table(path, sorted({key for record in records for key in record}), records, 1)
+        return read(path)
     except DataError:
         raise
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in UTF-8. Write the file again, in UTF-8.") from error
     except Exception as error:
         raise DataError(
-            f"{path} cannot be read as {path.suffix[1:]}: {_first_line(error)}. Write the file again, in UTF-8."
+            f"{path} cannot be read as {path.suffix[1:]}: {_first_line(error)}. Write the file again."
         ) from error
+
+
+def _read_parquet(path: Path) -> _Table:
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    return _Table(str(path), table.to_pydict(), range(table.num_rows))
+
+
+def _read_csv(path: Path) -> _Table:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            records = list(reader)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {reader.line_num}: {_first_line(error)}. Quote texts that hold commas, "
+                "quotes or line breaks, and double the quotes inside."
+            ) from error
+        return _columns(path, records, reader.fieldnames or (), range(1, len(records) + 1))
+
+
+def _read_jsonl(path: Path) -> _Table:
+    records, numbers = [], []
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise DataError(
+                    f"{path}, row {number}: expected a JSON object, got {_shown(line.strip())}. Mend or remove the row."
+                )
+            records.append(record)
+            numbers.append(number)
+    return _columns(path, records, sorted({key for record in records for key in record}), numbers)
+
+
+def _columns(path: Path, records: Sequence[Mapping[str, Any]], names: Sequence[str], numbers: Sequence[int]) -> _Table:
+    return _Table(str(path), {name: [record.get(name) for record in records] for name in names}, numbers)
 
 
 def _read_notes(folder: Path) -> dict[str, Any]:
@@ -338,56 +396,90 @@ def _read_notes(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not valid JSON: {_first_line(error)}. Mend or remove it.") from error
     if not isinstance(notes, dict):
         raise DataError(f"{path} must hold a JSON object with label_names, got a {type(notes).__name__}.")
-    names = notes.get("label_names")
-    if names is not None and (not isinstance(names, list) or len(names) < 2):
-        raise DataError(f"{path}: label_names must be a list of at least two names, got {names!r}.")
+    for key in ("label_names", "label_words"):
+        names = notes.get(key)
+        if names is not None and not (isinstance(names, list) and len(set(map(str, names))) == len(names) > 1):
+            raise DataError(f"{path}: {key} must be a list of at least two names, all different, got {names!r}.")
+    if notes.get("metric", "accuracy") not in ("accuracy", "f1"):
+        raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {notes['metric']!r}.")
     return notes
 
 
-def _infer(name: str, kind: Kind, notes: dict[str, Any], train: Rows, folder: Path) -> TaskDefinition:
-    count = max(train.labels, default=0) + 1
-    labels = tuple(map(str, notes.get("label_names") or range(max(count, 2))))
-    words = tuple(map(str, notes.get("label_words") or labels))
-    metric = notes.get("metric", "accuracy")
-    if metric not in ("accuracy", "f1"):
-        raise DataError(f"{folder}/source.json: metric must be 'accuracy' or 'f1', got {metric!r}.")
-    if len(words) != len(labels):
+def _infer(name: str, kind: Kind, notes: Mapping[str, Any], train: Rows, table: _Table) -> TaskDefinition:
+    """A task that is not registered; its labels are those of the rows, unless ``notes`` name them."""
+    present = sorted(set(train.labels))
+    if not notes.get("label_names") and present != list(range(len(present))):
+        gap = next(label for label in range(len(present)) if label not in present)
         raise DataError(
-            f"{folder}/source.json: expected one of label_words for each of the {len(labels)} labels, got {len(words)}."
+            f"{table.where}: the labels go up to {present[-1]}, and no row has label {gap}. "
+            "Number the labels from 0 without gaps, or put their names into source.json as label_names."
         )
+    labels = tuple(map(str, notes.get("label_names") or range(max(len(present), 2))))
     return TaskDefinition(
         name,
         kind,
         labels,
-        template=str(notes.get("template") or DEFAULT_TEMPLATE[kind]),
-        label_words=words,
-        causal_template=str(notes.get("causal_template") or DEFAULT_CAUSAL_TEMPLATE[kind]),
-        metric=metric,
+        template=DEFAULT_TEMPLATE[kind],
+        label_words=labels,
+        causal_template=DEFAULT_CAUSAL_TEMPLATE[kind],
     )
 
 
-def _renamed(task: TaskDefinition, labels: tuple[str, ...], folder: Path) -> TaskDefinition:
+def _described(task: TaskDefinition, notes: Mapping[str, Any], folder: Path) -> TaskDefinition:
+    """``task`` as ``source.json`` has it: labels in the data's own order, and what else is given."""
+    path = folder / "source.json"
+    if notes.get("label_names"):
+        task = _renamed(task, tuple(map(str, notes["label_names"])), path)
+    words = tuple(map(str, notes.get("label_words") or task.label_words))
+    if len(words) != len(task.labels):
+        raise DataError(
+            f"{path}: expected one of label_words for each of the {len(task.labels)} labels, got {len(words)}."
+        )
+    return replace(
+        task,
+        label_words=words,
+        template=_template(notes, "template", task.template, [*task.text_columns, "mask"], path),
+        causal_template=_template(notes, "causal_template", task.causal_template, task.text_columns, path),
+        metric=notes.get("metric", task.metric),
+    )
+
+
+def _template(notes: Mapping[str, Any], key: str, default: str, slots: Sequence[str], path: Path) -> str:
+    template = notes.get(key)
+    if template is None:
+        return default
+    found = re.findall(r"\{(.*?)(?::bare|:lower)?\}", template) if isinstance(template, str) else []
+    if sorted(found) != sorted(slots):
+        expected = ", ".join(f"{{{slot}}}" for slot in slots)
+        raise DataError(f"{path}: {key} must hold each of {expected} once and no other slot, got {template!r}.")
+    return str(template)
+
+
+def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskDefinition:
     """The registered task with its labels in the data's own order; label words follow their labels."""
-    if set(labels) != set(task.labels):
-        if len(labels) != len(task.labels):
-            raise DataError(
-                f"{folder}/source.json names {len(labels)} labels, but task {task.name!r} has {len(task.labels)}: "
-                f"{', '.join(task.labels)}. Rename the folder to make it a task of its own."
-            )
+    if len(labels) != len(task.labels):
+        raise DataError(
+            f"{path} names {len(labels)} labels, but task {task.name!r} has {len(task.labels)}: "
+            f"{', '.join(task.labels)}. Rename the folder to make it a task of its own."
+        )
+    known = {_plain(label): word for label, word in zip(task.labels, task.label_words, strict=True)}
+    if sorted(known) != sorted(map(_plain, labels)):  # names of the data's own: by position
         return replace(task, labels=labels)
-    order = [task.labels.index(label) for label in labels]
-    return replace(task, labels=labels, label_words=tuple(task.label_words[i] for i in order))
+    return replace(task, labels=labels, label_words=tuple(known[_plain(label)] for label in labels))
 
 
-def _check_labels(rows: Rows, task: TaskDefinition, where: str, *, first_row: int) -> None:
-    for i, label in enumerate(rows.labels):
-        if label >= len(task.labels):
-            raise DataError(
-                f"{where}, row {first_row + i}, column 'label': {label} is out of range, task {task.name!r} has the "
-                f"{len(task.labels)} labels 0 to {len(task.labels) - 1} ({', '.join(task.labels)}). Mend the row, or "
-                "the label_names in source.json."
-            )
+def _plain(label: str) -> str:
+    """A label name without case and punctuation: "Sci/Tech" and "sci_tech" are one."""
+    return re.sub(r"[\W_]+", "", label).lower()
+
+
+def _shown(value: Any) -> str:
+    """A value as a reader of the file sees it, shortened."""
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

