@@ -227,7 +227,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _ledger(options: argparse.Namespace) -> int:
     from forgetfree.ledger import Ledger
-    from forgetfree.ledger_view import render_ledger
+    from forgetfree.ledger.view import render_ledger
 
     path = Path(options.file)
     ledger = Ledger.load(path)

@@ -236,8 +236,8 @@ def learn_region(
         if len(base) or options.steps == 0:
             consider(0)
         with trainable(model, parameters):
-            model.eval()
             for step, batch in enumerate(batches, 1):
+                model.eval()  # validate may have put it back into training mode
                 with torch.no_grad():
                     for parameter, pre, ft, climb, in_base in pieces:
                         gamma = soft_mask(options.score_init + climb, in_base)

@@ -75,6 +75,7 @@ MODELS: dict[str, ModelEntry] = {
             "optimizer": "adamw",
             "learning_rate": 1e-4,
             "readout_learning_rate": 1e-3,
+            "warmup": 0.06,
             "base": "empty",
             "region_optimizer": "adamw",
             "region_learning_rate": 1e-2,

@@ -179,7 +179,9 @@ def run(config: RunConfig, *, resume: bool = False, monitor: Callable[[str], Mon
             seed=seed,
             test_limit=checked.run.test_limit,
         )
-        if not results["runs"] and not results["model"]:
+        for name, strategy in checked.classes.items():
+            strategy.check(checked.options[name], stream)
+        if not results["model"]:
             _describe(results, config, stream)
             write_json(out / "config.json", _config_file(config, checked, stream, device))
         _run_seed(config, checked, stream, seed, device, store, results, out, monitor or (lambda _: Monitor()))
@@ -202,7 +204,10 @@ def _run_seed(
     first_row: dict[str, Predictions] = {}
     reference: dict[str, Predictions] = {}
     for name in config.strategies:
+        directory = out / name / f"seed-{seed}"
         if any(run["strategy"] == name and run["seed"] == seed for run in results["runs"]):
+            if name == "fine-tune":
+                reference = _load_predictions(directory)
             continue
         strategy = checked.classes[name](
             stream=stream,
@@ -213,7 +218,7 @@ def _run_seed(
             store=store,
         )
         try:
-            entry, last = _run_strategy(name, strategy, first_row, out / name / f"seed-{seed}", results, out)
+            entry, last = _run_strategy(name, strategy, first_row, directory, results, out)
         except TrainingError as error:
             # The other strategies and seeds of a long run are worth having.
             results["failed"].append({"strategy": name, "seed": seed, "error": str(error)})
@@ -232,6 +237,7 @@ def _run_seed(
             entry["agreement"] = [
                 metrics.agreement(last[task.name].logits, reference[task.name].logits) for task in stream.tasks
             ]
+        _save_predictions(last, directory)
         results["runs"].append(entry)
         results["unfinished"] = []
         write_json(out / "results.json", results)
@@ -278,6 +284,27 @@ def _run_strategy(
         "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
     }
     return entry, current
+
+
+_PREDICTIONS = "predictions.safetensors"
+
+
+def _save_predictions(predictions: Mapping[str, Predictions], directory: Path) -> None:
+    from safetensors.numpy import save
+
+    arrays = {f"{task}/logits": answers.logits for task, answers in predictions.items()}
+    arrays |= {f"{task}/labels": answers.labels for task, answers in predictions.items()}
+    write_atomically(directory / _PREDICTIONS, save(arrays))
+
+
+def _load_predictions(directory: Path) -> dict[str, Predictions]:
+    from safetensors.numpy import load_file
+
+    from forgetfree.strategy import Predictions
+
+    arrays = load_file(directory / _PREDICTIONS)
+    tasks = {key.rpartition("/")[0] for key in arrays}
+    return {task: Predictions(arrays[f"{task}/logits"], arrays[f"{task}/labels"]) for task in tasks}
 
 
 def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:

@@ -51,7 +51,7 @@ from forgetfree.training import (
 
 @dataclass(frozen=True)
 class Predictions:
-    """A model's answers on one task's test rows: logits ``(n, n_labels)`` and labels ``(n,)``."""
+    """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``."""
 
     logits: np.ndarray[Any, Any]
     labels: np.ndarray[Any, Any]
@@ -102,6 +102,7 @@ class ContinualStrategy(SupervisedTemplate):
         peval_mode: str = "epoch",
     ) -> None:
         self.options: Any = options or self.Options()
+        self.check(self.options, stream)
         self.stream = stream
         self.seed = seed
         self.monitor = monitor or Monitor()
@@ -129,6 +130,10 @@ class ContinualStrategy(SupervisedTemplate):
         self.setup()
 
     # -- What a strategy says ------------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Raise where options and stream do not go together; asked before anything is trained."""
 
     def setup(self) -> None:
         """Called once, at the end of the constructor."""
@@ -246,7 +251,7 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _fine_tune(self, task: StreamTask) -> ModelState:
         steps, model = self.full_steps(task), self.task_model
-        self.pristine.load_(model)
+        self.pristine.load_(model, [task.name])  # the readouts of learned tasks stay
         with self.phase("fine_tune", task, steps) as on_step:
             fine_tune(
                 model,
@@ -257,7 +262,7 @@ class ContinualStrategy(SupervisedTemplate):
                 on_step=on_step,
             )
         state = ModelState.of(model, [task.name])
-        self.pristine.load_(model)
+        self.pristine.load_(model, [task.name])
         return state
 
     def evaluate(self, tasks: Sequence[StreamTask] | None = None) -> dict[str, Predictions]:
@@ -374,11 +379,14 @@ class ContinualStrategy(SupervisedTemplate):
         """All rows once, rows of similar length together."""
         data = self.adapted_dataset
         rows: EncodedRows = getattr(self.task, self.experience.origin_stream.name)
+        batches = by_length(rows.lengths, self.eval_mb_size)
+        self._order = [row for batch in batches for row in batch]
         self.dataloader = DataLoader(
             data,
-            batch_sampler=by_length(rows.lengths, self.eval_mb_size),
+            batch_sampler=batches,
             collate_fn=data.collate_fn,
             num_workers=num_workers,
+            generator=torch.Generator(),  # evaluation in the midst of training must not draw from it either
         )
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
@@ -401,7 +409,8 @@ class ContinualStrategy(SupervisedTemplate):
         super()._after_eval_iteration(**kwargs)
 
     def _after_eval_exp(self, **kwargs: Any) -> None:
-        logits, labels = (torch.cat(column).numpy() for column in zip(*self._collected, strict=True))
+        in_order = torch.argsort(torch.tensor(self._order))
+        logits, labels = (torch.cat(column)[in_order].numpy() for column in zip(*self._collected, strict=True))
         self.predictions[self.task.name] = Predictions(logits, labels)
         if self._in_training is not self.task:
             self.leave_evaluation(self.task)

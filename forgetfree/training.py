@@ -37,6 +37,9 @@ class TrainingOptions(Options):
     weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
     l1: float = option(0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localise (fig. 5)", at_least=0)
     schedule: Literal["constant", "linear"] = option("linear", "the learning rate over the steps: linear falls to 0")
+    warmup: float = option(
+        0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
+    )
     batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
     steps: int | None = option(
@@ -58,6 +61,14 @@ def paper_steps(n_labels: int, shots: int) -> int:
     (2048, 16384)
     """
     return 16 * n_labels * (shots if shots < 4096 else 512)
+
+
+def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
+    """The factor on the learning rate after ``done`` of ``steps`` updates: up over the warm-up, then by the schedule."""
+    rising = round(options.warmup * steps)
+    if done < rising:
+        return (done + 1) / rising
+    return 1.0 if options.schedule == "constant" else max(0.0, (steps - done) / max(1, steps - rising))
 
 
 class Update:
@@ -93,10 +104,7 @@ class Update:
             self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
         else:
             self.optimizer = torch.optim.AdamW(groups, weight_decay=decay)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer,
-            lambda done: 1.0 if options.schedule == "constant" else max(0.0, 1 - done / max(1, steps)),
-        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: rate_at(done, steps, options))
         self.trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self._device = self.trained[0].device.type
         self._scaler = torch.amp.GradScaler(self._device, enabled=options.precision == "fp16")

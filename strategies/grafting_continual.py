@@ -26,7 +26,7 @@ from forgetfree.options import option
 from forgetfree.regions import Region
 from forgetfree.seeds import derive_seed
 from forgetfree.strategy import ContinualStrategy, Predictions
-from forgetfree.streams import StreamTask
+from forgetfree.streams import Stream, StreamTask
 from forgetfree.training import TrainingOptions, predict
 
 
@@ -68,9 +68,13 @@ class GraftingContinual(ContinualStrategy):
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
     forget_free: ClassVar[bool] = True
 
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """The sparsity must leave an entry."""
+        budget(len(stream.model.space()), options.sparsity)
+
     def setup(self) -> None:
         """An empty ledger."""
-        budget(len(self.space), self.options.sparsity)  # a wrong sparsity must not cost a fine-tuning first
         self.ledger: Ledger = Ledger(self.space, self.stream.loaded.fingerprint)
         self.localized: dict[str, LearnedRegion] = {}
         self._switch = LedgerSwitch(self.ledger, self.task_model.backbone, check=False)
@@ -128,6 +132,8 @@ class GraftingContinual(ContinualStrategy):
         readout = model.readout_module(task.label)
         untrained = tensors_of(readout)
         load_tensors_(readout, fine_tuned.readouts[task.name])
+        mode = model.training
+        model.eval()  # no dropout, the readout's included
         try:
             with self.phase("localize", task, steps) as on_step:
                 return learn_region(
@@ -144,6 +150,7 @@ class GraftingContinual(ContinualStrategy):
                     on_step=on_step,
                 )
         finally:
+            model.train(mode)
             load_tensors_(readout, untrained)
 
     def training_options(self) -> TrainingOptions:

@@ -357,7 +357,7 @@ def _read_csv(path: Path) -> _Table:
             records = list(reader)
         except csv.Error as error:
             raise DataError(
-                f"{path}, line {reader.line_num}: {_first_line(error)}. Quote texts that hold commas, "
+                f"{path}, line {reader.line_num + 1}: {_first_line(error)}. Quote texts that hold commas, "
                 "quotes or line breaks, and double the quotes inside."
             ) from error
         return _columns(path, records, reader.fieldnames or (), range(1, len(records) + 1))

@@ -40,11 +40,11 @@ class ModelState:
         )
 
     @torch.no_grad()
-    def load_(self, model: TaskModel) -> None:
-        """Put it back into ``model``, bit for bit."""
+    def load_(self, model: TaskModel, tasks: Iterable[str] | None = None) -> None:
+        """Put it back into ``model``, bit for bit: with the readouts of ``tasks`` (default: all it has)."""
         model.space().load_(model.backbone, self.theta)
-        for name, tensors in self.readouts.items():
-            load_tensors_(model.readout_module(model.task_label(name)), tensors)
+        for name in self.readouts if tasks is None else tasks:
+            load_tensors_(model.readout_module(model.task_label(name)), self.readouts[name])
         for name, buffer in persistent_buffers(model.backbone).items():
             buffer.copy_(self.buffers[name])
 

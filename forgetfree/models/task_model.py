@@ -77,7 +77,8 @@ class TaskModel(nn.Module):
         if any(known.name == head.name for known in self.heads):
             raise TaskError(f"The model already reads out task {head.name!r}. Give the task another name.")
         if self.readout == "linear":
-            linear = nn.Linear(_hidden_size(self.backbone), head.n_labels)
+            # Its usual first weights would be drawn from the global generator, and so shift every later draw.
+            linear = nn.utils.skip_init(nn.Linear, _hidden_size(self.backbone), head.n_labels)
             generator = torch.Generator().manual_seed(derive_seed(seed, "readout", head.name))
             nn.init.normal_(linear.weight, std=0.02, generator=generator)
             nn.init.zeros_(linear.bias)
@@ -118,7 +119,7 @@ class TaskModel(nn.Module):
         tasks = sorted(set(task_labels.tolist()))
         if len(tasks) == 1:
             return self.read(features, tasks[0])
-        width = max(self.heads[task].n_labels for task in tasks)
+        width = max(self._head(task).n_labels for task in tasks)
         logits = features.new_full((len(x), width), torch.finfo(features.dtype).min)
         for task in tasks:
             rows = task_labels == task
@@ -144,12 +145,16 @@ class TaskModel(nn.Module):
 
     def read(self, features: Tensor, task: int) -> Tensor:
         """Logits ``(B, n)`` of one task from `features`."""
-        if not 0 <= task < len(self.heads):
-            raise TaskError(f"The model has no task label {task}; it has {len(self.heads)} tasks.")
+        head = self._head(task)
         if self.readout == "linear":
             logits: Tensor = self.linears[str(task)](self.dropout(features))
             return logits
-        return features[:, list(self.heads[task].label_words)]
+        return features[:, list(head.label_words)]
+
+    def _head(self, task: int) -> TaskHead:
+        if not 0 <= task < len(self.heads):
+            raise TaskError(f"The model has no task label {task}; it has {len(self.heads)} tasks.")
+        return self.heads[task]
 
     def space(self) -> ParameterSpace:
         """The backbone's graftable entries."""

@@ -1,0 +1,10 @@
+"""The ledger: which task owns which parameter, and its value. Task-indexed, append-only.
+
+Owned regions are pairwise disjoint and their union is the union of the γ_i (paper, §5.2 and C.3). Task t_k is
+inferred with θ_pre under the union of the records of t_1 … t_k: later records cannot touch it.
+"""
+
+from forgetfree.ledger.records import Ledger, Record
+from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
+
+__all__ = ["Ledger", "LedgerSwitch", "Record", "changed_buffers"]

@@ -1,0 +1,217 @@
+"""The ledger's file: one safetensors file without pickle.
+
+For record ``k`` and tensor ``name``:
+
+    owned/k/name/index     uint32 (s,)   entries within the tensor that the task owns, sorted
+    owned/k/name/value     (s,)          their values, in the parameter's dtype
+    shared/k/name/index    uint32 (r,)   entries of γ_k that an earlier task owns
+    readout/k/name         …             the task's own readout tensors
+    buffer/k/name          …             buffers that training the task changed (BatchNorm's, say)
+
+and as metadata: schema, task names in order, sparsity per task, the parameter space's layout and its hash, the
+base model's fingerprint, and a checksum of all of the above.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from forgetfree.errors import LedgerError, RegionError, TaskError
+from forgetfree.grafting import Graft
+from forgetfree.ledger.records import Ledger, Record
+from forgetfree.parameters import ParameterSpace, TensorSpec
+from forgetfree.regions import Region
+
+SCHEMA = 1
+
+
+def serialize(ledger: Ledger) -> bytes:
+    """The bytes of the file."""
+    tensors: dict[str, Tensor] = {}
+    for k, record in enumerate(ledger.records):
+        for i, local, where in ledger.space.split(record.owned.region.indices):
+            spec = ledger.space.tensors[i]
+            tensors[f"owned/{k}/{spec.name}/index"] = local.to(torch.uint32)
+            tensors[f"owned/{k}/{spec.name}/value"] = record.owned.values[where].to(spec.dtype)
+        shared = record.region - record.owned.region
+        for i, local, _ in ledger.space.split(shared.indices):
+            tensors[f"shared/{k}/{ledger.space.tensors[i].name}/index"] = local.to(torch.uint32)
+        for kind, named in (("readout", record.readout), ("buffer", record.buffers)):
+            for name, tensor in named.items():
+                tensors[f"{kind}/{k}/{name}"] = tensor
+    header = {
+        "schema": str(SCHEMA),
+        "format": "forgetfree.ledger",
+        "tasks": json.dumps(ledger.tasks),
+        "sparsity": json.dumps([record.sparsity for record in ledger.records]),
+        "layout": ledger.space.layout,
+        "layout_hash": ledger.space.layout_hash,
+        "fingerprint": ledger.fingerprint,
+    }
+    header["checksum"] = _checksum(tensors, header)
+    return save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, header)
+
+
+def read(path: Path) -> Ledger:
+    """Read and verify; see `Ledger.load`."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+    except FileNotFoundError as error:
+        raise LedgerError(f"There is no ledger at {path}. Give the path of a ledger.safetensors.") from error
+    except (SafetensorError, OSError) as error:
+        raise LedgerError(
+            f"{path} is not a readable safetensors file ({error}). It is damaged or cut short: restore it from a copy, or "
+            "run the stream again."
+        ) from error
+    return _Reader(path, header, tensors).ledger()
+
+
+def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(header):
+        if key != "checksum":
+            digest.update(f"{key}={header[key]}\n".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        if tensor.numel():
+            digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+class _Reader:
+    """One file being checked and read."""
+
+    def __init__(self, path: Path, header: dict[str, str], tensors: dict[str, Tensor]) -> None:
+        self.path, self.header, self.tensors = path, header, tensors
+
+    def fail(self, what: str) -> LedgerError:
+        return LedgerError(
+            f"{self.path} is not a sound ledger: {what}. Restore it from a copy, or run the stream again."
+        )
+
+    def ledger(self) -> Ledger:
+        missing = {"schema", "tasks", "sparsity", "layout", "layout_hash", "fingerprint", "checksum"} - set(self.header)
+        if missing:
+            raise self.fail(f"its metadata lacks {', '.join(sorted(missing))}")
+        if self.header["schema"] != str(SCHEMA):
+            raise self.fail(f"it has schema {self.header['schema']!r}, and this version reads schema {SCHEMA}")
+        space = self.space()
+        tasks, sparsity = self.json("tasks", str), self.json("sparsity", (int, float))
+        if len(tasks) != len(sparsity):
+            raise self.fail(f"it names {len(tasks)} tasks but {len(sparsity)} sparsities")
+        ledger = Ledger(space, self.header["fingerprint"])
+        self.check_names(space, len(tasks))
+        try:
+            for k, task in enumerate(tasks):
+                owned, values = self.owned(space, k, task)
+                shared = self.shared(space, k, task)
+                record = Record(
+                    task,
+                    owned | shared,
+                    Graft(owned, values),
+                    float(sparsity[k]),
+                    self.named("readout", k),
+                    self.named("buffer", k),
+                )
+                if not shared.isdisjoint(owned) or len(shared - ledger.owned()):
+                    raise self.fail(f"task {task!r} shares entries that no earlier task owns")
+                ledger.append(record)
+        except (TaskError, RegionError) as error:
+            raise self.fail(str(error).rstrip(".")) from error
+        # Last, because the checks above say more.
+        if _checksum(self.tensors, self.header) != self.header["checksum"]:
+            raise self.fail("its contents do not match its checksum")
+        return ledger
+
+    def space(self) -> ParameterSpace:
+        try:
+            specs, offset = [], 0
+            for name, shape, dtype in json.loads(self.header["layout"]):
+                spec = TensorSpec(name, tuple(map(int, shape)), getattr(torch, dtype), offset)
+                specs.append(spec)
+                offset += spec.size
+            space = ParameterSpace(tuple(specs))
+        except Exception as error:
+            raise self.fail(f"its layout cannot be read ({error})") from error
+        if not specs or space.layout_hash != self.header["layout_hash"]:
+            raise self.fail("its layout does not match its layout hash")
+        return space
+
+    def json(self, key: str, kind: Any) -> list[Any]:
+        try:
+            values = json.loads(self.header[key])
+        except ValueError as error:
+            raise self.fail(f"its {key} are not valid JSON") from error
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise self.fail(f"its {key} are not a list of the expected kind")
+        return values
+
+    def check_names(self, space: ParameterSpace, records: int) -> None:
+        known = {spec.name for spec in space.tensors}
+        for key in self.tensors:
+            kind, _, rest = key.partition("/")
+            number, _, name = rest.partition("/")
+            tensor, _, part = name.rpartition("/")
+            fits = kind in ("readout", "buffer") or (
+                tensor in known and part in {"owned": ("index", "value"), "shared": ("index",)}.get(kind, ())
+            )
+            if not fits or not number.isdigit() or int(number) >= records:
+                raise self.fail(f"it holds the unexpected tensor {key!r}")
+
+    def named(self, kind: str, k: int) -> dict[str, Tensor]:
+        prefix = f"{kind}/{k}/"
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+    def index(self, key: str, spec: TensorSpec, task: str) -> Tensor:
+        index = self.tensors[key]
+        if index.dtype != torch.uint32 or index.dim() != 1:
+            raise self.fail(
+                f"task {task!r}, tensor {spec.name!r}: expected uint32 indices of shape (s,), got {index.dtype} of shape "
+                f"{tuple(index.shape)}"
+            )
+        local = index.to(torch.int64)
+        if len(local) and int(local.max()) >= spec.size:
+            raise self.fail(
+                f"task {task!r}, tensor {spec.name!r}: index {int(local.max())} is out of bounds for shape {spec.shape}"
+            )
+        if not bool((local[1:] > local[:-1]).all()):
+            raise self.fail(f"task {task!r}, tensor {spec.name!r}: its indices are not sorted without repeats")
+        return local + spec.offset
+
+    def owned(self, space: ParameterSpace, k: int, task: str) -> tuple[Region, Tensor]:
+        indices, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=space.tensors[0].dtype)]
+        for spec in space.tensors:
+            key = f"owned/{k}/{spec.name}"
+            if (f"{key}/index" in self.tensors) != (f"{key}/value" in self.tensors):
+                raise self.fail(f"task {task!r}, tensor {spec.name!r}: indices and values do not come in pairs")
+            if f"{key}/index" not in self.tensors:
+                continue
+            index, value = self.index(f"{key}/index", spec, task), self.tensors[f"{key}/value"]
+            if value.dtype != spec.dtype or value.shape != index.shape:
+                raise self.fail(
+                    f"task {task!r}, tensor {spec.name!r}: expected {spec.dtype} values of shape {tuple(index.shape)}, got "
+                    f"{value.dtype} of shape {tuple(value.shape)}"
+                )
+            indices.append(index)
+            values.append(value)
+        return Region(torch.cat(indices)), torch.cat(values)
+
+    def shared(self, space: ParameterSpace, k: int, task: str) -> Region:
+        found = [
+            self.index(key, spec, task)
+            for spec in space.tensors
+            if (key := f"shared/{k}/{spec.name}/index") in self.tensors
+        ]
+        return Region(torch.cat([torch.empty(0, dtype=torch.int64), *found]))

@@ -1,0 +1,119 @@
+"""Moving one model between θ_pre and the union grafts of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.errors import LedgerError
+from forgetfree.grafting import Graft
+from forgetfree.ledger.records import Ledger
+from forgetfree.models.state import persistent_buffers
+from forgetfree.parameters import ParameterSpace
+from forgetfree.regions import Region
+
+
+class LedgerSwitch:
+    """Moves one model between θ_pre and the union grafts of a ledger, bit for bit.
+
+    Owned regions are disjoint, so going from one task to a later one writes the records between them, and going back
+    writes θ_pre there: a switch touches the entries it must change and nothing else. The ledger may grow meanwhile.
+
+    Args:
+        ledger: the records.
+        backbone: the base model; it must hold θ_pre now.
+        check: compare layout and fingerprint with the ledger's first (reads the whole model once).
+
+    Raises:
+        LedgerError: the ledger belongs to another model.
+    """
+
+    def __init__(self, ledger: Ledger, backbone: nn.Module, *, check: bool = True) -> None:
+        self.ledger = ledger
+        self._backbone = backbone
+        self._pre: list[Graft] = []
+        self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
+        self._stage = 0
+        if check:
+            _check_belongs(ledger, backbone)
+
+    @property
+    def stage(self) -> int:
+        """How many records the model carries now."""
+        return self._stage
+
+    def to(self, stage: int) -> None:
+        """Make the model carry the first ``stage`` records: 0 is θ_pre, ``len(ledger.records)`` the union of all."""
+        space, records = self.ledger.space, self.ledger.records
+        if not 0 <= stage <= len(records):
+            raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
+        while self._stage < stage:
+            record = records[self._stage]
+            if len(self._pre) == self._stage:
+                self._pre.append(Graft.of(self._backbone, space, record.owned.region))
+            record.owned.apply_(self._backbone, space)
+            self._stage += 1
+        while self._stage > stage:
+            self._stage -= 1
+            self._pre[self._stage].apply_(self._backbone, space)
+        self._set_buffers(records[stage - 1].buffers if stage else {})
+
+    def to_task(self, task: str) -> None:
+        """Make the model the one that infers ``task``: the union of all regions up to its own."""
+        self.to(self.ledger.position(task) + 1)
+
+    def committed(self) -> None:
+        """Take note that the model already carries the record just appended, with ``θ_pre`` known from `remember`."""
+        self._stage = len(self.ledger.records)
+
+    def remember(self, region: Region) -> None:
+        """Keep θ_pre at ``region``, which is about to be trained as the next record's owned region."""
+        del self._pre[len(self.ledger.records) :]
+        self._pre.append(Graft.of(self._backbone, self.ledger.space, region))
+
+    def revert_uncommitted(self) -> None:
+        """Write θ_pre at the region last given to `remember`, whose training is not committed."""
+        self._pre[len(self.ledger.records)].apply_(self._backbone, self.ledger.space)
+
+    @contextmanager
+    def task(self, task: str) -> Iterator[nn.Module]:
+        """The model as it infers ``task``, inside; θ_pre after."""
+        self.to_task(task)
+        try:
+            yield self._backbone
+        finally:
+            self.to(0)
+
+    @torch.no_grad()
+    def _set_buffers(self, wanted: Mapping[str, Tensor]) -> None:
+        for name, buffer in persistent_buffers(self._backbone).items():
+            buffer.copy_(wanted.get(name, self._buffers_pre[name]))
+
+
+def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The persistent buffers that are not what they were."""
+    return {
+        name: buffer
+        for name, buffer in persistent_buffers(backbone).items()
+        if not torch.equal(buffer, before[name].to(buffer.device))
+    }
+
+
+def _check_belongs(ledger: Ledger, backbone: nn.Module) -> None:
+    from forgetfree.models.loading import fingerprint_of
+
+    layout_hash = ParameterSpace.of(backbone).layout_hash
+    if layout_hash != ledger.space.layout_hash:
+        raise LedgerError(
+            f"The ledger belongs to a model of another layout: expected layout hash {ledger.space.layout_hash[:12]}, the "
+            f"model's is {layout_hash[:12]}. Load the model the stream was trained on."
+        )
+    fingerprint = fingerprint_of(backbone)
+    if fingerprint != ledger.fingerprint:
+        raise LedgerError(
+            f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
+            f"{fingerprint[:12]}. Load the very weights the stream was trained from."
+        )

@@ -1,0 +1,327 @@
+"""Token ids against the tokenizers' own and against rows worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from forgetfree.data.encoding import EncodedRows, Encoder, label_word_ids, truncate
+from forgetfree.data.sources import Rows
+from forgetfree.errors import ModelError
+from forgetfree.models.tokens import TokenLayout
+
+WAS = "{text} It was {mask}."
+ENTAILS = "{text_a:bare}? {mask}, {text_b:lower}"
+
+BERT: Any = tiny.wordpiece()
+ROBERTA: Any = tiny.byte_level(causal=False)
+GPT2: Any = tiny.byte_level(causal=True)
+ALL = pytest.mark.parametrize("tokenizer", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
+
+FIRST = ["the river and the city", "story", "film film film film film film film"]
+SECOND = ["it was awful .", "the moon was lovely, bright: the paper was dull", "who"]
+
+
+def single(*texts: str) -> Rows:
+    return Rows(texts, (), (0,) * len(texts))
+
+
+def pair(*texts: tuple[str, str]) -> Rows:
+    first, second = zip(*texts, strict=True)
+    return Rows(first, second, (0,) * len(texts))
+
+
+def pieces(tokenizer: Any, ids: list[int]) -> str:
+    """Tokens as text, a space between each two; Ġ is the space before a byte-level word."""
+    return " ".join(tokenizer.convert_ids_to_tokens(ids))
+
+
+def prompted(tokenizer: Any, template: str, *texts: str, max_length: int = 128) -> str:
+    """The one row of these texts in the prompt."""
+    rows = single(*texts) if len(texts) == 1 else pair((texts[0], texts[1]))
+    return pieces(tokenizer, Encoder(tokenizer, template, max_length)(rows)[0])
+
+
+# -- Without a prompt: as the tokenizer itself -------------------------------------------------------------
+
+
+@ALL
+def test_single_texts_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
+    assert Encoder(tokenizer, None)(single(*FIRST)) == tokenizer(FIRST)["input_ids"]
+
+
+@ALL
+def test_pairs_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
+    rows = Rows(tuple(FIRST), tuple(SECOND), (0, 0, 0))
+    assert Encoder(tokenizer, None)(rows) == tokenizer(FIRST, SECOND)["input_ids"]
+
+
+def test_bert_ends_each_text_by_one_separator() -> None:
+    assert pieces(BERT, Encoder(BERT, None)(pair(("a film", "it")))[0]) == "[CLS] a film [SEP] it [SEP]"
+
+
+def test_roberta_parts_the_texts_by_two_separators() -> None:
+    ids = Encoder(ROBERTA, None)(pair(("x film", "x story")))[0]
+    assert pieces(ROBERTA, ids) == "<s> x Ġfilm </s> </s> x Ġstory </s>"
+
+
+@ALL
+@pytest.mark.parametrize("length", [8, 9, 12, 13, 20])
+def test_pairs_are_truncated_as_the_tokenizer_does(tokenizer: Any, length: int) -> None:
+    rows = Rows((*FIRST, *SECOND), (*SECOND, *FIRST), (0,) * 6)
+    expected = tokenizer(
+        list(rows.first), list(rows.second), truncation="longest_first", max_length=length, verbose=False
+    )
+    assert Encoder(tokenizer, None, length)(rows) == expected["input_ids"]
+
+
+@ALL
+def test_single_texts_are_truncated_as_the_tokenizer_does(tokenizer: Any) -> None:
+    expected = tokenizer(SECOND, truncation=True, max_length=6)["input_ids"]
+    assert Encoder(tokenizer, None, 6)(single(*SECOND)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "room", "expected"),
+    [
+        ((3, 4), 7, (3, 4)),  # nothing to cut
+        ((3, 9), 8, (3, 5)),  # only the longer
+        ((9, 3), 8, (5, 3)),
+        ((9, 8), 8, (4, 4)),  # down to the shorter, then both
+        ((9, 8), 7, (4, 3)),  # the odd token stays with the longer
+        ((8, 9), 7, (3, 4)),
+        ((8, 8), 7, (3, 4)),  # or else with the second
+        ((0, 9), 4, (0, 4)),
+        ((5, 5), 0, (0, 0)),
+    ],
+)
+def test_truncation_takes_from_the_longest(lengths: tuple[int, int], room: int, expected: tuple[int, int]) -> None:
+    texts = [list(range(lengths[0])), list(range(lengths[1]))]
+    assert truncate(texts, room) == [list(range(expected[0])), list(range(expected[1]))]
+
+
+# -- Prompts ---------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_around_one_text_in_bert() -> None:
+    expected = "[CLS] the film story it was [MASK] . [SEP]"
+    assert prompted(BERT, WAS, "the film story") == expected
+    assert prompted(BERT, WAS, "the film story ") == expected
+
+
+def test_a_prompt_around_one_text_in_byte_level_tokens() -> None:
+    """Words carry the space before them; the mask and what touches a word do not."""
+    assert prompted(ROBERTA, WAS, "x film") == "<s> x Ġfilm ĠIt Ġwas <mask> . </s>"
+
+
+def test_a_prompt_before_one_text_gives_it_a_space() -> None:
+    assert prompted(ROBERTA, "{mask}: {text}", "film story") == "<s> <mask> : Ġfilm Ġstory </s>"
+    assert prompted(BERT, "{mask}: {text}", "film story") == "[CLS] [MASK] : film story [SEP]"
+
+
+def test_a_prompt_between_two_texts() -> None:
+    """LM-BFF's ``<S1>? [MASK], <S2>``: the first loses its final mark, the second its capital."""
+    expected = "<s> x Ġfilm ? <mask> , Ġit Ġwas Ġlovely . </s>"
+    assert prompted(ROBERTA, ENTAILS, "x film?", "It was lovely.") == expected
+    assert prompted(ROBERTA, ENTAILS, "x film", "it was lovely.") == expected
+
+
+def test_bare_drops_one_final_mark_only() -> None:
+    assert prompted(BERT, ENTAILS, "who . .", "it") == "[CLS] who . ? [MASK] , it [SEP]"
+
+
+def test_lower_lowers_the_first_letter_only() -> None:
+    got = prompted(ROBERTA, ENTAILS, "x", "World Sports")
+    assert got == "<s> x ? <mask> , Ġworld ĠSports </s>"
+
+
+def test_the_second_text_may_stand_first() -> None:
+    assert prompted(BERT, "{text_b} {mask} {text_a}", "film", "story") == "[CLS] story [MASK] film [SEP]"
+
+
+def test_a_causal_prompt_ends_where_the_label_word_follows() -> None:
+    assert prompted(GPT2, "{text} It was", "x film") == "x Ġfilm ĠIt Ġwas"
+
+
+@pytest.mark.parametrize("tokenizer", [BERT, ROBERTA], ids=["bert", "roberta"])
+@pytest.mark.parametrize("length", [10, 11, 14])
+def test_a_prompt_is_never_truncated(tokenizer: Any, length: int) -> None:
+    rows = Rows(tuple(SECOND), tuple(FIRST), (0, 0, 0))
+    whole = Encoder(tokenizer, ENTAILS)(rows)
+    short = Encoder(tokenizer, ENTAILS, length)(rows)
+    assert max(map(len, short)) == length
+    for before, after in zip(whole, short, strict=True):
+        assert after.count(tokenizer.mask_token_id) == 1
+        assert (after[0], after[-1]) == (before[0], before[-1])
+        mask = after.index(tokenizer.mask_token_id)
+        question, comma = tokenizer.convert_tokens_to_ids(["?", ","])
+        assert after[mask - 1 : mask + 2] == [question, tokenizer.mask_token_id, comma]
+
+
+def test_a_prompt_takes_its_tokens_from_the_longest_text() -> None:
+    """12 − [CLS] [SEP] ? [MASK] , = 7 tokens: the two of the second text, five of the first."""
+    got = prompted(BERT, ENTAILS, "film film film film film film film", "the story", max_length=12)
+    assert got == "[CLS] film film film film film ? [MASK] , the story [SEP]"
+
+
+def test_a_prompt_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"left within 5 tokens: the prompt .* takes them all\. Raise max_length"):
+        Encoder(BERT, WAS, 5)
+
+
+def test_a_mask_prompt_needs_a_mask_token() -> None:
+    with pytest.raises(ModelError, match=r"needs a mask token.*--readout causal or --readout linear"):
+        Encoder(GPT2, WAS)
+
+
+# -- Awkward texts ---------------------------------------------------------------------------------------
+
+SPELLED = "the [SEP] [MASK] [PAD] <mask> </s> <pad> <|endoftext|> film"
+
+
+@ALL
+@pytest.mark.parametrize("template", [None, "{text} It was"])
+def test_a_text_that_spells_a_special_token_stays_a_text(tokenizer: Any, template: str | None) -> None:
+    ids = Encoder(tokenizer, template)(single(SPELLED))[0]
+    special = [token for token in ids if token in tokenizer.all_special_ids and token != tokenizer.unk_token_id]
+    assert special == [token for token in tokenizer("film")["input_ids"] if token in tokenizer.all_special_ids]
+
+
+def test_a_text_that_spells_the_mask_leaves_one_mask() -> None:
+    for tokenizer in (BERT, ROBERTA):
+        ids = Encoder(tokenizer, WAS)(single(SPELLED))[0]
+        assert ids.count(tokenizer.mask_token_id) == 1
+
+
+def test_encoding_leaves_the_tokenizer_as_it_was() -> None:
+    before = BERT("the [MASK] film")["input_ids"]
+    Encoder(BERT, WAS)(single(SPELLED))
+    assert BERT("the [MASK] film")["input_ids"] == before
+
+
+def test_an_empty_text_is_the_bare_prompt() -> None:
+    assert prompted(BERT, WAS, "") == "[CLS] it was [MASK] . [SEP]"
+    assert prompted(ROBERTA, "{mask}: {text}", "  ") == "<s> <mask> : </s>"
+    assert prompted(ROBERTA, ENTAILS, "", "") == "<s> ? <mask> , </s>"
+
+
+def test_an_empty_text_without_a_prompt() -> None:
+    assert pieces(BERT, Encoder(BERT, None)(single(""))[0]) == "[CLS] [SEP]"
+    assert pieces(BERT, Encoder(BERT, None)(pair(("", "film")))[0]) == "[CLS] [SEP] film [SEP]"
+
+
+def test_a_tokenizer_without_special_tokens_still_gives_an_empty_text_one_token() -> None:
+    assert pieces(GPT2, Encoder(GPT2, None)(single("", "x"))[0]) == "<|endoftext|>"
+
+
+# -- Label words -----------------------------------------------------------------------------------------
+
+
+@ALL
+def test_a_label_word_is_read_as_it_stands_after_a_space(tokenizer: Any) -> None:
+    ids = label_word_ids(tokenizer, ("terrible", "great"), "sst2")
+    expected = ["Ġterrible", "Ġgreat"] if tokenizer is not BERT else ["terrible", "great"]
+    assert tokenizer.convert_ids_to_tokens(ids) == expected
+
+
+def test_a_label_word_of_several_tokens_is_named_with_words_of_one() -> None:
+    with pytest.raises(ModelError) as caught:
+        label_word_ids(ROBERTA, ("Sci/Tech", "Sports"), "ag_news")
+    text = str(caught.value)
+    assert text.startswith("Label word 'Sci/Tech' of task 'ag_news' is ")
+    assert "and a label word must be one. Single-token alternatives: " in text
+    alternatives = text.split("alternatives: ")[1].split(". ")[0].split(", ")
+    assert "Tech" in alternatives
+    assert "Sports" not in alternatives
+    assert all(len(ROBERTA.tokenize(f" {word}")) == 1 for word in alternatives)
+    assert "Set label_words in the task's source.json, or use --readout linear." in text
+
+
+def test_a_label_word_that_the_vocabulary_lacks_is_named() -> None:
+    with pytest.raises(ModelError, match=r"Label word '東' of task 'own'.*\[UNK\].*alternatives: "):
+        label_word_ids(BERT, ("東", "great"), "own")
+
+
+def test_label_words_that_are_one_token_are_refused() -> None:
+    """BERT's tokenizer lower-cases."""
+    with pytest.raises(ModelError, match=r"label words of task 'own' \(Yes, yes\) are not distinct"):
+        label_word_ids(BERT, ("Yes", "yes"), "own")
+
+
+# -- From ids to batches ---------------------------------------------------------------------------------
+
+
+def test_rows_are_padded_to_the_longest_of_their_batch() -> None:
+    rows = EncodedRows.of([[5, 6, 7], [8], [9, 10, 11, 12]], [1, 0, 1], task=3, pad=0)
+    x, y, t = rows.batch([1, 0])
+    assert x.tolist() == [[8, 0, 0], [5, 6, 7]]
+    assert (y.tolist(), t.tolist()) == ([0, 1], [3, 3])
+    assert {x.dtype, y.dtype, t.dtype} == {torch.int64}
+
+
+def test_rows_are_known_by_number_length_and_label() -> None:
+    rows = EncodedRows.of([[5, 6, 7], [8], []], [1, 0, 2], task=0, pad=0)
+    assert len(rows) == 3
+    assert rows.lengths == [3, 1, 0]
+    assert rows.targets == [1, 0, 2]
+    assert [(ids.tolist(), label) for ids, label in (rows[i] for i in range(3))] == [
+        ([5, 6, 7], 1),
+        ([8], 0),
+        ([], 2),
+    ]
+
+
+def test_a_subset_has_its_rows_in_the_order_asked_for() -> None:
+    rows = EncodedRows.of([[5, 6], [8], [9]], [1, 0, 2], task=4, pad=1).subset([2, 0])
+    assert [rows[i][0].tolist() for i in range(2)] == [[9], [5, 6]]
+    assert (rows.targets, rows.task, rows.pad) == ([2, 1], 4, 1)
+
+
+# -- What ids alone say ----------------------------------------------------------------------------------
+
+
+def layout(tokenizer: Any, *, types: bool = False) -> TokenLayout:
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return TokenLayout(pad, tokenizer.mask_token_id, tokenizer.sep_token_id if types else None)
+
+
+def padded(tokenizer: Any, rows: Rows, template: str | None = None) -> torch.Tensor:
+    ids = Encoder(tokenizer, template)(rows)
+    encoded = EncodedRows.of(ids, rows.labels, 0, layout(tokenizer).pad)
+    return encoded.batch(range(len(rows)))[0]
+
+
+@pytest.mark.parametrize("tokenizer", [BERT, ROBERTA], ids=["bert", "roberta"])
+@pytest.mark.parametrize("second", [None, SECOND], ids=["single", "pair"])
+def test_masks_and_types_from_ids_are_the_tokenizers_own(tokenizer: Any, second: list[str] | None) -> None:
+    expected = tokenizer(FIRST, second, padding=True, return_tensors="pt", return_token_type_ids=True)
+    x = padded(tokenizer, Rows(tuple(FIRST), tuple(second or ()), (0, 0, 0)))
+    assert torch.equal(x, expected["input_ids"])
+    assert torch.equal(layout(tokenizer).attention_mask(x), expected["attention_mask"])
+    assert layout(tokenizer).token_types(x) is None
+    if tokenizer is BERT:
+        assert torch.equal(layout(tokenizer, types=True).token_types(x), expected["token_type_ids"])
+
+
+def test_padding_by_a_real_token_is_told_from_it() -> None:
+    """GPT-2 pads with end-of-text, which is a token like any other inside a row."""
+    x = torch.tensor([[0, 5, 0, 7, 0, 0], [0, 0, 0, 0, 0, 9], [0, 0, 0, 0, 0, 0]])
+    tokens = TokenLayout(pad=0)
+    assert tokens.attention_mask(x).tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6, [1, 0, 0, 0, 0, 0]]
+    assert tokens.last(x).tolist() == [3, 5, 0]
+
+
+def test_the_mask_position_is_found_in_every_row() -> None:
+    x = padded(BERT, single("film", "the film story"), WAS)
+    assert layout(BERT).masked(x).tolist() == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts"), [([[5, 6]], r"\[0\]"), ([[4, 4], [4, 6]], r"\[1, 2\]"), ([[5, 6], [4, 6]], r"\[0, 1\]")]
+)
+def test_a_row_with_no_mask_or_several_is_refused(rows: list[list[int]], counts: str) -> None:
+    with pytest.raises(ModelError, match=rf"exactly one mask token for the prompt readout, got {counts}"):
+        TokenLayout(pad=0, mask=4).masked(torch.tensor(rows))

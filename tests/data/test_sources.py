@@ -1,0 +1,640 @@
+"""Rows from a directory, the hub and the demo; and what a reader is told where a file is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from forgetfree import registry
+from forgetfree.data.sources import Rows, TaskRows, complete, default_data, load_tasks
+from forgetfree.errors import DataError, UnknownNameError, UsageError
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, HubSource, TaskDefinition
+
+Record = dict[str, Any]
+
+ROOT = Path(__file__).parents[2]
+REAL_DATA = ROOT / "../shared/data"
+# What a message must not show: it is read by people who did not write the code.
+INTERNALS = ("Traceback", "Error(", "KeyError", "Errno", "<class", "object at 0x", "codec can't")
+
+SINGLES: list[Record] = [{"text": f"text {i}", "label": i % 2} for i in range(20)]
+PAIRS: list[Record] = [{"text_a": f"who {i}?", "text_b": f"I, {i}.", "label": i % 2} for i in range(20)]
+
+
+def write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(record) for record in records]), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
+    else:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(records[0]))
+            writer.writeheader()
+            writer.writerows(records)
+
+
+def task_folder(
+    root: Path, name: str, records: Sequence[Mapping[str, Any]], notes: object = None, suffix: str = "jsonl"
+) -> Path:
+    """A task with the same rows in all three splits."""
+    for split in ("train", "validation", "test"):
+        write(root / name / f"{split}.{suffix}", records)
+    if notes is not None:
+        (root / name / "source.json").write_text(json.dumps(notes), encoding="utf-8")
+    return root / name
+
+
+def load(root: Path, name: str) -> TaskRows:
+    return load_tasks(name, str(root))[0]
+
+
+def message(root: Path, name: str = "mine", kind: type[Exception] = DataError) -> str:
+    """The one paragraph that loading ends with."""
+    with pytest.raises(kind) as caught:
+        load(root, name)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert not [word for word in INTERNALS if word in text], text
+    assert text.endswith(".")
+    return text
+
+
+# -- Directories: formats --------------------------------------------------------------------------------
+
+AWKWARD = ['a "quoted" word', "comma, semicolon; tab\t", "two\nlines", "Grüße, 東京 🙂", "", " blank ", "\\n [SEP]"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+def test_every_format_gives_back_every_character(tmp_path: Path, suffix: str) -> None:
+    task_folder(tmp_path, "mine", [{"text": t, "label": i % 2} for i, t in enumerate(AWKWARD)], suffix=suffix)
+    rows = load(tmp_path, "mine")
+    for split in (rows.train, rows.validation, rows.test):
+        assert split == Rows(tuple(AWKWARD), (), (0, 1, 0, 1, 0, 1, 0))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+def test_every_format_reads_pairs(tmp_path: Path, suffix: str) -> None:
+    task_folder(tmp_path, "mine", PAIRS, suffix=suffix)
+    rows = load(tmp_path, "mine")
+    assert rows.task.kind == "pair"
+    assert rows.train.first[3] == "who 3?"
+    assert rows.train.second[3] == "I, 3."
+
+
+def test_formats_may_differ_by_split_and_extra_columns_are_ignored(tmp_path: Path) -> None:
+    for split, suffix in (("train", "csv"), ("validation", "jsonl"), ("test", "parquet")):
+        write(tmp_path / "mine" / f"{split}.{suffix}", [{"id": i, **row} for i, row in enumerate(SINGLES)])
+    rows = load(tmp_path, "mine")
+    assert rows.train == rows.validation == rows.test
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path, suffix: str) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix=suffix)
+    train = folder / f"train.{suffix}"
+    train.write_bytes(b"\xef\xbb\xbf" + train.read_bytes())
+    assert load(tmp_path, "mine").train.first[0] == "text 0"
+
+
+def test_blank_lines_in_jsonl_are_skipped(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES)
+    lines = (folder / "train.jsonl").read_text().replace("\n", "\n\n")
+    (folder / "train.jsonl").write_text(lines)
+    assert len(load(tmp_path, "mine").train) == len(SINGLES)
+
+
+def test_labels_may_be_written_as_text(tmp_path: Path) -> None:
+    task_folder(tmp_path, "mine", [{"text": "a", "label": " 0"}, {"text": "b", "label": "1"}])
+    assert load(tmp_path, "mine").train.labels == (0, 1)
+
+
+# -- Directories: what a task is -------------------------------------------------------------------------
+
+
+def test_an_unregistered_task_is_inferred_from_its_rows(tmp_path: Path) -> None:
+    task_folder(tmp_path, "mine", [{"text": str(i), "label": i % 3} for i in range(6)])
+    assert load(tmp_path, "mine").task == TaskDefinition(
+        "mine",
+        "single",
+        ("0", "1", "2"),
+        template=DEFAULT_TEMPLATE["single"],
+        label_words=("0", "1", "2"),
+        causal_template=DEFAULT_CAUSAL_TEMPLATE["single"],
+    )
+
+
+def test_label_names_are_label_words_unless_these_are_given(tmp_path: Path) -> None:
+    task_folder(tmp_path, "mine", PAIRS, {"label_names": ["no", "yes"]})
+    task = load(tmp_path, "mine").task
+    assert (task.kind, task.labels, task.label_words) == ("pair", ("no", "yes"), ("no", "yes"))
+    assert task.template == DEFAULT_TEMPLATE["pair"]
+
+
+def test_source_json_describes_an_unregistered_task_whole(tmp_path: Path) -> None:
+    notes = {
+        "label_names": ["rejected", "accepted"],
+        "label_words": ["No", "Yes"],
+        "template": "{text_b:lower}: {mask}! {text_a:bare}",
+        "causal_template": "{text_b} / {text_a} =",
+        "metric": "f1",
+        "licence": "ignored",
+    }
+    task_folder(tmp_path, "mine", PAIRS, notes)
+    task = load(tmp_path, "mine").task
+    assert task.labels == ("rejected", "accepted")
+    assert task.label_words == ("No", "Yes")
+    assert task.template == notes["template"]
+    assert task.causal_template == notes["causal_template"]
+    assert task.metric == "f1"
+
+
+def test_a_registered_task_keeps_its_prompt(tmp_path: Path) -> None:
+    task_folder(tmp_path, "sst2", SINGLES)
+    assert load(tmp_path, "sst2").task == registry.tasks()["sst2"]
+
+
+def test_source_json_goes_before_the_registry(tmp_path: Path) -> None:
+    """So that a label word which is no single token of the user's model can be replaced."""
+    task_folder(tmp_path, "sst2", SINGLES, {"label_words": ["bad", "good"], "template": "{mask}: {text}"})
+    task = load(tmp_path, "sst2").task
+    assert task == replace(registry.tasks()["sst2"], label_words=("bad", "good"), template="{mask}: {text}")
+
+
+def test_label_words_follow_labels_that_the_data_numbers_otherwise(tmp_path: Path) -> None:
+    task_folder(tmp_path, "sst2", SINGLES, {"label_names": ["positive", "negative"]})
+    task = load(tmp_path, "sst2").task
+    assert task.labels == ("positive", "negative")
+    assert task.label_words == ("great", "terrible")
+
+
+def test_labels_are_known_again_without_case_and_punctuation(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": i % 4} for i in range(8)]
+    task_folder(tmp_path, "ag_news", rows, {"label_names": ["sci_tech", "Business", "SPORTS", "world"]})
+    assert load(tmp_path, "ag_news").task.label_words == ("Tech", "Business", "Sports", "World")
+
+
+@pytest.mark.parametrize("names", [["bad", "good"], ["+", "-"]])
+def test_other_names_for_a_registered_task_stand_by_position(tmp_path: Path, names: list[str]) -> None:
+    task_folder(tmp_path, "sst2", SINGLES, {"label_names": names})
+    task = load(tmp_path, "sst2").task
+    assert task.labels == tuple(names)
+    assert task.label_words == ("terrible", "great")
+
+
+# -- Directories: splits ---------------------------------------------------------------------------------
+
+
+def held_out(tmp_path: Path, count: int) -> TaskRows:
+    rows = [{"text": f"{i}", "label": i % 2} for i in range(count)]
+    folder = task_folder(tmp_path, "mine", rows)
+    (folder / "validation.jsonl").unlink()
+    return load(tmp_path, "mine")
+
+
+def test_a_missing_validation_split_is_a_tenth_of_the_training_rows(tmp_path: Path) -> None:
+    rows = held_out(tmp_path, 200)
+    assert (len(rows.train), len(rows.validation), len(rows.test)) == (180, 20, 200)
+    assert {*rows.train.first} | {*rows.validation.first} == {str(i) for i in range(200)}
+    assert not {*rows.train.first} & {*rows.validation.first}
+    assert list(map(int, rows.train.first)) == sorted(map(int, rows.train.first))
+
+
+def test_the_held_out_rows_are_the_same_every_time(tmp_path: Path) -> None:
+    one, other = held_out(tmp_path / "one", 200), held_out(tmp_path / "other", 200)
+    assert one.validation == other.validation
+    assert one.fingerprint() == other.fingerprint()
+
+
+def test_a_missing_test_split_is_the_validation_split(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES)
+    (folder / "test.jsonl").unlink()
+    rows = load(tmp_path, "mine")
+    assert rows.test == Rows(tuple(f"text {i}" for i in range(20)), (), (0, 1) * 10)
+    assert len(rows.validation) == 2
+    assert len(rows.train) == 18
+
+
+def test_an_empty_test_split_is_not_replaced_by_another() -> None:
+    task = TaskDefinition("mine", "single", ("0", "1"))
+    some = Rows(("a", "b"), (), (0, 1))
+    with pytest.raises(DataError, match="Task 'mine' has no rows in its test split"):
+        complete(task, {"train": some, "validation": some, "test": Rows((), (), ())})
+
+
+def test_a_fingerprint_knows_every_text_label_and_split() -> None:
+    task = TaskDefinition("mine", "single", ("0", "1"))
+    some, other = Rows(("a", "b"), (), (0, 1)), Rows(("a", "c"), (), (0, 1))
+    base = TaskRows(task, some, some, some)
+    assert base.fingerprint() == TaskRows(task, some, some, some).fingerprint()
+    assert len(base.fingerprint()) == 64
+    changed = [
+        TaskRows(task, some, some, other),
+        TaskRows(task, other, some, some),
+        TaskRows(task, Rows(("a", "b"), (), (1, 0)), some, some),
+        TaskRows(task, Rows(("a", "b"), ("", ""), (0, 1)), some, some),
+    ]
+    assert len({rows.fingerprint() for rows in [base, *changed]}) == 5
+
+
+def test_taking_rows_keeps_texts_and_labels_together() -> None:
+    rows = Rows(("a", "b", "c"), ("x", "y", "z"), (0, 1, 2))
+    assert rows.take([2, 0]) == Rows(("c", "a"), ("z", "x"), (2, 0))
+    assert Rows(("a", "b"), (), (0, 1)).take([1]) == Rows(("b",), (), (1,))
+
+
+# -- Directories: faults ---------------------------------------------------------------------------------
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    text = message(tmp_path / "nowhere", kind=UsageError)
+    assert f"'{tmp_path}/nowhere' does not exist" in text
+    assert "'hub' or 'demo'" in text
+
+
+def test_a_registered_task_without_a_folder_names_what_there_is(tmp_path: Path) -> None:
+    task_folder(tmp_path, "mine", SINGLES)
+    assert f"expected the folder {tmp_path}/sst2. It holds mine" in message(tmp_path, "sst2")
+
+
+def test_a_folder_without_a_training_file_is_told_so(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES)
+    (folder / "train.jsonl").unlink()
+    assert f"'mine' has no train split: expected {folder}/train.parquet" in message(tmp_path)
+
+
+def test_a_folder_with_training_rows_alone_lacks_a_test_split(tmp_path: Path) -> None:
+    write(tmp_path / "mine" / "train.csv", SINGLES)
+    assert "no test split" in (text := message(tmp_path))
+    assert "found train.csv" in text
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+def test_a_missing_column_is_named_with_those_found(tmp_path: Path, suffix: str) -> None:
+    folder = task_folder(tmp_path, "mine", [{"sentence": "a", "label": 0}], suffix=suffix)
+    text = message(tmp_path)
+    assert f"{folder}/train.{suffix} has no column 'text'" in text
+    assert "'sentence'" in text
+    assert "'label'" in text
+
+
+def test_a_pair_task_expects_two_texts(tmp_path: Path) -> None:
+    task_folder(tmp_path, "qnli", SINGLES)
+    assert "no column 'text_a': expected text_a and text_b, and label" in message(tmp_path, "qnli")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "first"), [("parquet", 0), ("jsonl", 1), ("csv", 1)], ids=["parquet", "jsonl", "csv"]
+)
+def test_a_label_that_is_no_integer_is_named_with_its_row(tmp_path: Path, suffix: str, first: int) -> None:
+    rows = [{"text": "a", "label": label} for label in ("0", "1", "one", "0")]
+    folder = task_folder(tmp_path, "mine", rows, suffix=suffix)
+    expected = f"{folder}/train.{suffix}, row {first + 2}, column 'label': expected an integer from 0"
+    assert expected in (text := message(tmp_path))
+    assert 'got "one"' in text
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [(-1, "-1"), (1.0, "1.0"), (True, "true"), (None, "nothing"), ("1_0", '"1_0"'), ([1], "[1]"), ("²", '"²"')],
+)
+def test_a_label_is_a_whole_number_from_0(tmp_path: Path, label: object, shown: str) -> None:
+    task_folder(tmp_path, "mine", [{"text": "a", "label": 0}, {"text": "b", "label": label}])
+    assert f"row 2, column 'label': expected an integer from 0, got {shown}." in message(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, 3, ["a"]])
+def test_a_text_that_is_none_is_named_with_its_row(tmp_path: Path, value: object) -> None:
+    task_folder(tmp_path, "mine", [*PAIRS, {"text_a": "a", "text_b": value, "label": 0}])
+    assert "train.jsonl, row 21, column 'text_b': expected a text" in message(tmp_path)
+
+
+def test_a_csv_row_that_is_too_short_is_named(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "test.csv").write_text('label,text\n0,a\n1,"b\nb"\n0\n')
+    assert f"{folder}/test.csv, row 3, column 'text': expected a text, got nothing" in message(tmp_path)
+
+
+def test_an_unclosed_quote_in_csv_is_named_with_its_line(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "test.csv").write_text('text,label\na,0\n"b,1\nc,0\n')
+    assert f"{folder}/test.csv, line 3: unexpected end of data. Quote texts" in message(tmp_path)
+
+
+def test_rows_of_jsonl_are_counted_by_line(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES)
+    (folder / "test.jsonl").write_text('\n{"text": "a", "label": 0}\n\n{"text": "a", "label": 7}\n')
+    assert f"{folder}/test.jsonl, row 4, column 'label': 7 is out of range" in message(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["{'text': 'a', 'label': 0}", "[1]", "null", '{"text": "a"'])
+def test_a_line_that_is_no_json_object_is_named(tmp_path: Path, line: str) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES)
+    (folder / "test.jsonl").write_text('{"text": "a", "label": 0}\n' + line + "\n")
+    assert f"{folder}/test.jsonl, row 2: expected a JSON object, got " in message(tmp_path)
+
+
+def test_a_label_out_of_range_is_named_with_the_labels_there_are(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "sst2", SINGLES)
+    write(folder / "test.jsonl", [*SINGLES, {"text": "a", "label": 2}])
+    text = message(tmp_path, "sst2")
+    assert f"{folder}/test.jsonl, row 21, column 'label': 2 is out of range" in text
+    assert "2 labels 0 to 1 (negative, positive)" in text
+
+
+def test_a_label_that_only_the_test_rows_have_is_out_of_range(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES)
+    write(folder / "test.jsonl", [{"text": "a", "label": 2}])
+    assert "row 1, column 'label': 2 is out of range" in message(tmp_path)
+
+
+@pytest.mark.parametrize("label", [3, 10**12])
+def test_a_gap_in_the_labels_is_named(tmp_path: Path, label: int) -> None:
+    """However large the number is: no table of that many names is made."""
+    folder = task_folder(tmp_path, "mine", [*SINGLES, {"text": "a", "label": label}])
+    expected = f"{folder}/train.jsonl: the labels go up to {label}, and no row has label 2"
+    assert expected in message(tmp_path)
+
+
+def test_a_label_without_training_rows_is_named(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": label} for label in (0, 2, 0, 2)]
+    task_folder(tmp_path, "mine", rows, {"label_names": ["x", "y", "z"]})
+    assert "'mine' has no training row of label 1 ('y'); rows per label: [2, 0, 2]" in message(tmp_path)
+
+
+def test_a_label_that_lost_its_only_row_to_the_validation_split_is_told_so(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", [{"text": "a", "label": 0}, {"text": "b", "label": 1}])
+    (folder / "validation.jsonl").unlink()
+    assert "1 went to the missing validation split: add one" in message(tmp_path)
+
+
+def test_a_task_of_one_label_is_none(tmp_path: Path) -> None:
+    task_folder(tmp_path, "mine", [{"text": "a", "label": 0}])
+    assert "no training row of label 1" in message(tmp_path)
+
+
+def test_an_unreadable_parquet_file_is_named(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="parquet")
+    (folder / "test.parquet").write_bytes(b"PAR1 and nothing else")
+    assert f"{folder}/test.parquet cannot be read as parquet: " in message(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_file_in_another_encoding_is_named(tmp_path: Path, suffix: str) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix=suffix)
+    train = folder / f"train.{suffix}"
+    train.write_bytes(train.read_bytes().replace(b"text 3", "Grüße".encode("latin-1")))
+    assert f"{train} is not in UTF-8." in message(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_an_empty_file_has_no_columns(tmp_path: Path, suffix: str) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix=suffix)
+    (folder / f"test.{suffix}").write_text("")
+    assert f"{folder}/test.{suffix} has no column 'text'" in (text := message(tmp_path))
+    assert "found none" in text
+
+
+def test_a_file_of_no_rows_is_an_empty_split(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "validation.csv").write_text("text,label\n")
+    assert "Task 'mine' has no rows in its validation split" in message(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "must hold a JSON object"),
+        ('{"label_names": "ab"}', "label_names must be a list of at least two names"),
+        ('{"label_names": ["a"]}', "label_names must be a list of at least two names"),
+        ('{"label_names": ["a", "a"]}', "all different"),
+        ('{"label_words": "ab"}', "label_words must be a list of at least two names"),
+        ('{"label_words": ["a", "b", "c"]}', "one of label_words for each of the 2 labels, got 3"),
+        ('{"metric": "bleu"}', "metric must be 'accuracy' or 'f1', got 'bleu'"),
+        ('{"template": "{text} was"}', "template must hold each of {text}, {mask} once"),
+        ('{"template": "{mask} {text} {text}"}', "template must hold each of {text}, {mask} once"),
+        ('{"template": "{mask} {text:upper}"}', "no other slot, got '{mask} {text:upper}'"),
+        ('{"template": 3}', "template must hold"),
+        ('{"causal_template": "{text} {mask}"}', "causal_template must hold each of {text} once"),
+    ],
+)
+def test_a_wrong_source_json_is_named(tmp_path: Path, notes: str, expected: str) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES)
+    (folder / "source.json").write_text(notes)
+    assert f"{folder}/source.json" in (text := message(tmp_path))
+    assert expected in text
+
+
+def test_more_label_names_than_a_registered_task_has_labels_are_refused(tmp_path: Path) -> None:
+    task_folder(tmp_path, "sst2", SINGLES, {"label_names": ["negative", "neutral", "positive"]})
+    text = message(tmp_path, "sst2")
+    assert "names 3 labels, but task 'sst2' has 2: negative, positive" in text
+    assert "Rename the folder" in text
+
+
+# -- Streams ---------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_a_registered_name_or_task_names(tmp_path: Path) -> None:
+    task_folder(tmp_path, "mine", SINGLES)
+    task_folder(tmp_path, "sst2", SINGLES)
+    assert [rows.task.name for rows in load_tasks(" sst2 ,mine,", str(tmp_path))] == ["sst2", "mine"]
+    demo = load_tasks("qnli-agnews-sst2", "demo")
+    assert [rows.task.name for rows in demo] == ["qnli", "ag_news", "sst2"]
+    assert [bool(rows.train.second) for rows in demo] == [True, False, False]
+
+
+def test_a_stream_names_a_task_once(tmp_path: Path) -> None:
+    task_folder(tmp_path, "mine", SINGLES)
+    with pytest.raises(UsageError, match=r"names 'mine' more than once.*second name"):
+        load_tasks("mine,sst2,mine", str(tmp_path))
+
+
+@pytest.mark.parametrize("stream", ["", " , "])
+def test_a_stream_names_some_task(tmp_path: Path, stream: str) -> None:
+    with pytest.raises(UsageError, match="names no task"):
+        load_tasks(stream, str(tmp_path))
+
+
+def test_an_unknown_task_is_told_its_neighbour_and_where_to_add_it(tmp_path: Path) -> None:
+    task_folder(tmp_path, "reviews", SINGLES)
+    text = message(tmp_path, "reviws", UnknownNameError)
+    assert "Unknown stream or task 'reviws'. Did you mean 'reviews'?" in text
+    assert f"put it under {tmp_path}/NAME" in text
+
+
+def test_an_unknown_stream_is_told_its_neighbour() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'qnli-agnews-sst2'"):
+        load_tasks("qnli-agnews-sst", "demo")
+
+
+def test_the_demo_names_what_it_holds() -> None:
+    with pytest.raises(DataError, match=r"no data for task 'trec'.*'demo' holds qnli, ag_news, sst2"):
+        load_tasks("trec", "demo")
+
+
+def test_the_default_data_is_the_environments_or_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGETFREE_DATA", "somewhere")
+    assert default_data() == "somewhere"
+    monkeypatch.setenv("FORGETFREE_DATA", "")
+    assert default_data() == "hub"
+    monkeypatch.delenv("FORGETFREE_DATA")
+    assert default_data() == "hub"
+
+
+# -- The hub ---------------------------------------------------------------------------------------------
+
+
+class Table:
+    """What `datasets.load_dataset` gives, as far as we use it."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self._columns = columns
+        self.column_names = list(columns)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self._columns[name]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], Any]:
+    """The hub as a dict of (path, name, split) to a table or an error."""
+    tables: dict[tuple[str, str | None, str], Any] = {}
+
+    def load_dataset(path: str, name: str | None, *, split: str) -> Any:
+        found = tables[path, name, split]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    return tables
+
+
+def hub_message(name: str) -> str:
+    with pytest.raises(DataError) as caught:
+        load_tasks(name, "hub")
+    text = str(caught.value)
+    assert "\n" not in text
+    assert not [word for word in INTERNALS if word in text], text
+    return text
+
+
+def test_the_hub_is_read_by_the_tasks_own_columns_and_splits(hub: dict[Any, Any]) -> None:
+    questions = [f"who {i}?" for i in range(20)]
+    table = Table(question=questions, sentence=["I."] * 20, label=[0, 1] * 10, idx=list(range(20)))
+    hub["nyu-mll/glue", "qnli", "train"] = hub["nyu-mll/glue", "qnli", "validation"] = table
+    rows = load_tasks("qnli", "hub")[0]
+    assert rows.test == Rows(tuple(questions), ("I.",) * 20, (0, 1) * 10)
+    assert (len(rows.train), len(rows.validation)) == (18, 2)
+
+
+def test_labels_of_the_hub_are_renumbered_where_ours_differ(hub: dict[Any, Any]) -> None:
+    """SetFit/subj calls objective 0; here subjective is."""
+    table = Table(text=["o", "s"] * 10, label=[0, 1] * 10)
+    hub["SetFit/subj", None, "train"] = hub["SetFit/subj", None, "test"] = table
+    assert load_tasks("subj", "hub")[0].test.labels == (1, 0) * 10
+
+
+def test_undecided_rows_of_the_hub_are_left_out(hub: dict[Any, Any]) -> None:
+    table = Table(premise=list("abcd"), hypothesis=list("efgh"), label=[0, -1, 1, 2])
+    for split in ("train", "validation", "test"):
+        hub["stanfordnlp/snli", None, split] = table
+    assert load_tasks("snli", "hub")[0].train == Rows(("a", "c", "d"), ("e", "g", "h"), (0, 1, 2))
+
+
+def test_a_row_of_the_hub_that_is_wrong_is_named_by_its_own_number(hub: dict[Any, Any]) -> None:
+    for split in ("train", "validation", "test"):
+        hub["stanfordnlp/snli", None, split] = Table(
+            premise=["a", "b", None], hypothesis=["e", "f", "g"], label=[0, -1, 1]
+        )
+    assert "stanfordnlp/snli:train, row 2, column 'text_a': expected a text, got nothing" in hub_message("snli")
+    hub["stanfordnlp/snli", None, "train"] = Table(premise=["a"], hypothesis=["e"], label=["neutral"])
+    assert "stanfordnlp/snli:train, row 0, column 'label'" in hub_message("snli")
+    hub["stanfordnlp/snli", None, "train"] = Table(premise=["a"], hypothesis=["e"], label=[3])
+    assert "stanfordnlp/snli:train, row 0, column 'label': 3 is out of range" in hub_message("snli")
+
+
+def test_a_set_that_changed_on_the_hub_is_told_so(hub: dict[Any, Any]) -> None:
+    hub["fancyzhx/ag_news", None, "train"] = Table(body=["a"], label=[0])
+    text = hub_message("ag_news")
+    assert "fancyzhx/ag_news:train has no column 'text'; it has body, label" in text
+
+
+def test_a_hub_that_cannot_be_reached_offers_the_other_sources(hub: dict[Any, Any]) -> None:
+    hub["fancyzhx/ag_news", None, "train"] = ConnectionError("Couldn't reach the Hub.\nlong\nstory")
+    assert hub_message("ag_news") == (
+        "Task 'ag_news' cannot be read from the hub (fancyzhx/ag_news, split train): Couldn't reach the Hub. "
+        "Without a connection, give a directory with --data DIR, or --data demo."
+    )
+
+
+def test_a_task_that_the_hub_does_not_hold_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "tasks", lambda: {"own": TaskDefinition("own", "single", ("a", "b"))})
+    assert "The hub does not hold task 'own'" in hub_message("own")
+
+
+def test_a_set_in_hub_layout_is_read_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for split in ("train", "test"):
+        write(tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet", SINGLES)
+    own = TaskDefinition("own", "single", ("a", "b"), hub=HubSource(str(tmp_path / "set")))
+    monkeypatch.setattr(registry, "tasks", lambda: {"own": own})
+    datasets.disable_progress_bars()
+    try:
+        rows = load_tasks("own", "hub")[0]
+    finally:
+        datasets.enable_progress_bars()
+    assert rows.test.first == tuple(f"text {i}" for i in range(20))
+    assert rows.test.labels == (0, 1) * 10
+
+
+def test_without_a_connection_the_hub_fails_at_once_and_says_what_to_do() -> None:
+    code = (
+        "import time, datasets\n"
+        "from forgetfree.data.sources import load_tasks\n"
+        "from forgetfree.errors import DataError\n"
+        "begin = time.perf_counter()\n"
+        "try: load_tasks('ag_news', 'hub')\n"
+        "except DataError as error: print(error)\n"
+        "assert time.perf_counter() - begin < 10\n"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent/cache"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Task 'ag_news' cannot be read from the hub (fancyzhx/ag_news, split train): ")
+    assert done.stdout.strip().endswith("give a directory with --data DIR, or --data demo.")
+    assert done.stdout.count("\n") == 1
+
+
+# -- Real data -------------------------------------------------------------------------------------------
+
+REAL_TASKS = sorted(path.parent.name for path in REAL_DATA.glob("*/train.parquet"))
+
+
+@pytest.mark.skipif(not REAL_TASKS, reason="no data sets under ../shared/data")
+@pytest.mark.parametrize("name", REAL_TASKS)
+def test_a_real_task_is_read_whole(name: str) -> None:
+    notes = json.loads((REAL_DATA / name / "source.json").read_text(encoding="utf-8"))
+    rows = load(REAL_DATA, name)
+    assert rows.task.labels == tuple(notes["label_names"])
+    for split in ("train", "validation", "test"):
+        part: Rows = getattr(rows, split)
+        assert len(part) == notes["splits"][split]["rows"]
+        assert bool(part.second) == (rows.task.kind == "pair")
+        counts = {label: part.labels.count(i) for i, label in enumerate(rows.task.labels)}
+        assert counts == notes["splits"][split]["label_counts"]

@@ -1,0 +1,363 @@
+"""From a name or a directory to a model, and what is said where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from forgetfree import registry
+from forgetfree.errors import ModelError, UnknownNameError, UsageError
+from forgetfree.models import loading
+from forgetfree.models.loading import fingerprint_of, load_model
+from forgetfree.models.task_model import TaskModel
+from forgetfree.tasks import TaskDefinition
+
+ModelDirectory = Callable[[str], Path]
+
+INTERNALS = ("Traceback", "Error(", "KeyError", "<class", "ignore_mismatched_sizes")
+TASK = TaskDefinition(
+    "own",
+    "single",
+    ("negative", "positive"),
+    template="{text} It was {mask}.",
+    label_words=("terrible", "great"),
+    causal_template="{text} It was",
+)
+
+needs_minilm = pytest.mark.skipif(
+    importlib.util.find_spec(loading.MINILM_PACKAGE) is None, reason="needs the extra forgetfree[minilm]"
+)
+
+
+@pytest.fixture
+def copy(model_directory: ModelDirectory, tmp_path: Path) -> ModelDirectory:
+    """A model directory that a test may damage."""
+    return lambda kind: Path(shutil.copytree(model_directory(kind), tmp_path / kind))
+
+
+def message(name: str | Path, readout: str = "auto", kind: type[Exception] = ModelError) -> str:
+    """The one paragraph that loading ends with."""
+    with pytest.raises(kind) as caught:
+        load_model(str(name), readout)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert not [word for word in INTERNALS if word in text], text
+    assert text.endswith(".")
+    return text
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# -- Readouts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "readout"),
+    [
+        ("bert", "linear"),
+        ("bert-pooler", "linear"),
+        ("bert-mlm", "prompt"),
+        ("roberta", "linear"),
+        ("roberta-mlm", "prompt"),
+        ("gpt2", "linear"),
+        ("gpt2-lm", "causal"),
+    ],
+)
+def test_the_readout_follows_from_what_the_model_has(model_directory: ModelDirectory, kind: str, readout: str) -> None:
+    loaded = load_model(str(model_directory(kind)))
+    assert loaded.readout == loaded.model.readout == readout
+    assert loaded.model.heads == []
+    assert all(p.dtype == torch.float32 for p in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["bert-mlm", "roberta-mlm", "gpt2-lm", "bert-pooler"])
+def test_linear_serves_every_model_without_its_head_and_pooler(model_directory: ModelDirectory, kind: str) -> None:
+    loaded = load_model(str(model_directory(kind)), "linear")
+    names = [name for name, _ in loaded.model.backbone.named_parameters()]
+    assert not [name for name in names if any(word in name for word in ("cls", "lm_head", "pooler"))]
+
+
+def test_a_loaded_model_reads_texts_to_the_end(model_directory: ModelDirectory) -> None:
+    for kind, words in (("bert", 0), ("roberta-mlm", 2), ("gpt2-lm", 2)):
+        loaded = load_model(str(model_directory(kind)))
+        head = loaded.head(TASK)
+        assert (head.name, head.n_labels, len(head.label_words)) == ("own", 2, words)
+        label = loaded.model.add_task(head)
+        from forgetfree.data.sources import Rows
+
+        ids = loaded.encoder(TASK)(Rows(("the film " * 60,), (), (0,)))
+        assert len(ids[0]) == tiny.POSITIONS  # as long as the model can read
+        with torch.no_grad():
+            logits = loaded.model.eval()(torch.tensor(ids), label)
+        assert logits.shape == (1, 2)
+        assert bool(logits.isfinite().all())
+
+
+def test_gpt2_reads_the_last_token_and_pads_with_its_end(model_directory: ModelDirectory) -> None:
+    for kind in ("gpt2", "gpt2-lm"):
+        model = load_model(str(model_directory(kind)), "linear").model
+        assert model.tokens.pad == 0
+        assert model._position(torch.tensor([[5, 6, 0, 0]])).tolist() == [1]
+
+
+def test_token_types_only_where_the_model_has_them(model_directory: ModelDirectory) -> None:
+    assert load_model(str(model_directory("bert"))).model.tokens.separator is not None
+    assert load_model(str(model_directory("roberta"))).model.tokens.separator is None
+    assert load_model(str(model_directory("gpt2"))).model.tokens.separator is None
+
+
+def test_the_dropout_is_that_of_the_models_own_classifier(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    edit_config(directory, classifier_dropout=0.25)
+    assert load_model(str(directory)).model.dropout.p == 0.25
+    edit_config(directory, classifier_dropout=None, hidden_dropout_prob=0.0)
+    assert load_model(str(directory)).model.dropout.p == 0.0
+
+
+def test_the_caller_may_give_the_class_of_the_model(model_directory: ModelDirectory) -> None:
+    class Own(TaskModel):
+        pass
+
+    assert isinstance(load_model(str(model_directory("bert")), model_class=Own).model, Own)
+
+
+# -- Fingerprints ----------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_that_of_the_weights_alone(copy: ModelDirectory, tmp_path: Path) -> None:
+    directory = copy("bert")
+    before = load_model(str(directory)).fingerprint
+    moved = directory.rename(tmp_path / "elsewhere")
+    edit_config(moved, hidden_dropout_prob=0.3)
+    after = load_model(str(moved))
+    assert after.fingerprint == before
+    after.model.add_task(after.head(TASK))
+    assert fingerprint_of(after.model.backbone) == before
+
+
+def test_one_bit_changes_the_fingerprint(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    before = load_model(str(directory)).fingerprint
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "encoder.layer.1" in name)
+    tensors[name].view(-1).view(torch.int32)[3] ^= 1
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert load_model(str(directory)).fingerprint != before
+
+
+def test_a_fingerprint_knows_names_shapes_dtypes_and_buffers() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self, name: str = "a", buffer: float = 0.0, **made: Any) -> None:
+            super().__init__()
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(made.pop("shape", (2, 3)), **made)))
+            self.register_buffer("b", torch.tensor(buffer))
+
+    changed = [Model("c"), Model(shape=(3, 2)), Model(dtype=torch.bfloat16), Model(buffer=-0.0)]
+    assert len({fingerprint_of(model) for model in [Model(), *changed]}) == 5
+    assert fingerprint_of(Model()) == fingerprint_of(Model())
+
+
+# -- Faults ----------------------------------------------------------------------------------------------
+
+
+def test_a_readout_that_is_none_is_refused(model_directory: ModelDirectory) -> None:
+    text = message(model_directory("bert"), "cls", UsageError)
+    assert text == "Unknown readout 'cls'. Known: auto, linear, prompt, causal."
+
+
+@pytest.mark.parametrize(
+    ("kind", "readout", "expected"),
+    [
+        ("bert", "prompt", "--readout prompt needs a masked language model, and "),
+        ("gpt2-lm", "prompt", "--readout prompt needs a masked language model, and "),
+        ("bert-mlm", "causal", "--readout causal needs a causal language model, and "),
+        ("gpt2", "causal", "is GPT2Model. Use --readout auto"),
+    ],
+)
+def test_a_readout_that_the_model_lacks_is_refused(
+    model_directory: ModelDirectory, kind: str, readout: str, expected: str
+) -> None:
+    assert expected in message(model_directory(kind), readout)
+
+
+def test_a_head_that_the_config_promises_and_the_weights_lack_is_not_made_up(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    edit_config(directory, architectures=["BertForMaskedLM"])
+    text = message(directory)
+    assert "weights that --readout prompt needs, e.g. 'cls.predictions" in text
+    assert "they would be random" in text
+
+
+@pytest.mark.parametrize("kind", ["bert-mlm", "gpt2-lm"])
+def test_a_model_without_its_tokenizer_is_refused(copy: ModelDirectory, kind: str) -> None:
+    directory = copy(kind)
+    for path in directory.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.unlink()
+    assert "has no tokenizer" in message(directory)
+
+
+def test_a_tokenizer_of_another_model_is_refused(copy: ModelDirectory, model_directory: ModelDirectory) -> None:
+    directory = copy("bert")
+    for path in model_directory("roberta").iterdir():
+        if "token" in path.name or "vocab" in path.name:
+            shutil.copy(path, directory)
+    assert "tokens, and the model has embeddings for" in message(directory)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, None], ids=["empty", "noise", "cut off"])
+def test_damaged_weights_are_refused(copy: ModelDirectory, content: bytes | None) -> None:
+    directory = copy("bert")
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    assert f"Model '{directory}' cannot be loaded: " in message(directory)
+
+
+def test_missing_weights_are_refused(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    (directory / "model.safetensors").unlink()
+    assert f"Model '{directory}' cannot be loaded: Error no file named model.safetensors" in message(directory)
+
+
+def test_weights_of_another_shape_are_named(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    edit_config(directory, intermediate_size=2 * tiny.INNER)
+    text = message(directory)
+    assert "do not fit its config.json: " in text
+    assert f"should have shape ({2 * tiny.INNER},), got ({tiny.INNER},)" in text
+
+
+@pytest.mark.parametrize("content", ["{", '{"model_type": "nosuch"}', "{}"])
+def test_a_damaged_config_is_refused(copy: ModelDirectory, content: str) -> None:
+    directory = copy("bert")
+    (directory / "config.json").write_text(content)
+    assert f"Model '{directory}' cannot be loaded: " in message(directory)
+
+
+def test_a_directory_that_holds_no_model_is_refused(tmp_path: Path) -> None:
+    assert message(tmp_path) == (
+        f"{str(tmp_path)!r} is no model directory: it holds no config.json. Save with save_pretrained."
+    )
+
+
+@pytest.mark.parametrize("name", ["minlm", "./nowhere", "/nowhere/at/all", "a/b/c"])
+def test_an_unknown_name_lists_the_known(name: str) -> None:
+    text = message(name, kind=UnknownNameError)
+    assert text.startswith(f"Unknown model {name!r}.")
+    assert all(known in text for known in registry.MODELS)
+    assert "hub name OWNER/NAME" in text
+    assert ("Did you mean 'minilm'?" in text) == (name == "minlm")
+
+
+SCRIPT = """
+import sys, time
+from forgetfree.errors import ModelError
+from forgetfree.models.loading import load_model
+import transformers
+for name in sys.argv[2:]:
+    begin = time.perf_counter()
+    try:
+        load_model(name)
+    except ModelError as error:
+        print(error)
+    assert time.perf_counter() - begin < float(sys.argv[1])
+"""
+
+
+def run(limit: float, *names: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Load models in a process of their own."""
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(limit), *names],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=60,
+    )
+
+
+def test_a_hub_name_without_a_connection_fails_at_once(tmp_path: Path) -> None:
+    done = run(10, "roberta-base", "nobody/nothing", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [line[:38] for line in done.stdout.splitlines()] == [
+        "Model 'roberta-base' cannot be loaded:",
+        "Model 'nobody/nothing' cannot be loade",
+    ]
+    assert done.stdout.count("hub names need a connection.") == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_loading_is_silent(model_directory: ModelDirectory) -> None:
+    """No progress bars, no notes on weights that are not used."""
+    done = run(60, *(str(model_directory(kind)) for kind in ("bert-mlm", "gpt2-lm", "bert-pooler")))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_loading_leaves_the_notes_of_transformers_as_they_were(model_directory: ModelDirectory) -> None:
+    import transformers
+
+    logging = transformers.utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load_model(str(model_directory("bert-mlm")), "linear")
+    with pytest.raises(ModelError):
+        load_model(str(model_directory("bert")), "prompt")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+# -- The embedded model ----------------------------------------------------------------------------------
+
+
+@needs_minilm
+def test_minilm_is_the_default_and_reads_linearly() -> None:
+    loaded = load_model("minilm")
+    assert (loaded.name, loaded.readout) == ("minilm", "linear")
+    assert sum(parameter.numel() for parameter in loaded.model.parameters()) == 22_565_376
+    assert loaded.tokenizer.tokenize("Forgotten nothing") == ["forgotten", "nothing"]
+    assert loaded.model.tokens == loading.TokenLayout(pad=0, mask=103, separator=102)
+
+
+@needs_minilm
+@pytest.mark.parametrize("task", sorted(registry.tasks()))
+def test_minilms_vocabulary_has_every_registered_label_word(task: str) -> None:
+    """BERT's own vocabulary, so that the registered prompts serve bert-base-uncased as they are."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(loading._minilm_directory())
+    definition = registry.tasks()[task]
+    assert len(loading.label_word_ids(tokenizer, definition.label_words, task)) == len(definition.labels)
+
+
+def package(directory: Path) -> types.ModuleType:
+    module = types.ModuleType(loading.MINILM_PACKAGE)
+    module.MODEL_DIR = directory  # type: ignore[attr-defined]
+    return module
+
+
+def test_minilm_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, loading.MINILM_PACKAGE, package(tmp_path))
+    assert f"expected sha256 {loading.MINILM_SHA256}, got no file" in message("minilm")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "got e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855. Reinstall with: pip" in message(
+        "minilm"
+    )
+
+
+def test_a_missing_minilm_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, loading.MINILM_PACKAGE, None)
+    assert "Install it with: pip install 'forgetfree[minilm]', or give another model to --model" in message("minilm")

@@ -1,0 +1,259 @@
+"""Logits against plain transformers forward passes, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from forgetfree.errors import ModelError, TaskError
+from forgetfree.models.task_model import TaskHead, TaskModel
+from forgetfree.models.tokens import TokenLayout
+
+SINGLE = TaskHead("first", 2)
+TRIPLE = TaskHead("second", 3)
+TEXTS = ["the film was great .", "story", "who was it ? the river and the city were bright"]
+
+
+def layout(tokenizer: Any, *, types: bool) -> TokenLayout:
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return TokenLayout(pad, tokenizer.mask_token_id, tokenizer.sep_token_id if types else None)
+
+
+def make(kind: str, readout: str, *heads: TaskHead, causal: bool = False) -> tuple[TaskModel, Any]:
+    """An evaluating model of `tiny.KINDS`, and its tokenizer."""
+    backbone, tokenizer = tiny.build(kind)
+    tokens = layout(tokenizer, types=kind.startswith("bert"))
+    model = TaskModel(backbone, tokens, readout, causal=causal)  # type: ignore[arg-type]
+    for head in heads:
+        model.add_task(head)
+    return model.eval(), tokenizer
+
+
+def batch(tokenizer: Any, texts: list[str], pad: int | None = None) -> Tensor:
+    rows = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
+    pad = layout(tokenizer, types=False).pad if pad is None else pad
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=float(pad))
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+# -- The three readouts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@torch.no_grad()
+def test_linear_reads_the_first_token(kind: str) -> None:
+    model, tokenizer = make(kind, "linear", SINGLE)
+    got = model(batch(tokenizer, TEXTS), 0)
+    for row, text in zip(got, TEXTS, strict=True):
+        hidden = model.backbone(**tokenizer(text, return_tensors="pt")).last_hidden_state
+        close(row, model.linears["0"](hidden[0, 0]))
+
+
+@torch.no_grad()
+def test_linear_reads_pairs_with_their_token_types() -> None:
+    model, tokenizer = make("bert", "linear", SINGLE)
+    encoded = tokenizer("who was it ?", "the river", return_tensors="pt")
+    assert int(encoded["token_type_ids"].sum()) > 0
+    close(model.features(encoded["input_ids"]), model.backbone(**encoded).last_hidden_state[:, 0])
+
+
+@torch.no_grad()
+def test_linear_reads_the_last_token_of_a_causal_model() -> None:
+    model, tokenizer = make("gpt2", "linear", SINGLE, causal=True)
+    got = model(batch(tokenizer, TEXTS), 0)
+    for row, text in zip(got, TEXTS, strict=True):
+        hidden = model.backbone(**tokenizer(text, return_tensors="pt")).last_hidden_state
+        close(row, model.linears["0"](hidden[0, -1]))
+
+
+@pytest.mark.parametrize("kind", ["bert-mlm", "roberta-mlm"])
+@torch.no_grad()
+def test_prompt_reads_the_label_words_at_the_mask(kind: str) -> None:
+    model, tokenizer = make(kind, "prompt", TaskHead("first", 2, (11, 7)))
+    texts = [f"{text} it was {tokenizer.mask_token} ." for text in TEXTS]
+    got = model(batch(tokenizer, texts), 0)
+    for row, text in zip(got, texts, strict=True):
+        encoded = tokenizer(text, return_tensors="pt")
+        mask = encoded["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+        close(row, model.backbone(**encoded).logits[0, mask, [11, 7]])
+
+
+@torch.no_grad()
+def test_causal_reads_the_label_words_after_the_last_token() -> None:
+    model, tokenizer = make("gpt2-lm", "causal", TaskHead("first", 3, (9, 3, 12)))
+    got = model(batch(tokenizer, TEXTS), 0)
+    for row, text in zip(got, TEXTS, strict=True):
+        close(row, model.backbone(**tokenizer(text, return_tensors="pt")).logits[0, -1, [9, 3, 12]])
+
+
+class HeadOfItsOwnName(torch.nn.Module):
+    """A masked LM whose head we cannot call by itself."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.config = model.config
+
+    def forward(self, **inputs: Tensor) -> Any:
+        return self.model(**inputs)
+
+
+@torch.no_grad()
+def test_an_unknown_head_is_read_through_the_whole_model() -> None:
+    backbone, tokenizer = tiny.build("bert-mlm")
+    texts = [f"{text} it was [MASK] ." for text in TEXTS]
+    logits = []
+    for body in (backbone, HeadOfItsOwnName(backbone)):
+        model = TaskModel(body, layout(tokenizer, types=True), "prompt").eval()
+        model.add_task(TaskHead("first", 2, (11, 7)))
+        logits.append(model(batch(tokenizer, texts), 0))
+    close(logits[0], logits[1])
+
+
+# -- Padding and mixed batches -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "readout", "causal"),
+    [
+        ("bert", "linear", False),
+        ("roberta", "linear", False),
+        ("gpt2", "linear", True),
+        ("bert-mlm", "prompt", False),
+        ("roberta-mlm", "prompt", False),
+        ("gpt2-lm", "causal", True),
+    ],
+)
+@torch.no_grad()
+def test_padding_changes_no_logits(kind: str, readout: str, causal: bool) -> None:
+    model, tokenizer = make(kind, readout, TaskHead("first", 2, (8, 9)), causal=causal)
+    mask = tokenizer.mask_token if readout == "prompt" else ""
+    x = batch(tokenizer, [f"{text} {mask}" for text in TEXTS])
+    wide = torch.cat([x, x.new_full((len(x), 7), model.tokens.pad)], dim=1)
+    close(model(wide, 0), model(x, 0))
+
+
+@torch.no_grad()
+def test_padding_changes_no_logits_of_an_empty_text() -> None:
+    """GPT-2 pads with the very token that stands for an empty text."""
+    model, tokenizer = make("gpt2", "linear", SINGLE, causal=True)
+    alone = torch.tensor([[tokenizer.eos_token_id]])
+    wide = torch.full((2, 6), tokenizer.eos_token_id)
+    close(model(wide, 0), model(alone, 0).expand(2, -1))
+
+
+@pytest.mark.parametrize("readout", ["linear", "prompt"])
+@torch.no_grad()
+def test_a_mixed_batch_answers_every_row_by_its_own_task(readout: str) -> None:
+    kind = "bert" if readout == "linear" else "bert-mlm"
+    heads = (TaskHead("first", 2, (8, 9)), TaskHead("second", 3, (10, 11, 12)))
+    model, tokenizer = make(kind, readout, *heads)
+    x = batch(tokenizer, [f"{text} [MASK]" for text in TEXTS])
+    got = model(x, torch.tensor([1, 0, 1]))
+    assert got.shape == (3, 3)
+    close(got[[0, 2]], model(x, 1)[[0, 2]])
+    close(got[1, :2], model(x, 0)[1])
+    assert got[1, 2] == torch.finfo(got.dtype).min
+    assert got[1].argmax() < 2
+
+
+@torch.no_grad()
+def test_one_task_may_be_given_as_a_number_or_by_row() -> None:
+    model, tokenizer = make("bert", "linear", TRIPLE, SINGLE)
+    x = batch(tokenizer, TEXTS)
+    by_row = model(x, torch.tensor([1, 1, 1]))
+    assert by_row.shape == (3, 2)
+    assert torch.equal(by_row, model(x, 1))
+
+
+@torch.no_grad()
+def test_a_mixed_batch_in_half_precision_stays_finite() -> None:
+    model, tokenizer = make("bert", "linear", SINGLE, TRIPLE)
+    got = model.bfloat16()(batch(tokenizer, TEXTS), torch.tensor([0, 1, 0]))
+    assert got.dtype == torch.bfloat16
+    assert bool(got.isfinite().all())
+
+
+# -- Tasks -----------------------------------------------------------------------------------------------
+
+
+def test_a_readout_depends_on_its_seed_and_name_and_not_on_the_stream() -> None:
+    def weight(*heads: TaskHead, seed: int = 0) -> Tensor:
+        model, _ = make("bert", "linear")
+        for head in heads:
+            model.add_task(head, seed)
+        return model.linears[str(len(heads) - 1)].weight  # type: ignore[return-value]
+
+    assert torch.equal(weight(SINGLE), weight(TRIPLE, SINGLE))
+    assert not torch.equal(weight(SINGLE), weight(SINGLE, seed=1))
+    assert not torch.equal(weight(SINGLE), weight(TaskHead("other", 2)))
+
+
+def test_adding_a_task_draws_nothing_from_the_global_generator() -> None:
+    model, _ = make("bert", "linear")
+    model.add_task(SINGLE)
+    before = torch.get_rng_state()
+    model.add_task(TRIPLE)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_readout_starts_small_and_unbiased() -> None:
+    model, _ = make("bert", "linear", TaskHead("first", 100))
+    tensors = model.linears["0"].state_dict()
+    assert float(tensors["weight"].std()) == pytest.approx(0.02, rel=0.1)
+    assert not tensors["bias"].any()
+
+
+def test_only_the_linear_readout_owns_tensors() -> None:
+    linear, _ = make("bert", "linear", SINGLE)
+    assert {name: tuple(p.shape) for name, p in linear.readout_module(0).named_parameters()} == {
+        "weight": (2, tiny.HIDDEN),
+        "bias": (2,),
+    }
+    for kind, readout in (("bert-mlm", "prompt"), ("gpt2-lm", "causal")):
+        model, _ = make(kind, readout, TaskHead("first", 2, (8, 9)))
+        assert not list(model.readout_module(0).parameters())
+
+
+def test_readouts_and_head_are_no_part_of_the_space() -> None:
+    for kind, readout in (("bert", "linear"), ("bert-mlm", "prompt"), ("gpt2-lm", "causal")):
+        model, _ = make(kind, readout, TaskHead("first", 2, (8, 9)))
+        names = [spec.name for spec in model.space().tensors]
+        assert names
+        assert not [name for name in names if any(word in name for word in ("embed", "wte", "cls", "lm_head"))]
+
+
+def test_tasks_are_known_by_name_and_by_label() -> None:
+    model, _ = make("bert", "linear", SINGLE, TRIPLE)
+    assert [model.task_label(name) for name in ("first", "second")] == [0, 1]
+    with pytest.raises(TaskError, match=r"no task 'third'\. It reads out: first, second"):
+        model.task_label("third")
+    with pytest.raises(TaskError, match="already reads out task 'first'"):
+        model.add_task(SINGLE)
+
+
+@pytest.mark.parametrize("task", [-1, 1])
+def test_a_task_label_that_is_none_is_refused(task: int) -> None:
+    model, tokenizer = make("bert", "linear", SINGLE)
+    for labels in (task, torch.tensor([task, task, task])):
+        with pytest.raises(TaskError, match=f"no task label {task}; it has 1 task"):
+            model(batch(tokenizer, TEXTS), labels)
+
+
+def test_a_mixed_batch_with_a_task_label_that_is_none_is_refused() -> None:
+    model, tokenizer = make("bert", "linear", SINGLE)
+    with pytest.raises(TaskError, match="no task label 1"):
+        model(batch(tokenizer, TEXTS), torch.tensor([0, 1, 0]))
+
+
+def test_a_row_without_a_mask_is_refused() -> None:
+    model, tokenizer = make("bert-mlm", "prompt", TaskHead("first", 2, (8, 9)))
+    with pytest.raises(ModelError, match="exactly one mask token"):
+        model(batch(tokenizer, TEXTS), 0)

