@@ -59,7 +59,7 @@ def describe(options: type[Options]) -> list[Description]:
     """Every option with type, default and meaning."""
     hints = typing.get_type_hints(options)
     return [
-        Description(field.name, type_name(hints[field.name]), str(field.default), field.metadata.get("help", ""))
+        Description(field.name, type_name(hints[field.name]), _typed(field.default), field.metadata.get("help", ""))
         for field in dataclasses.fields(options)
     ]
 
@@ -119,6 +119,11 @@ def type_name(hint: Any) -> str:
         type(None): "none",
     }
     return " or ".join(words.get(choice, str(choice)) for choice in _choices(hint))
+
+
+def _typed(value: Any) -> str:
+    """A value as a user would type it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

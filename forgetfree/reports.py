@@ -72,6 +72,7 @@ class Comparison:
         settings: what the results say of the set-up, for display, e.g. `{"model": "minilm", "shots": 16}`.
         strategies: one entry per row, in the order first seen.
         unfinished: runs cut short, as in results.json, each with its `source`.
+        failed: runs that could not go on, likewise.
         sources: the directories read.
     """
 
@@ -81,6 +82,7 @@ class Comparison:
     settings: Json
     strategies: tuple[StrategyRuns, ...]
     unfinished: tuple[Json, ...]
+    failed: tuple[Json, ...]
     sources: tuple[str, ...]
 
 
@@ -189,6 +191,11 @@ def merge(results: Sequence[Json]) -> Comparison:
             for result, source in zip(results, sources, strict=True)
             for run in result.get("unfinished", [])
         ),
+        failed=tuple(
+            {**run, "source": source}
+            for result, source in zip(results, sources, strict=True)
+            for run in result.get("failed", [])
+        ),
         sources=sources,
     )
 
@@ -215,7 +222,12 @@ def render(comparison: Comparison, format: str) -> str:
 
 def lay_out(comparison: Comparison) -> Page:
     """All tables of a report, in the order in which they are read."""
-    tables = [_outcome_table(comparison), _transfer_table(comparison), _cost_table(comparison)]
+    tables = [
+        _outcome_table(comparison),
+        _transfer_table(comparison),
+        _calibration_table(comparison),
+        _cost_table(comparison),
+    ]
     tables += [_ledger_table(comparison, entry) for entry in comparison.strategies]
     tables += [_matrix_table(comparison, entry) for entry in comparison.strategies]
     return Page(
@@ -261,6 +273,24 @@ def _transfer_table(comparison: Comparison) -> Table:
     )
 
 
+def _calibration_table(comparison: Comparison) -> Table:
+    """Per task: ECE, and how often the answers are those of the fine-tuned model."""
+    with_agreement = any("agreement" in run for entry in comparison.strategies for run in entry.runs)
+    rows = []
+    for entry in comparison.strategies:
+        row = _cells([run["ece"][-1] for run in entry.runs], _percent)
+        if with_agreement:
+            absent = [None] * len(comparison.tasks)
+            row += _cells([run.get("agreement", absent) for run in entry.runs], _percent)
+        rows.append((entry.label, *row))
+    agreement = (f"agreement {task}" for task in comparison.tasks) if with_agreement else ()
+    return Table(
+        title="Calibration error per task, and agreement with the fine-tuned model (in %)",
+        header=("strategy", *(f"ECE {task}" for task in comparison.tasks), *agreement),
+        rows=tuple(rows),
+    )
+
+
 def _cost_table(comparison: Comparison) -> Table | None:
     runs = [run for entry in comparison.strategies for run in entry.runs]
     phases = list(dict.fromkeys(phase for run in runs for phase in run["seconds"]))
@@ -287,14 +317,12 @@ def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table | None:
     ledgers = [run["ledger"] for run in entry.runs]
     if not all(ledgers):
         return None
-    shared = [value for ledger in ledgers for row in ledger["overlap"] for value in row]
-    show_overlap = _count if all(float(value).is_integer() for value in shared) else _share
     rows = []
     for index, task in enumerate(comparison.tasks):
         region, owned = (
             _cell((ledger[key][index] for ledger in ledgers), _count) for key in ("region_size", "owned_size")
         )
-        overlap = _cells([ledger["overlap"][index] for ledger in ledgers], show_overlap)
+        overlap = _cells([ledger["overlap"][index] for ledger in ledgers], _share)
         rows.append((task, region, owned, *overlap))
     return Table(
         title=f"Ledger of {entry.label} (entries of the region, entries owned, overlap of regions)",
@@ -329,6 +357,8 @@ def _notes(comparison: Comparison) -> Iterable[str]:
             f"Unfinished and left out: {run['strategy']}, seed {run['seed']}, "
             f"after {done} of {len(comparison.tasks)} tasks ({run['source']})."
         )
+    for run in comparison.failed:
+        yield f"Failed and left out: {run['strategy']}, seed {run['seed']} ({run['source']}): {run['error']}"
 
 
 def _task_headers(comparison: Comparison) -> list[str]:
@@ -363,7 +393,7 @@ def _cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
     return mean if len(known) == 1 else f"{mean} ({show(float(np.std(known, ddof=1)))})"
 
 
-def _cells(rows: Sequence[Sequence[float]], show: Callable[[float], str]) -> list[str]:
+def _cells(rows: Sequence[Sequence[float | None]], show: Callable[[float], str]) -> list[str]:
     """One cell per column of `rows`, shape (seeds, columns)."""
     return [_cell(column, show) for column in zip(*rows, strict=True)]
 
@@ -583,6 +613,7 @@ _SUMMARY = ("average", "forgetting", "bwt", "fwt", "intransigence", "ece")
 _LEDGER: _Fields = {"tasks": list, "region_size": list, "owned_size": list, "bytes": int, "overlap": list}
 _UNION: _Fields = {"accuracy": list, "ece": list}
 _UNFINISHED: _Fields = {"strategy": str, "seed": int, "matrix": list}
+_FAILED: _Fields = {"strategy": str, "seed": int, "error": str}
 
 
 def _validate(results: Any) -> None:
@@ -599,10 +630,11 @@ def _validate(results: Any) -> None:
     _check("tasks", tasks, named, "a list of different task names")
     for number, run in enumerate(results["runs"]):
         _validate_run(f"runs[{number}]", run, tasks)
-    unfinished = results.get("unfinished", [])
-    _check("unfinished", unfinished, isinstance(unfinished, list), "a list")
-    for number, run in enumerate(unfinished):
-        _check_fields(f"unfinished[{number}]", run, _UNFINISHED)
+    for key, fields in (("unfinished", _UNFINISHED), ("failed", _FAILED)):
+        cut_short = results.get(key, [])
+        _check(key, cut_short, isinstance(cut_short, list), "a list")
+        for number, run in enumerate(cut_short):
+            _check_fields(f"{key}[{number}]", run, fields)
 
 
 def _validate_run(key: str, run: Any, tasks: list[str]) -> None:

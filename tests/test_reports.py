@@ -154,17 +154,31 @@ def test_cost_table_is_left_out_where_nothing_is_known() -> None:
     assert not any(title.startswith("Time") for title in titles)
 
 
+def test_calibration_table_has_error_and_agreement_per_task() -> None:
+    """ECE of the last row is 0.1 and 0.3; agreement 0.8 and 0.9 is shown where a run has it."""
+    page = page_of(run_of("g", 0, [0.8, 0.7], agreement=[0.8, 0.9]), run_of("h", 0, [0.8, 0.7]))
+    table = table_of(page, "Calibration error")
+    assert table.header == ("strategy", "ECE qnli", "ECE mrpc", "agreement qnli", "agreement mrpc")
+    assert table.rows == (("g", "10.0", "30.0", "80.0", "90.0"), ("h", "10.0", "30.0", "—", "—"))
+    assert table_of(page_of(run_of("h", 0, [0.8, 0.7])), "Calibration error").header[-1] == "ECE mrpc"
+
+
+def test_notes_name_failed_runs() -> None:
+    page = page_of(run_of("g", 0, [0.8, 0.7]), failed=[{"strategy": "h", "seed": 3, "error": "The loss became nan."}])
+    assert any("h, seed 3" in note and "The loss became nan." in note for note in page.notes)
+
+
 def test_ledger_table_has_sizes_and_overlap() -> None:
     """Region of mrpc 120 and 140: 130 (20/√2 = 14)."""
     runs = [
-        run_of("g", seed, [0.8, 0.7], ledger=ledger_of([1000, region], [1000, 90], [[1000, 30], [30, region]]))
+        run_of("g", seed, [0.8, 0.7], ledger=ledger_of([1000, region], [1000, 90], [[1, 0.25], [0.025, 1]]))
         for seed, region in enumerate([120, 140])
     ]
     table = table_of(page_of(*runs), "Ledger of g")
     assert table.header == ("task", "region", "owned", "overlap qnli", "overlap mrpc")
     assert table.rows == (
-        ("qnli", "1,000 (0)", "1,000 (0)", "1,000 (0)", "30 (0)"),
-        ("mrpc", "130 (14)", "90 (0)", "30 (0)", "130 (14)"),
+        ("qnli", "1,000 (0)", "1,000 (0)", "1.000 (0.000)", "0.250 (0.000)"),
+        ("mrpc", "130 (14)", "90 (0)", "0.025 (0.000)", "1.000 (0.000)"),
     )
 
 
@@ -511,7 +525,7 @@ def test_rich_never_drops_a_column(two_seeds: Comparison, monkeypatch: pytest.Mo
 def test_markdown_tables_are_proper(hostile: Comparison) -> None:
     text = render(hostile, "markdown")
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         # A pipe that is not escaped separates cells: every line must have as many.
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1
@@ -572,9 +586,9 @@ def test_latex_is_escaped_and_uses_booktabs(hostile: Comparison) -> None:
     assert r"\caption{After the last task (in \%; forgetting" in text
     for opening, number in (
         (r"\begin{tabular}{lrrrrrr}", 1),
-        (r"\toprule", 4),
-        (r"\midrule", 4),
-        (r"\bottomrule", 4),
+        (r"\toprule", 5),
+        (r"\midrule", 5),
+        (r"\bottomrule", 5),
     ):
         assert text.count(opening) == number
     assert text.count(r"\begin{") == text.count(r"\end{")

@@ -78,7 +78,7 @@ class TaskModel(nn.Module):
             raise TaskError(f"The model already reads out task {head.name!r}. Give the task another name.")
         if self.readout == "linear":
             # Its usual first weights would be drawn from the global generator, and so shift every later draw.
-            linear = nn.utils.skip_init(nn.Linear, _hidden_size(self.backbone), head.n_labels)
+            linear = nn.Linear(_hidden_size(self.backbone), head.n_labels, device="meta").to_empty(device="cpu")
             generator = torch.Generator().manual_seed(derive_seed(seed, "readout", head.name))
             nn.init.normal_(linear.weight, std=0.02, generator=generator)
             nn.init.zeros_(linear.bias)

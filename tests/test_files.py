@@ -1,0 +1,82 @@
+"""Files are the old ones or the new ones, never a part."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from forgetfree.files import write_atomically, write_json
+
+
+def test_bytes_and_texts_are_written_with_their_folders(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a" / "b" / "file", b"\x00\xff")
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"\x00\xff"
+    write_atomically(tmp_path / "a" / "b" / "file", "Grüße\n")
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == "Grüße\n".encode()
+    assert os.listdir(tmp_path / "a" / "b") == ["file"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace", "chmod"])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", "new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_new_name_appears_only_after_the_content_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append("sync"), sync(handle)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
+    write_atomically(tmp_path / "file", "new")
+    assert done == ["sync", "rename"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "file", "new")
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+def test_json_is_readable_and_ends_in_a_newline(tmp_path: Path) -> None:
+    write_json(tmp_path / "file.json", {"a": [1, 0.1], "b": "Grüße", "c": None})
+    text = (tmp_path / "file.json").read_text(encoding="utf-8")
+    assert json.loads(text) == {"a": [1, 0.1], "b": "Grüße", "c": None}
+    assert "Grüße" in text
+    assert text.endswith("}\n")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}])
+def test_what_json_cannot_hold_is_refused_and_the_old_file_stays(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, 1)
+    with pytest.raises((ValueError, TypeError)):
+        write_json(path, {"a": value})
+    assert json.loads(path.read_text()) == 1

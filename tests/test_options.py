@@ -1,0 +1,129 @@
+"""Options: typed, bounded, and wrong ones told all together."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any, Literal
+
+import pytest
+
+from forgetfree.errors import OptionError, UnknownNameError
+from forgetfree.options import Options, build, describe, option, parse, type_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Options):
+    rate: float = option(0.1, "how fast", above=0, at_most=1)
+    steps: int | None = option(None, "how long", at_least=1)
+    nesterov: bool = option(False, "look ahead")
+    optimizer: Literal["sgd", "adamw"] = option("sgd", "which")
+    note: str = option("", "anything")
+
+
+def test_defaults_need_no_argument() -> None:
+    assert Own() == Own(rate=0.1, steps=None, nesterov=False, optimizer="sgd", note="")
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Own().rate = 0.2  # type: ignore[misc]
+
+
+def test_a_whole_number_serves_where_any_number_does() -> None:
+    rate = Own(rate=1).rate
+    assert rate == 1.0
+    assert isinstance(rate, float)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rate": 0}, "rate must be above 0, got 0.0."),
+        ({"rate": 1.5}, "rate must be at most 1, got 1.5."),
+        ({"rate": float("nan")}, "rate must be finite, got nan."),
+        ({"rate": float("inf")}, "rate must be finite, got inf."),
+        ({"rate": True}, "rate must be a number, got True."),
+        ({"rate": None}, "rate must be a number, got None."),
+        ({"steps": 0}, "steps must be at least 1, got 0."),
+        ({"steps": 2.0}, "steps must be a whole number or none, got 2.0."),
+        ({"steps": True}, "steps must be a whole number or none, got True."),
+        ({"nesterov": 1}, "nesterov must be true or false, got 1."),
+        ({"optimizer": "adam"}, "optimizer must be sgd or adamw, got 'adam'."),
+        ({"optimizer": ["sgd"]}, "optimizer must be sgd or adamw, got ['sgd']."),
+        ({"note": 3}, "note must be a text, got 3."),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_do(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Own(**values)
+    assert str(caught.value) == message
+
+
+def test_all_faults_are_told_together() -> None:
+    with pytest.raises(OptionError) as caught:
+        Own(rate=2, steps=-1, optimizer="adam")  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "rate must be at most 1, got 2.0; steps must be at least 1, got -1; optimizer must be sgd or adamw, got 'adam'."
+    )
+
+
+def test_texts_are_read_as_the_options_type() -> None:
+    values = {"rate": "5e-3", "steps": "12", "nesterov": "yes", "optimizer": "adamw", "note": "12"}
+    assert build(Own, values, "own") == Own(rate=0.005, steps=12, nesterov=True, optimizer="adamw", note="12")
+
+
+@pytest.mark.parametrize(("text", "value"), [("none", None), ("NULL", None), ("3", 3)])
+def test_none_is_a_word(text: str, value: int | None) -> None:
+    assert build(Own, {"steps": text}, "own").steps == value
+
+
+def test_values_of_a_file_are_taken_as_they_are() -> None:
+    assert build(Own, {"rate": 1, "steps": None}, "own") == Own(rate=1.0)
+
+
+def test_wrong_texts_and_wrong_values_are_told_together_with_their_owner() -> None:
+    with pytest.raises(OptionError) as caught:
+        build(Own, {"steps": "1e3", "rate": "-1", "nesterov": "maybe"}, "fine-tune")
+    assert str(caught.value) == (
+        "Options of fine-tune: rate must be above 0, got -1.0; steps must be a whole number or none, got '1e3'; "
+        "nesterov must be true or false, got 'maybe'."
+    )
+
+
+def test_an_unknown_option_is_told_its_neighbour() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"Unknown option of own 'stps'\. Did you mean 'steps'\? Known: nesterov, "
+    ):
+        build(Own, {"stps": "1"}, "own")
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", True), ("TRUE", True), ("off", False), ("No", False)])
+def test_true_and_false_have_several_words(text: str, value: bool) -> None:
+    assert parse(text, bool, "own") is value
+
+
+def test_a_text_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"own must be a whole number, got 'x'\."):
+        parse("x", int, "own")
+
+
+@pytest.mark.parametrize(
+    ("hint", "name"),
+    [
+        (int, "a whole number"),
+        (float | None, "a number or none"),
+        (Literal["a", "b"] | None, "a or b or none"),
+        (bool, "true or false"),
+        (str, "a text"),
+    ],
+)
+def test_types_have_names_for_readers(hint: Any, name: str) -> None:
+    assert type_name(hint) == name
+
+
+def test_every_option_is_described() -> None:
+    described = {d.name: (d.type, d.default, d.help) for d in describe(Own)}
+    assert list(described) == ["rate", "steps", "nesterov", "optimizer", "note"]
+    assert described["rate"] == ("a number", "0.1", "how fast")
+    assert described["steps"] == ("a whole number or none", "none", "how long")
+    assert described["nesterov"] == ("true or false", "false", "look ahead")

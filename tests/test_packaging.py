@@ -1,0 +1,280 @@
+"""The package as it is installed: its parts, what imports what, its version, and the wheel."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forgetfree
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+HOMES = {"forgetfree": "forgetfree", "strategies": "forgetfree.strategies", "benchmarks": "forgetfree.benchmarks"}
+HEAVY = ("torch", "transformers", "avalanche", "datasets", "numpy")
+
+
+def files(folder: str) -> Iterator[tuple[str, Path]]:
+    """Every module of a top folder and its file; the two links are not followed."""
+    for path, folders, names in os.walk(ROOT / folder):
+        folders[:] = [name for name in folders if not (Path(path) / name).is_symlink() and name != "__pycache__"]
+        for name in names:
+            if name.endswith(".py"):
+                inner = (Path(path) / name).relative_to(ROOT / folder).with_suffix("").parts
+                parts = inner[:-1] if inner[-1] == "__init__" else inner
+                yield ".".join([HOMES[folder], *parts]), Path(path) / name
+
+
+MODULES = {module: path for folder in HOMES for module, path in files(folder)}
+
+
+def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, timeout=60)
+
+
+# -- Parts -----------------------------------------------------------------------------------------------
+
+
+def test_the_package_list_is_what_is_on_disk() -> None:
+    on_disk = sorted(module for module, path in MODULES.items() if path.name == "__init__.py")
+    assert PROJECT["tool"]["setuptools"]["packages"] == on_disk
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    assert [path for path in MODULES.values() if not (path.parent / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("name", ["strategies", "benchmarks"])
+def test_a_checkout_has_the_shape_of_an_installation(name: str) -> None:
+    assert os.readlink(ROOT / "forgetfree" / name) == f"../{name}"
+
+
+@pytest.mark.parametrize("name", ["strategies", "benchmarks"])
+def test_the_two_folders_are_no_packages_of_their_own(name: str) -> None:
+    done = run("-c", f"import {name}")
+    assert done.returncode == 1
+    assert f"ImportError: Import this package as forgetfree.{name}" in done.stderr
+
+
+def test_types_are_shipped() -> None:
+    assert (ROOT / "forgetfree" / "py.typed").is_file()
+    assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["forgetfree"]
+
+
+# -- Imports ---------------------------------------------------------------------------------------------
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports anywhere, for types alone or not; ``package.name`` where it may be one."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(str(node.module))
+            found |= {name for alias in node.names if (name := f"{node.module}.{alias.name}") in MODULES}
+    return found
+
+
+IMPORTS = {module: imports(path) for module, path in MODULES.items()}
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def importers(package: str) -> set[str]:
+    return {module for module, names in IMPORTS.items() if any(within(name, package) for name in names)}
+
+
+LEAVES = ("errors", "files", "metrics", "options", "parameters", "regions", "seeds", "tasks")
+#: From the bottom: a module imports from its own layer and from those below. What is not named is on top.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    LEAVES,
+    ("data", "grafting", "ledger", "models", "monitor", "registry", "training"),
+    ("streams",),
+    ("strategy",),
+    ("inference", "progress", "reports", "runner"),
+    ("cli",),
+)
+
+
+def layer(module: str) -> int:
+    name = module.removeprefix("forgetfree.").split(".")[0]
+    return next((i for i, names in enumerate(LAYERS) if name in names), len(LAYERS))
+
+
+LIBRARY = [m for m in MODULES if not within(m, "forgetfree.strategies") and not within(m, "forgetfree.benchmarks")]
+
+
+@pytest.mark.parametrize("module", [m for m in LIBRARY if m != "forgetfree"])
+def test_the_library_imports_downwards_only(module: str) -> None:
+    ours = {name for name in IMPORTS[module] if within(name, "forgetfree") and name != "forgetfree"}
+    tables = {"forgetfree.benchmarks.tasks", "forgetfree.benchmarks.streams"}  # the registry's own
+    if module == "forgetfree.registry":
+        ours -= tables
+    assert {name for name in ours if layer(name) > layer(module)} == set()
+
+
+@pytest.mark.parametrize("module", [f"forgetfree.{name}" for name in LEAVES])
+def test_leaves_import_leaves_only(module: str) -> None:
+    ours = {name for name in IMPORTS[module] if within(name, "forgetfree")}
+    assert {name.split(".")[1] for name in ours} <= set(LEAVES)
+
+
+def test_avalanche_stays_in_its_bridge_and_in_strategies() -> None:
+    bridge = {"forgetfree.streams", "forgetfree.strategy"}
+    assert bridge <= importers("avalanche")
+    assert not {m for m in importers("avalanche") if m in LIBRARY} - bridge
+
+
+def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
+    assert not importers("forgetfree.strategies") & set(LIBRARY)
+    assert importers("forgetfree.benchmarks") & set(LIBRARY) == {"forgetfree.registry"}
+
+
+def test_the_registry_imports_nothing_of_ours_when_it_is_read() -> None:
+    done = run("-c", "import sys, forgetfree.registry; print(*(m for m in sys.modules if m.startswith('forgetfree')))")
+    assert set(done.stdout.split()) == {"forgetfree", "forgetfree.registry", "forgetfree.errors"}
+
+
+def test_strategies_and_benchmarks_never_import_each_other() -> None:
+    for one, other in (("strategies", "benchmarks"), ("benchmarks", "strategies")):
+        inside = {m for m in MODULES if within(m, f"forgetfree.{one}")}
+        assert importers(f"forgetfree.{other}") & inside == set()
+    siblings = [m for m in MODULES if m.startswith("forgetfree.strategies.")]
+    for module in siblings:
+        assert not {name for name in IMPORTS[module] if name in siblings} - {module}
+
+
+def test_listing_and_help_import_nothing_heavy() -> None:
+    code = (
+        "import sys, json, io, contextlib\n"
+        "import forgetfree\n"
+        "from forgetfree.cli import main\n"
+        "codes = []\n"
+        "for line in ('--help', 'run --help', 'list strategies', 'list streams', 'list tasks', 'list models'):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        codes.append((main(line.split()), bool(out.getvalue().strip())))\n"
+        f"print(json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]))\n"
+    )
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[[0, True]] * 6, []]
+
+
+def test_importing_the_package_takes_no_time() -> None:
+    """Under half a second; the best of three, for a busy machine."""
+    code = "import time; begin = time.perf_counter(); import forgetfree; print(time.perf_counter() - begin)"
+    assert min(float(run("-c", code).stdout) for _ in range(3)) < 0.5
+
+
+# -- The surface -----------------------------------------------------------------------------------------
+
+
+def test_the_public_names() -> None:
+    """What outsiders rely on: a name leaves or enters on purpose."""
+    assert forgetfree.__all__ == [
+        "__version__",
+        "Graft",
+        "Ledger",
+        "LedgerSwitch",
+        "MaskOptions",
+        "ParameterSpace",
+        "Region",
+        "Stream",
+        "TrainingOptions",
+        "learn_region",
+        "load_model",
+        "load_stream",
+    ]
+    assert dir(forgetfree) == sorted(forgetfree.__all__)
+
+
+@pytest.mark.parametrize("name", forgetfree.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    found = getattr(forgetfree, name)
+    assert name == "__version__" or found.__name__ == name
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse((ROOT / "forgetfree" / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        str(alias.asname): str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == forgetfree._HOME
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'forgetfree' has no attribute 'Grfat'"):
+        _ = forgetfree.Grfat
+
+
+# -- The version -----------------------------------------------------------------------------------------
+
+
+def test_the_version_is_one() -> None:
+    assert PROJECT["project"]["version"] == forgetfree.__version__
+
+
+def test_the_changelogs_newest_version_is_ours() -> None:
+    changelog = ROOT / "CHANGELOG.md"
+    if not changelog.is_file():
+        pytest.skip("no CHANGELOG.md")
+    versions = re.findall(r"^## \[?v?(\d+\.\d+\S*?)\]?(?:\s|$)", changelog.read_text(encoding="utf-8"), re.MULTILINE)
+    assert versions[:1] == [forgetfree.__version__]
+
+
+# -- The wheel -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
+    """sdist → wheel → an environment of its own, which borrows the dependencies of this one."""
+    clutter = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
+    source = Path(shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=clutter))
+    built = run("-m", "build", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(source))
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert len(list((tmp_path / "dist").glob("*.tar.gz"))) == 1
+
+    environment = tmp_path / "environment"
+    assert run("-m", "venv", "--without-pip", str(environment)).returncode == 0
+    python = environment / "bin" / "python"
+    installed = run("-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    assert installed.returncode == 0, installed.stderr
+    (packages,) = (environment / "lib").glob("python*/site-packages")
+    (packages / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+
+    def inside(*command: str | Path) -> str:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=clean, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    listed = inside(environment / "bin" / "forgetfree", "list", "strategies")
+    assert all(name in listed for name in ("fine-tune", "continual-ft", "grafting-continual"))
+    where = inside(python, "-c", "import forgetfree.strategies.fine_tune as module; print(module.__file__)")
+    assert Path(where.strip()).is_relative_to(packages)
+    for module, path in MODULES.items():
+        shipped = packages.joinpath(*module.split("."))
+        assert (shipped / "__init__.py" if path.name == "__init__.py" else shipped.with_suffix(".py")).is_file()
+    assert (packages / "forgetfree" / "py.typed").is_file()
