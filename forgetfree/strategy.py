@@ -252,18 +252,19 @@ class ContinualStrategy(SupervisedTemplate):
     def _fine_tune(self, task: StreamTask) -> ModelState:
         steps, model = self.full_steps(task), self.task_model
         self.pristine.load_(model, [task.name])  # the readouts of learned tasks stay
-        with self.phase("fine_tune", task, steps) as on_step:
-            fine_tune(
-                model,
-                task.train,
-                self.options,
-                steps=steps,
-                seed=self.phase_seed("fine_tune", task),
-                on_step=on_step,
-            )
-        state = ModelState.of(model, [task.name])
-        self.pristine.load_(model, [task.name])
-        return state
+        try:
+            with self.phase("fine_tune", task, steps) as on_step:
+                fine_tune(
+                    model,
+                    task.train,
+                    self.options,
+                    steps=steps,
+                    seed=self.phase_seed("fine_tune", task),
+                    on_step=on_step,
+                )
+            return ModelState.of(model, [task.name])
+        finally:
+            self.pristine.load_(model, [task.name])
 
     def evaluate(self, tasks: Sequence[StreamTask] | None = None) -> dict[str, Predictions]:
         """Answers on the test rows of ``tasks`` (default: all), by Avalanche's evaluation loop."""
@@ -278,6 +279,10 @@ class ContinualStrategy(SupervisedTemplate):
         """Train on one experience, or on several in turn; see Avalanche."""
         try:
             return super().train(experiences, eval_streams, **kwargs)
+        except BaseException:  # an interrupt too: whoever goes on must find the model as it was before the task
+            if self._in_training is not None:
+                self.suspend()
+            raise
         finally:
             self._training_scope.close()
             self._in_training = None
@@ -289,8 +294,8 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _after_training_exp(self, **kwargs: Any) -> None:
         self._training_scope.close()
-        self._in_training = None
         self.commit(self.task)
+        self._in_training = None
         super()._after_training_exp(**kwargs)
 
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:

@@ -73,7 +73,14 @@ def test_a_graft_is_taken_back_when_what_is_inside_fails() -> None:
 
 @pytest.mark.parametrize(
     ("size", "sparsity", "entries"),
-    [(100, 0.29, 29), (100, 0.299, 29), (85_000_000, 1e-4, 8500), (7, 1.0, 7), (3, 1 / 3, 1), (10_000, 1e-4, 1)],
+    [
+        (100, 0.29, 29),
+        (100, 0.299, 29),
+        (85_000_000, 1e-4, 8500),
+        (7, 1.0, 7),
+        (3, 1 / 3, 1),
+        (10_000, 1e-4, 1),
+    ],
 )
 def test_the_budget_is_the_share_rounded_down(size: int, sparsity: float, entries: int) -> None:
     """0.29 · 100 is 28.999999999999996 in floating point, and means 29."""
@@ -260,7 +267,13 @@ def learn(
 
 @pytest.mark.parametrize(
     ("kind", "start", "rate"),
-    [("movement", -10, 2e3), ("empty", -10, 2e4), ("movement", -2, 5.0), ("empty", -2, 5.0), ("random", -2, 2.0)],
+    [
+        ("movement", -10, 2e3),
+        ("empty", -10, 2e4),
+        ("movement", -2, 5.0),
+        ("empty", -2, 5.0),
+        ("random", -2, 2.0),
+    ],
 )
 def test_learning_the_mask_is_gradient_descent_on_equation_3(kind: Any, start: float, rate: float) -> None:
     """S agrees with autograd's to 1e-6, at rates at which it moves by whole units."""
@@ -355,7 +368,16 @@ def test_the_model_ends_as_it_began() -> None:
     model, space, pre, ft, batches = problem()
     model.train()
     model.two.bias.requires_grad_(False)
-    learn(model, space, pre, ft, batches, base_region("movement", pre, ft, 9), validate=lambda: 0.0, evaluate_every=2)
+    learn(
+        model,
+        space,
+        pre,
+        ft,
+        batches,
+        base_region("movement", pre, ft, 9),
+        validate=lambda: 0.0,
+        evaluate_every=2,
+    )
     assert torch.equal(space.flatten(model), pre)
     assert model.training
     assert [p.requires_grad for p in model.parameters()] == [True, True, True, False]
@@ -371,7 +393,7 @@ def test_theta_pre_and_theta_ft_are_not_touched() -> None:
 
 
 def test_no_steps_keep_the_base_region() -> None:
-    model, space, pre, ft, batches = problem()
+    model, space, pre, ft, _ = problem()
     base = base_region("movement", pre, ft, 9)
     learned = learn(model, space, pre, ft, [], base, steps=0)
     assert learned.region == base
@@ -415,7 +437,16 @@ def test_a_validation_that_leaves_the_model_in_training_mode_does_not_bring_drop
     model, space, pre, ft, batches = problem()
     modes = []
     model.register_forward_pre_hook(lambda *_: modes.append(model.training))
-    learn(model, space, pre, ft, batches, Region.empty(), validate=lambda: float(model.train() is None), evaluate_every=1)
+    learn(
+        model,
+        space,
+        pre,
+        ft,
+        batches,
+        Region.empty(),
+        validate=lambda: float(model.train() is None),
+        evaluate_every=1,
+    )
     assert modes == [False] * len(batches)
 
 

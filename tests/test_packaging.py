@@ -40,7 +40,7 @@ MODULES = {module: path for folder in HOMES for module, path in files(folder)}
 
 
 def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, timeout=60)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
 # -- Parts -----------------------------------------------------------------------------------------------

@@ -30,7 +30,13 @@ from forgetfree.training import (
 )
 
 ModelDirectory = Callable[[str], Path]
-READOUTS = {"bert": "linear", "bert-mlm": "prompt", "roberta-mlm": "prompt", "gpt2-lm": "causal", "gpt2": "linear"}
+READOUTS = {
+    "bert": "linear",
+    "bert-mlm": "prompt",
+    "roberta-mlm": "prompt",
+    "gpt2-lm": "causal",
+    "gpt2": "linear",
+}
 
 
 def load(directory: Path, readout: str) -> TaskModel:
@@ -147,7 +153,7 @@ def test_the_readout_may_have_a_rate_of_its_own() -> None:
     update = Update([backbone], [readout], options, 1)
     backbone.grad, readout.grad = torch.ones(1), torch.ones(1)
     update.step()
-    assert (float(backbone), float(readout)) == pytest.approx((-0.1, -0.5))
+    assert backbone.tolist() + readout.tolist() == pytest.approx([-0.1, -0.5])
 
 
 def test_gradients_are_clipped_to_a_length() -> None:
@@ -167,7 +173,8 @@ def test_the_linear_schedule_falls_to_zero_and_the_constant_one_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "shots", "steps"), [(2, 16, 512), (2, 64, 2048), (4, 512, 32768), (2, 4096, 16384), (2, 10_000, 16384)]
+    ("labels", "shots", "steps"),
+    [(2, 16, 512), (2, 64, 2048), (4, 512, 32768), (2, 4096, 16384), (2, 10_000, 16384)],
 )
 def test_paper_steps(labels: int, shots: int, steps: int) -> None:
     """16·n·k for few shots, 16·n·512 from 4096 shots on."""

@@ -14,6 +14,7 @@ import time
 import torch
 from torch.nn import functional as F
 
+from forgetfree import registry
 from forgetfree.data.sampling import plan_batches
 from forgetfree.seeds import derive_seed
 from forgetfree.streams import Stream, load_stream
@@ -50,9 +51,7 @@ def bare_loop(stream: Stream, steps: int) -> float:
 
 def our_loop(stream: Stream, steps: int) -> float:
     """Seconds for the same steps by the strategy ``continual-ft``."""
-    from forgetfree.strategies.continual_ft import ContinualFT
-
-    strategy = ContinualFT(stream=stream, options=TrainingOptions(steps=steps))
+    strategy = registry.strategy("continual-ft")(stream=stream, options=TrainingOptions(steps=steps))
     experience = stream.benchmark.train_stream[0]
     start = time.perf_counter()
     strategy.train(experience)

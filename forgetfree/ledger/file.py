@@ -127,13 +127,19 @@ class _Reader:
                 )
                 if not shared.isdisjoint(owned) or len(shared - ledger.owned()):
                     raise self.fail(f"task {task!r} shares entries that no earlier task owns")
-                ledger.append(record)
-        except (TaskError, RegionError) as error:
+                self.append(ledger, record)
+        except RegionError as error:
             raise self.fail(str(error).rstrip(".")) from error
         # Last, because the checks above say more.
         if _checksum(self.tensors, self.header) != self.header["checksum"]:
             raise self.fail("its contents do not match its checksum")
         return ledger
+
+    def append(self, ledger: Ledger, record: Record) -> None:
+        try:
+            ledger.append(record)
+        except (TaskError, LedgerError) as error:  # its remedy is for who trains, not for who reads
+            raise self.fail(str(error).partition(". ")[0].rstrip(".")) from error
 
     def space(self) -> ParameterSpace:
         try:

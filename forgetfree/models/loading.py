@@ -187,8 +187,17 @@ def _check_weights(backbone: Any, info: Any, tokenizer: Any, kind: str, name: st
 
 
 def _is_causal(config: Any) -> bool:
+    """Whether a token sees only those before it: by the head, or without one by what its kind of model is for."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
     architectures = " ".join(config.architectures or ())
-    return "CausalLM" in architectures or "LMHeadModel" in architectures or config.model_type in ("gpt2", "gpt_neo")
+    if "CausalLM" in architectures or "LMHeadModel" in architectures:
+        return True
+    kind = config.model_type
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _without_pooler(config: Any) -> dict[str, Any]:

@@ -166,11 +166,21 @@ def _hidden_size(backbone: nn.Module) -> int:
     return int(config.hidden_size)
 
 
+#: Where the logits are the head's own output. Others scale or cap them (Gemma 2), and so are called as a whole.
+_HEADS = {
+    "bert": "cls",
+    "gpt2": "lm_head",
+    "llama": "lm_head",
+    "mistral": "lm_head",
+    "qwen2": "lm_head",
+    "qwen3": "lm_head",
+    "roberta": "lm_head",
+    "xlm-roberta": "lm_head",
+}
+
+
 def _body_and_head(backbone: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None]:
     """The encoder and its LM head, where the head is one module from hidden states to logits."""
-    body: Any = getattr(backbone, "base_model", backbone)
-    for name in ("cls", "lm_head"):  # BERT; RoBERTa, GPT-2
-        head = getattr(backbone, name, None)
-        if isinstance(head, nn.Module) and body is not backbone:
-            return body, head
-    return body, None
+    config: Any = backbone.config
+    head = getattr(backbone, _HEADS.get(config.model_type, ""), None)
+    return (backbone.base_model, head) if isinstance(head, nn.Module) else (backbone, None)  # type: ignore[return-value]

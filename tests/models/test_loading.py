@@ -116,6 +116,26 @@ def test_gpt2_reads_the_last_token_and_pads_with_its_end(model_directory: ModelD
         assert model._position(torch.tensor([[5, 6, 0, 0]])).tolist() == [1]
 
 
+def test_a_causal_model_without_a_head_is_read_at_its_last_token(tmp_path: Path) -> None:
+    """Its first token sees nothing of the text."""
+    from transformers import LlamaConfig, LlamaModel
+
+    tokenizer = tiny.byte_level(causal=True)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=48,
+    )
+    LlamaModel(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert loaded.readout == "linear"
+    assert loaded.model._position(torch.tensor([[5, 6, 0, 0]])).tolist() == [1]
+
+
 def test_token_types_only_where_the_model_has_them(model_directory: ModelDirectory) -> None:
     assert load_model(str(model_directory("bert"))).model.tokens.separator is not None
     assert load_model(str(model_directory("roberta"))).model.tokens.separator is None
@@ -271,42 +291,34 @@ import sys, time
 from forgetfree.errors import ModelError
 from forgetfree.models.loading import load_model
 import transformers
-for name in sys.argv[2:]:
+for name in sys.argv[1:]:
     begin = time.perf_counter()
     try:
         load_model(name)
     except ModelError as error:
         print(error)
-    assert time.perf_counter() - begin < float(sys.argv[1])
+        assert time.perf_counter() - begin < 10
 """
 
 
-def run(limit: float, *names: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Load models in a process of their own."""
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(limit), *names],
+def test_loading_is_silent_and_a_hub_name_without_a_connection_fails_at_once(
+    model_directory: ModelDirectory, tmp_path: Path
+) -> None:
+    """In a process of its own: no progress bars, no notes on unused weights, no traceback, no long wait."""
+    here = [str(model_directory(kind)) for kind in ("bert-mlm", "gpt2-lm", "bert-pooler")]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *here, "roberta-base", "nobody/nothing"],
         capture_output=True,
         text=True,
-        env=os.environ | environment,
-        timeout=60,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        timeout=120,
     )
-
-
-def test_a_hub_name_without_a_connection_fails_at_once(tmp_path: Path) -> None:
-    done = run(10, "roberta-base", "nobody/nothing", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert [line[:38] for line in done.stdout.splitlines()] == [
         "Model 'roberta-base' cannot be loaded:",
         "Model 'nobody/nothing' cannot be loade",
     ]
     assert done.stdout.count("hub names need a connection.") == 2
-    assert "Traceback" not in done.stderr
-
-
-def test_loading_is_silent(model_directory: ModelDirectory) -> None:
-    """No progress bars, no notes on weights that are not used."""
-    done = run(60, *(str(model_directory(kind)) for kind in ("bert-mlm", "gpt2-lm", "bert-pooler")))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_loading_leaves_the_notes_of_transformers_as_they_were(model_directory: ModelDirectory) -> None:

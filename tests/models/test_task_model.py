@@ -117,6 +117,33 @@ def test_an_unknown_head_is_read_through_the_whole_model() -> None:
     close(logits[0], logits[1])
 
 
+@torch.no_grad()
+def test_a_head_whose_logits_the_model_caps_is_read_with_the_cap() -> None:
+    """Gemma 2 caps its logits after the head: cap · tanh(logits / cap)."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        final_logit_softcapping=0.5,
+        initializer_range=0.5,
+        attn_implementation="eager",
+    )
+    backbone = Gemma2ForCausalLM(config).eval()
+    model = TaskModel(backbone, TokenLayout(pad=0), "causal").eval()
+    model.add_task(TaskHead("first", 3, (9, 3, 12)))
+    x = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
+    close(model(x, 0)[0], backbone(input_ids=x[:1]).logits[0, -1, [9, 3, 12]])
+    close(model(x, 0)[1], backbone(input_ids=x[1:, :2]).logits[0, -1, [9, 3, 12]])
+    assert float(model(x, 0).abs().max()) <= 0.5
+
+
 # -- Padding and mixed batches -----------------------------------------------------------------------------
 
 

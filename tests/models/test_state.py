@@ -1,0 +1,130 @@
+"""A model's state: kept, put back and saved bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from forgetfree.models.state import (
+    ModelState,
+    StateStore,
+    load_tensors_,
+    persistent_buffers,
+    tensors_of,
+)
+from forgetfree.models.task_model import TaskHead, TaskModel
+from forgetfree.models.tokens import TokenLayout
+
+
+@pytest.fixture
+def model() -> TaskModel:
+    """BERT with two linear readouts, one persistent buffer and one that is not."""
+    backbone, tokenizer = tiny.build("bert")
+    backbone.register_buffer("seen", torch.tensor([1.5, -0.0]))
+    backbone.register_buffer("scratch", torch.tensor([7.0]), persistent=False)
+    model = TaskModel(backbone, TokenLayout(tokenizer.pad_token_id), "linear")
+    for name, labels in (("first", 2), ("second", 3)):
+        model.add_task(TaskHead(name, labels))
+    return model
+
+
+@torch.no_grad()
+def disturb(model: TaskModel) -> None:
+    """Change everything that training may change."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            tensor.add_(1)
+
+
+def same(a: ModelState, b: ModelState) -> bool:
+    def bits(state: ModelState) -> dict[str, bytes]:
+        named = {"theta": state.theta, **{f"b/{name}": tensor for name, tensor in state.buffers.items()}}
+        for task, tensors in state.readouts.items():
+            named |= {f"{task}/{name}": tensor for name, tensor in tensors.items()}
+        return {name: tensor.contiguous().numpy().tobytes() for name, tensor in named.items()}
+
+    return bits(a) == bits(b)
+
+
+def test_a_state_holds_the_graftable_entries_readouts_and_persistent_buffers(model: TaskModel) -> None:
+    state = ModelState.of(model)
+    assert len(state.theta) == len(model.space())
+    assert {task: sorted(tensors) for task, tensors in state.readouts.items()} == {
+        "first": ["bias", "weight"],
+        "second": ["bias", "weight"],
+    }
+    assert "seen" in state.buffers
+    assert "scratch" not in state.buffers
+    assert list(ModelState.of(model, ["second"]).readouts) == ["second"]
+
+
+def test_a_state_is_put_back_bit_for_bit(model: TaskModel) -> None:
+    state = ModelState.of(model)
+    disturb(model)
+    assert not same(state, ModelState.of(model))  # a copy, not the model's own tensors
+    state.load_(model)
+    assert same(state, ModelState.of(model))
+
+
+def test_putting_back_one_task_leaves_the_readouts_of_others(model: TaskModel) -> None:
+    state = ModelState.of(model, ["second"])
+    disturb(model)
+    disturbed = tensors_of(model.readout_module(0))
+    state.load_(model)
+    assert all(torch.equal(disturbed[name], t) for name, t in tensors_of(model.readout_module(0)).items())
+    assert same(state, ModelState.of(model, ["second"]))
+
+
+def test_a_saved_state_is_the_same_state(model: TaskModel, tmp_path: Path) -> None:
+    state = ModelState.of(model)
+    state.save(tmp_path / "a" / "state.safetensors")
+    assert same(state, ModelState.load(tmp_path / "a" / "state.safetensors"))
+    assert "readout/first/weight" in load_file(tmp_path / "a" / "state.safetensors")
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_state_is_made_once(model: TaskModel, tmp_path: Path, on_disk: bool) -> None:
+    store, made = StateStore(tmp_path if on_disk else None), []
+
+    def make() -> ModelState:
+        made.append(ModelState.of(model))
+        return made[-1]
+
+    assert store.get("key") is None
+    first = store.get_or_make("key", make)
+    assert same(first, store.get_or_make("key", make))
+    store.get_or_make("other", make)
+    assert len(made) == 2
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut off": lambda data: data[:-10],
+    "noise": lambda data: b"\xff" * 64,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_made_anew(model: TaskModel, tmp_path: Path, damage: str) -> None:
+    store = StateStore(tmp_path)
+    store.put("key", ModelState.of(model))
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    assert store.get("key") is None
+    store.get_or_make("key", lambda: ModelState.of(model))
+    assert store.get("key") is not None
+
+
+def test_tensors_of_a_module_are_copied_both_ways() -> None:
+    module = torch.nn.BatchNorm1d(3)
+    kept = tensors_of(module)
+    module(torch.randn(4, 3))
+    assert int(module.num_batches_tracked or 0) == 1
+    load_tensors_(module, kept)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in module.state_dict().items())
+    assert set(persistent_buffers(module)) == {"running_mean", "running_var", "num_batches_tracked"}

