@@ -206,8 +206,24 @@ def _holdings(out: Path) -> str:
 
 
 def _quiet_libraries() -> None:
-    """Third-party warnings and bars would break up the progress display; errors still come through."""
+    """Third-party warnings and bars would break up the progress display; errors still come through.
+
+    Where the hub's name cannot be resolved, its client goes offline: it would retry for half a minute, and offline it
+    answers at once, from its cache if it can.
+    """
+    import logging
+    import socket
     import warnings
+    from urllib.parse import urlsplit
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    logging.getLogger("datasets").setLevel(logging.ERROR)
+    proxied = any(name.lower() in ("https_proxy", "all_proxy") for name in os.environ)
+    if "HF_HUB_OFFLINE" not in os.environ and not proxied:
+        try:
+            socket.getaddrinfo(urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname, 443)
+        except OSError:
+            os.environ["HF_HUB_OFFLINE"] = "1"
 
     warnings.filterwarnings(
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"

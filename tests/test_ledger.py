@@ -525,9 +525,7 @@ def test_an_unknown_task_leaves_the_model_alone(model: Toy, ledger: Ledger) -> N
 def test_a_model_of_another_layout_is_refused(ledger: Ledger) -> None:
     other, _ = tiny.build("bert")
     before = state(other)
-    with pytest.raises(
-        LedgerError, match=r"another layout: expected layout hash .*Load the model the stream was trained on"
-    ):
+    with pytest.raises(LedgerError, match=r"another layout: .*Load the model the stream was trained on"):
         LedgerSwitch(ledger, other)
     assert_state(other, before)
 

@@ -121,8 +121,10 @@ class Encoder:
 
     def __call__(self, rows: Rows) -> list[list[int]]:
         """Token ids of every row."""
-        texts = [rows.first, rows.second] if rows.second else [rows.first]
+        texts: list[Sequence[str]] = [rows.first, rows.second] if rows.second else [rows.first]
         if self._parts is None:
+            if not self._middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
+                texts[1:] = [[f" {text}" for text in column] for column in texts[1:]]
             ids = [self._tokenize(column) for column in texts]
             return [self._plain([column[i] for column in ids]) for i in range(len(rows))]
         slots = [part for part in self._parts if isinstance(part, _Slot)]

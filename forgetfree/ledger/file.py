@@ -173,7 +173,7 @@ class _Reader:
             fits = kind in ("readout", "buffer") or (
                 tensor in known and part in {"owned": ("index", "value"), "shared": ("index",)}.get(kind, ())
             )
-            if not fits or not number.isdigit() or int(number) >= records:
+            if not fits or number not in map(str, range(records)):
                 raise self.fail(f"it holds the unexpected tensor {key!r}")
 
     def named(self, kind: str, k: int) -> dict[str, Tensor]:

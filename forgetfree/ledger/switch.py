@@ -8,11 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from forgetfree.errors import LedgerError
+from forgetfree.errors import LedgerError, RegionError
 from forgetfree.grafting import Graft
 from forgetfree.ledger.records import Ledger
 from forgetfree.models.state import persistent_buffers
-from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
 
 
@@ -105,12 +104,18 @@ def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[s
 def _check_belongs(ledger: Ledger, backbone: nn.Module) -> None:
     from forgetfree.models.loading import fingerprint_of
 
-    layout_hash = ParameterSpace.of(backbone).layout_hash
-    if layout_hash != ledger.space.layout_hash:
+    try:
+        tensors = ledger.space.parameters(backbone)
+    except RegionError as error:
         raise LedgerError(
-            f"The ledger belongs to a model of another layout: expected layout hash {ledger.space.layout_hash[:12]}, the "
-            f"model's is {layout_hash[:12]}. Load the model the stream was trained on."
-        )
+            f"The ledger belongs to a model of another layout: {error} Load the model the stream was trained on."
+        ) from error
+    for spec, tensor in zip(ledger.space.tensors, tensors, strict=True):
+        if tensor.dtype != spec.dtype:
+            raise LedgerError(
+                f"The ledger belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
+                f"{tensor.dtype}. Load the model the stream was trained on."
+            )
     fingerprint = fingerprint_of(backbone)
     if fingerprint != ledger.fingerprint:
         raise LedgerError(

@@ -56,7 +56,17 @@ def test_single_texts_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
 @ALL
 def test_pairs_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
     rows = Rows(tuple(FIRST), tuple(SECOND), (0, 0, 0))
-    assert Encoder(tokenizer, None)(rows) == tokenizer(FIRST, SECOND)["input_ids"]
+    assert Encoder(tokenizer, None)(rows) == tokenizer(FIRST, second_texts(tokenizer, rows))["input_ids"]
+
+
+def test_without_separators_a_space_parts_the_texts() -> None:
+    """GPT-2 has no separator: "film" + "it" must not become one word."""
+    assert pieces(GPT2, Encoder(GPT2, None)(pair(("x film", "it was")))[0]) == "x Ġfilm Ġit Ġwas"
+
+
+def second_texts(tokenizer: Any, rows: Rows) -> list[str]:
+    """The second texts as the tokenizer must be given them: after a space where nothing else parts the two."""
+    return [f" {text}" for text in rows.second] if tokenizer is GPT2 else list(rows.second)
 
 
 def test_bert_ends_each_text_by_one_separator() -> None:
@@ -73,7 +83,7 @@ def test_roberta_parts_the_texts_by_two_separators() -> None:
 def test_pairs_are_truncated_as_the_tokenizer_does(tokenizer: Any, length: int) -> None:
     rows = Rows((*FIRST, *SECOND), (*SECOND, *FIRST), (0,) * 6)
     expected = tokenizer(
-        list(rows.first), list(rows.second), truncation="longest_first", max_length=length, verbose=False
+        list(rows.first), second_texts(tokenizer, rows), truncation="longest_first", max_length=length, verbose=False
     )
     assert Encoder(tokenizer, None, length)(rows) == expected["input_ids"]
 
