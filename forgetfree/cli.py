@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__, registry
-from forgetfree.errors import ForgetfreeError, UsageError
+from forgetfree.errors import ForgetfreeError, LedgerError, RunError, UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.runner import RunConfig
+    from forgetfree.ledger import Ledger
+    from forgetfree.run_config import RunConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if options.debug:
+            raise
+        return _fail(f"{error}. Check the disk and the permissions.", 1)
     except Exception as error:
         if options.debug:
             raise
@@ -65,6 +70,8 @@ def _run(options: argparse.Namespace) -> int:
 
     config = _config(options)
     _quiet_libraries()
+    if config.data == "hub" or not (config.model == "minilm" or Path(config.model).is_dir()):
+        _go_offline_if_cut_off()
     print(f"Running {config.stream} into {config.out}", file=sys.stderr)
     if recipe := config.recipe():
         chosen = " ".join(f"{key}={value}" for key, value in recipe.items())
@@ -77,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
         held = _holdings(Path(config.out))
         if options.debug or not held or isinstance(error, UsageError):
             raise
-        raise type(error)(f"{error} {held}") from error
+        raise RunError(f"{error} {held}") from error
     if results["runs"]:
         from forgetfree.reports import merge, render
 
@@ -92,7 +99,7 @@ def _config(options: argparse.Namespace) -> RunConfig:
     """The configuration: file first, then the command line over it."""
     from forgetfree.data.sources import default_data
     from forgetfree.registry import DEFAULT_STRATEGIES
-    from forgetfree.runner import RunConfig
+    from forgetfree.run_config import RunConfig
 
     values = _config_file(Path(options.config)) if options.config else {}
     for name in (
@@ -119,6 +126,8 @@ def _config(options: argparse.Namespace) -> RunConfig:
             raise UsageError(f"--set needs key=value, got {setting!r}.")
         settings[key.strip()] = value.strip()
     seeds = tuple(values.get("seed") or (0,))
+    if options.resume and not options.out:
+        raise UsageError("--resume needs --out DIR: the run directory to continue.")
     out = options.out or _free_directory(values["stream"])
     return RunConfig(
         stream=values["stream"],
@@ -138,13 +147,13 @@ def _config(options: argparse.Namespace) -> RunConfig:
 
 _CONFIG_TYPES: dict[str, tuple[type, ...]] = {
     "stream": (str,),
-    "strategy": (list,),
+    "strategy": (str,),
     "model": (str,),
     "data": (str,),
     "readout": (str,),
     "shots": (int,),
     "steps": (int,),
-    "seed": (list,),
+    "seed": (int,),
     "sparsity": (int, float),
     "set": (dict,),
     "device": (str,),
@@ -163,17 +172,19 @@ def _config_file(path: Path) -> dict[str, Any]:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise UsageError(f"--config {path} cannot be read: {error}. Give a TOML or JSON file.") from error
-    values = values.get("run", values) if isinstance(values, dict) else {}
-    if isinstance(values.get("seed"), int):
-        values["seed"] = [values["seed"]]
-    if isinstance(values.get("strategy"), str):
-        values["strategy"] = [values["strategy"]]
+    values = values.get("run", values) if isinstance(values, dict) else values
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must hold a table of options, got a {type(values).__name__}.")
     for key, value in values.items():
         if key not in _CONFIG_TYPES:
             raise UnknownNameError(f"key in {path}:", key, _CONFIG_TYPES)
-        if value is not None and not isinstance(value, _CONFIG_TYPES[key]):
-            expected = " or ".join(kind.__name__ for kind in _CONFIG_TYPES[key])
-            raise UsageError(f"{path}: {key} must be {expected}, got {value!r}.")
+        types, listed = _CONFIG_TYPES[key], key in ("strategy", "seed")
+        if listed and not isinstance(value, list):
+            value = values[key] = [value]
+        for item in value if listed else [value]:
+            if item is not None and (not isinstance(item, types) or isinstance(item, bool)):
+                expected = " or ".join(kind.__name__ for kind in types)
+                raise UsageError(f"{path}: {key} must be {expected}, got {item!r}.")
     return values
 
 
@@ -206,29 +217,32 @@ def _holdings(out: Path) -> str:
 
 
 def _quiet_libraries() -> None:
-    """Third-party warnings and bars would break up the progress display; errors still come through.
-
-    Where the hub's name cannot be resolved, its client goes offline: it would retry for half a minute, and offline it
-    answers at once, from its cache if it can.
-    """
+    """Third-party warnings and bars would break up the progress display; errors still come through."""
     import logging
-    import socket
     import warnings
-    from urllib.parse import urlsplit
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     logging.getLogger("datasets").setLevel(logging.ERROR)
+    warnings.filterwarnings(
+        "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
+    )
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _go_offline_if_cut_off() -> None:
+    """Where the hub's name cannot be resolved, its client would retry for half a minute.
+
+    Offline it answers at once, from its cache if it can.
+    """
+    import socket
+    from urllib.parse import urlsplit
+
     proxied = any(name.lower() in ("https_proxy", "all_proxy") for name in os.environ)
     if "HF_HUB_OFFLINE" not in os.environ and not proxied:
         try:
             socket.getaddrinfo(urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname, 443)
         except OSError:
             os.environ["HF_HUB_OFFLINE"] = "1"
-
-    warnings.filterwarnings(
-        "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
-    )
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 # -- report, ledger, predict, list -----------------------------------------------------------------------
@@ -252,13 +266,21 @@ def _ledger(options: argparse.Namespace) -> int:
         return 0
     checked = "layout, bounds, order, disjointness, dtypes, finiteness, checksum"
     if options.model:
-        from forgetfree.ledger import LedgerSwitch
-        from forgetfree.models.loading import load_model
-
-        LedgerSwitch(ledger, load_model(options.model, options.readout).model.backbone)
+        _verify_model(ledger, options.model)
         checked += f", and the fingerprint of {options.model}"
     print(f"{path}: sound. {len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {checked}.")
     return 0
+
+
+def _verify_model(ledger: Ledger, name: str) -> None:
+    """Raise ``LedgerError`` unless the ledger belongs to the model, loaded with its LM head or without."""
+    from forgetfree.ledger import LedgerSwitch
+    from forgetfree.models.loading import load_model
+
+    try:
+        LedgerSwitch(ledger, load_model(name).model.backbone)
+    except LedgerError:
+        LedgerSwitch(ledger, load_model(name, "linear").model.backbone)
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -267,7 +289,9 @@ def _predict(options: argparse.Namespace) -> int:
 
     predictor = Predictor.of_run(Path(options.directory), options.seed)
     pair = len(predictor.definition(options.task).text_columns) == 2
-    lines = options.texts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not options.texts and sys.stdin.isatty():
+        print("Reading texts from the terminal, one a line; end with Ctrl-D.", file=sys.stderr)
+    lines = options.texts or [line.rstrip("\n") for line in sys.stdin]
     if pair and options.texts and not any("\t" in line for line in lines) and len(lines) % 2 == 0:
         texts = [(lines[i], lines[i + 1]) for i in range(0, len(lines), 2)]
     else:
@@ -335,7 +359,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("file", metavar="FILE")
         if action == "verify":
             sub.add_argument("--model", metavar="NAME|DIR", help="also compare the fingerprint with this model's")
-            sub.add_argument("--readout", default="auto", choices=("auto", "prompt", "linear", "causal"))
 
     predict = commands.add_parser("predict", parents=[common], help="answer from a finished run")
     predict.set_defaults(command=_predict)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -32,3 +37,22 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as readable JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:
+    """SHA-256 over tensors (names, dtypes, shapes, bytes) and a header, but for its own ``checksum``."""
+    digest = hashlib.sha256()
+    for key, value in sorted((header or {}).items()):
+        if key != "checksum":
+            digest.update(f"{key}={value}\n".encode())
+    for name, tensor in sorted(tensors.items()):
+        data = tensor.detach().cpu().contiguous().flatten()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(data.view(dtype=_byte_type()).numpy().data if len(data) else b"")
+    return digest.hexdigest()
+
+
+def _byte_type() -> Any:
+    import torch  # here, so that writing JSON does not import it
+
+    return torch.uint8

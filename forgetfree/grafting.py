@@ -79,10 +79,10 @@ def budget(space_size: int, sparsity: float) -> int:
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
     """The ``count`` highest scores ``(N,)`` among the eligible; equal scores go to the lower index.
 
-    Fewer where fewer are eligible.
+    Fewer where fewer are eligible. ``scores`` is overwritten where not eligible.
     """
     if eligible is not None:
-        scores = scores.masked_fill(~eligible, -math.inf)
+        scores[~eligible] = -math.inf
         count = min(count, int(eligible.sum()))
     if count <= 0:
         return Region.empty()
@@ -155,14 +155,14 @@ def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
     return torch.where(base, 1 - sigma, sigma)
 
 
-def hard_region(climbed: Tensor, start: float, base: Tensor, moved: Tensor, count: int) -> Region:
-    """The entries of highest γ, at most ``count`` of them, for S = ``start + climbed``.
+def hard_region(climbed: Tensor, start: float, base: Tensor, eligible: Tensor, count: int) -> Region:
+    """The entries of highest γ among the eligible, at most ``count``, for S = ``start + climbed``.
 
-    γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. An entry that
-    fine-tuning did not move carries nothing and is never taken.
+    γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding.
     """
-    scores = climbed.double() + start
-    return top(torch.where(base, -scores, scores), count, moved)
+    scores = climbed.double().add_(start)
+    scores[base] *= -1
+    return top(scores, count, eligible)
 
 
 def learn_region(
@@ -199,14 +199,19 @@ def learn_region(
 
     Raises:
         RegionError: θ_pre or θ_ft do not fit the space.
+        OptionError: neither a base region nor a step to learn one.
         TrainingError: the loss is not finite.
     """
     if len(theta_pre) != len(space) or len(theta_ft) != len(space):
         raise RegionError(
             f"θ_pre and θ_ft must have the space's {len(space)} entries, got {len(theta_pre)} and {len(theta_ft)}."
         )
+    if not len(base) and not options.steps:
+        raise OptionError("An empty base region and 0 steps leave no region. Give steps, or another base region.")
     parameters = space.parameters(model)
     device = parameters[0].device
+    # float16 gradients of a mean over many rows would vanish without it.
+    loss_scale = 1024.0 if options.precision == "fp16" else 1.0
     count = budget(len(space), sparsity)
     climbed = torch.zeros_like(theta_pre)  # S − S_0
     is_base = base.mask(len(space)).to(device)
@@ -220,7 +225,9 @@ def learn_region(
 
     def consider(step: int) -> None:
         nonlocal best
-        region = hard_region(climbed, options.score_init, is_base, moved, count)
+        # An entry that fine-tuning did not move carries nothing. Before the first step, nothing speaks for any but the base.
+        eligible = moved & is_base if step == 0 else moved
+        region = hard_region(climbed, options.score_init, is_base, eligible, count)
         value = -math.inf
         if validate is not None:
             space.load_(model, theta_pre)
@@ -243,7 +250,7 @@ def learn_region(
                         gamma = soft_mask(options.score_init + climb, in_base)
                         torch.lerp(pre, ft, gamma, out=parameter.data)
                         parameter.grad = None
-                losses.append(_accumulate(batch, forward, options.precision, device, step))
+                losses.append(_accumulate(batch, forward, options.precision, device, step, loss_scale))
                 with torch.no_grad():
                     for parameter, pre, ft, climb, in_base in pieces:
                         if parameter.grad is None:
@@ -251,7 +258,7 @@ def learn_region(
                         sigma = torch.sigmoid(options.score_init + climb)
                         slope = sigma * (1 - sigma)
                         gradient = parameter.grad * (ft - pre) * torch.where(in_base, -slope, slope)
-                        climb.sub_(gradient, alpha=options.learning_rate)
+                        climb.sub_(gradient, alpha=options.learning_rate / loss_scale)
                 if on_step:
                     on_step(step, losses[-1])
                 if step % options.evaluate_every == 0 or step == options.steps:
@@ -261,8 +268,8 @@ def learn_region(
     finally:
         space.load_(model, theta_pre)
         model.train(mode)
-    if best is None:
-        consider(0)
+    if best is None:  # there were fewer batches than steps
+        consider(len(losses))
     assert best is not None
     return LearnedRegion(best[2], count, options.score_init + climbed, best[1], tuple(validation), tuple(losses))
 
@@ -273,15 +280,16 @@ def _accumulate(
     precision: str,
     device: torch.device,
     step: int,
+    loss_scale: float,
 ) -> float:
-    """Gradients of the mean loss over all rows of ``batch``; returns that loss."""
+    """Gradients of ``loss_scale`` times the mean loss over all rows of ``batch``; returns that mean loss."""
     rows = sum(len(y) for _, y, _ in batch)
     total = 0.0
     for x, y, t in batch:
         with autocast(precision, device.type):
             logits = forward(x.to(device), t.to(device))
         loss = F.cross_entropy(logits.float(), y.to(device), reduction="sum") / rows
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss * loss_scale).backward()  # type: ignore[no-untyped-call]
         total += check_loss(loss, step)
     return total
 

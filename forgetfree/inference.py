@@ -43,7 +43,7 @@ class Predictor:
 
     def __init__(self, loaded: LoadedModel, ledger: Ledger, tasks: Sequence[TaskDefinition]) -> None:
         self._loaded, self.ledger = loaded, ledger
-        self._switch = LedgerSwitch(ledger, loaded.model.backbone)
+        self._switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         self._tasks = {task.name: task for task in tasks}
         for record in ledger.records:
             if record.task not in self._tasks:

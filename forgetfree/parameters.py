@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from forgetfree.errors import RegionError
 #: Neither embeddings, LM head, classifier nor pooler (paper, §2: "embeddings and the LM head are frozen").
 NOT_GRAFTABLE = (
     r"(^|\.)embeddings\.",
-    r"(^|\.)(wte|wpe|embed_tokens|embed_positions)\.",
+    r"(^|\.)(wte|wpe|embed_in|embed_tokens|embed_positions|word_embeddings\w*|embeddings_project)\.",
+    r"(^|\.)embedding_hidden_mapping_in\.",
     r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head)\.",
     r"(^|\.)(classifier|score|pooler|readouts)\.",
 )
@@ -70,7 +72,7 @@ class ParameterSpace:
             id(parameter)
             for name, parameter in model.named_parameters(remove_duplicate=False)
             if any(re.search(pattern, name) for pattern in exclude)
-        }
+        } | _outside_of_the_body(model)
         specs: list[TensorSpec] = []
         offset = 0
         for name, parameter in model.named_parameters():
@@ -179,6 +181,16 @@ class ParameterSpace:
                 f"Indices from {int(indices[0])} to {int(indices[-1])} do not fit a parameter space of "
                 f"{len(self)} entries. The region belongs to another model."
             )
+
+
+def _outside_of_the_body(model: Any) -> set[int]:
+    """Of a Hugging Face model: its head and its input embeddings, whatever their names."""
+    body = getattr(model, "base_model", None)
+    if not isinstance(body, nn.Module) or not hasattr(model, "get_input_embeddings"):
+        return set()
+    inside = {id(parameter) for parameter in body.parameters()}
+    embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+    return {id(parameter) for parameter in model.parameters()} - inside | embeddings
 
 
 # -- Where an entry lies: the paper's figures 9 and 10 count regions by layer and by kind of parameter. -----

@@ -1,145 +1,31 @@
-"""One run of the command line: a stream, some strategies, some seeds → a run directory.
-
-OUT/config.json                       everything needed to repeat it
-OUT/results.json                      see docs/results-format.md; rewritten after every row of a matrix
-OUT/report.md                         the tables
-OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
-OUT/STRATEGY/seed-S/                  ledger.safetensors, or checkpoint.safetensors
-"""
+"""One run of the command line: a stream, some strategies, some seeds → a run directory."""
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree import __version__, metrics, registry
-from forgetfree.errors import RunError, TrainingError, UnknownNameError, UsageError
-from forgetfree.files import write_atomically, write_json
+from forgetfree import __version__, metrics
+from forgetfree.errors import LedgerError, MetricError, TrainingError, UsageError
 from forgetfree.monitor import PHASES, Monitor
-from forgetfree.options import Options, build, option
-from forgetfree.registry import DEFAULT_STRATEGIES
+from forgetfree.run_config import CheckedConfig, RunConfig
+from forgetfree.run_directory import SCHEMA, RunDirectory
 
 if TYPE_CHECKING:
     from forgetfree.models.state import StateStore
     from forgetfree.strategy import ContinualStrategy, Predictions
     from forgetfree.streams import Stream
 
-SCHEMA = 1
 _PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "safetensors", "numpy")
+MakeMonitor = Callable[[str], Monitor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
-    """What ``--set`` reaches beside the strategies' own options."""
-
-    test_limit: int | None = option(None, "evaluate on at most this many test rows a task", at_least=1)
-    cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
-    threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """A run as it was asked for. Checked as a whole by `checked`, all faults together."""
-
-    stream: str
-    strategies: tuple[str, ...] = DEFAULT_STRATEGIES
-    model: str = "minilm"
-    data: str = "hub"
-    readout: str = "auto"
-    shots: int | None = None
-    steps: int | None = None
-    seeds: tuple[int, ...] = (0,)
-    sparsity: float | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "auto"
-    out: str = ""
-
-    def recipe(self) -> dict[str, Any]:
-        """The model's recipe, for the options that are not set otherwise; none where ``optimizer`` is."""
-        entry = registry.MODELS.get(self.model)
-        if entry is None or any(key.rpartition(".")[2] == "optimizer" for key in self.settings):
-            return {}
-        return {key: value for key, value in entry.recipe.items() if key not in self.settings}
-
-    def checked(self) -> CheckedConfig:
-        """The strategies' classes and options.
-
-        Raises:
-            UsageError: naming every fault.
-        """
-        faults: list[str] = []
-
-        def attempt(action: Callable[..., Any], *arguments: Any) -> Any:
-            try:
-                return action(*arguments)
-            except UsageError as error:
-                faults.append(str(error))
-                return None
-
-        if self.shots is not None and self.shots < 1:
-            faults.append(f"--shots must be at least 1, got {self.shots}.")
-        if self.steps is not None and self.steps < 1:
-            faults.append(f"--steps must be at least 1, got {self.steps}.")
-        if not self.seeds or min(self.seeds) < 0:
-            faults.append(f"--seed must be 0 or more, got {', '.join(map(str, self.seeds)) or 'none'}.")
-        for kind, given in (("strategy", self.strategies), ("seed", self.seeds)):
-            if len(set(given)) < len(given):
-                faults.append(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}.")
-        found = {name: attempt(registry.strategy, name) for name in self.strategies}
-        classes = {name: cls for name, cls in found.items() if cls is not None}
-        fields = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
-        own = set(RunOptions.__dataclass_fields__)
-        if len(classes) == len(found):  # else the options of one are unknown
-            for key in self.settings:
-                attempt(_check_setting, key, own, fields)
-        if self.sparsity is not None and not any("sparsity" in names for names in fields.values()):
-            faults.append("--sparsity is given, but none of the strategies has it.")
-        options = {
-            name: attempt(build, cls.Options, self._values_for(name, fields[name]), name)
-            for name, cls in classes.items()
-        }
-        mine = {key: value for key, value in self.settings.items() if key in own}
-        run_options = attempt(build, RunOptions, mine, "the run")
-        if faults:
-            raise UsageError(" ".join(dict.fromkeys(faults)))
-        return CheckedConfig(classes, options, run_options)
-
-    def _values_for(self, strategy: str, known: set[str]) -> dict[str, Any]:
-        """Options of one strategy, weakest first: recipe, flags, ``--set key``, ``--set strategy.key``."""
-        flags = {"steps": self.steps, "sparsity": self.sparsity}
-        scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.settings.items() if k.startswith(f"{strategy}.")}
-        given = {key: value for key, value in flags.items() if value is not None}
-        merged = {**self.recipe(), **given, **self.settings, **scoped}
-        return {key: value for key, value in merged.items() if key in known}
-
-
-def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> None:
-    """Raise ``UnknownNameError`` unless some strategy (or the run itself) has the option."""
-    strategy, _, name = key.rpartition(".")
-    if strategy and strategy not in fields:
-        raise UnknownNameError("strategy in --set", strategy, fields)
-    known = fields[strategy] if strategy else own.union(*fields.values())
-    if name not in known:
-        raise UnknownNameError("option", key, known)
-
-
-@dataclass(frozen=True)
-class CheckedConfig:
-    """Strategy classes and options by name, and the run's own."""
-
-    classes: Mapping[str, type[ContinualStrategy]]
-    options: Mapping[str, Any]
-    run: RunOptions
-
-
-def run(config: RunConfig, *, resume: bool = False, monitor: Callable[[str], Monitor] | None = None) -> dict[str, Any]:
+def run(config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None = None) -> dict[str, Any]:
     """Run it.
 
     Args:
@@ -155,8 +41,7 @@ def run(config: RunConfig, *, resume: bool = False, monitor: Callable[[str], Mon
         ForgetfreeError: data or model cannot be loaded.
     """
     checked = config.checked()
-    out = Path(config.out)
-    results = _open_directory(out, config, resume)
+    directory = RunDirectory(Path(config.out), config.section(), resume)
 
     from forgetfree.data.sources import load_tasks
     from forgetfree.models.loading import load_model
@@ -169,24 +54,21 @@ def run(config: RunConfig, *, resume: bool = False, monitor: Callable[[str], Mon
 
         torch.set_num_threads(checked.run.threads)
     tasks = load_tasks(config.stream, config.data)
-    store = StateStore(Path(checked.run.cache) if checked.run.cache else out / "fine-tuned")
+    store = StateStore(Path(checked.run.cache) if checked.run.cache else directory.path / "fine-tuned")
     for seed in config.seeds:
         stream = make_stream(
             config.stream,
             tasks,
-            load_model(config.model, config.readout, model_class=StreamModel),
+            load_model(config.model, config.readout, model_class=StreamModel, graftable=checked.run.graftable),
             shots=config.shots,
             seed=seed,
             test_limit=checked.run.test_limit,
         )
         for name, strategy in checked.classes.items():
             strategy.check(checked.options[name], stream)
-        if not results["model"]:
-            _describe(results, config, stream)
-            write_json(out / "config.json", _config_file(config, checked, stream, device))
-        _run_seed(config, checked, stream, seed, device, store, results, out, monitor or (lambda _: Monitor()))
-    write_report(results, out)
-    return results
+        directory.describe(_description(config, stream), _environment(config, checked, stream, device))
+        _run_seed(config, checked, stream, seed, device, store, directory, monitor or (lambda _: Monitor()))
+    return directory.results
 
 
 def _run_seed(
@@ -196,18 +78,14 @@ def _run_seed(
     seed: int,
     device: str,
     store: StateStore,
-    results: dict[str, Any],
-    out: Path,
-    monitor: Callable[[str], Monitor],
+    directory: RunDirectory,
+    monitor: MakeMonitor,
 ) -> None:
-    """All strategies with one seed; each starts from the model as the stream brought it."""
+    """All strategies with one seed; each starts from the stream's θ_pre."""
+    results = directory.results
     first_row: dict[str, Predictions] = {}
-    reference: dict[str, Predictions] = {}
     for name in config.strategies:
-        directory = out / name / f"seed-{seed}"
-        if any(run["strategy"] == name and run["seed"] == seed for run in results["runs"]):
-            if name == "fine-tune":
-                reference = _load_predictions(directory)
+        if directory.entry(name, seed):
             continue
         strategy = checked.classes[name](
             stream=stream,
@@ -218,57 +96,39 @@ def _run_seed(
             store=store,
         )
         try:
-            entry, last = _run_strategy(name, strategy, first_row, directory, results, out)
-        except TrainingError as error:
-            # The other strategies and seeds of a long run are worth having.
-            results["failed"].append({"strategy": name, "seed": seed, "error": str(error)})
-            write_json(out / "results.json", results)
+            entry, last = _run_strategy(name, strategy, first_row, directory)
+        except (TrainingError, MetricError, LedgerError) as error:
+            # It diverged. The other strategies and seeds of a long run are worth having.
+            results["failed"].append({**results["unfinished"].pop(), "error": str(error)})
+            directory.save()
             continue
-        finally:
-            strategy.pristine.load_(stream.model)
-        if name == "fine-tune":
-            reference = last
-        fine_tune = next((r for r in results["runs"] if r["strategy"] == "fine-tune" and r["seed"] == seed), entry)
-        own = (
-            [row[j] for j, row in enumerate(fine_tune["matrix"][1:])] if fine_tune["strategy"] == "fine-tune" else None
-        )
-        entry["summary"] = metrics.summarize(entry["matrix"], entry["ece"], own)
-        if reference:
-            entry["agreement"] = [
-                metrics.agreement(last[task.name].logits, reference[task.name].logits) for task in stream.tasks
-            ]
-        _save_predictions(last, directory)
+        directory.save_predictions(name, seed, last)
         results["runs"].append(entry)
         results["unfinished"] = []
-        write_json(out / "results.json", results)
-        write_report(results, out)
+        _compare_with_fine_tuned(directory, seed)
+        directory.save()
 
 
 def _run_strategy(
-    name: str,
-    strategy: ContinualStrategy,
-    first_row: dict[str, Predictions],
-    directory: Path,
-    results: dict[str, Any],
-    out: Path,
+    name: str, strategy: ContinualStrategy, first_row: dict[str, Predictions], directory: RunDirectory
 ) -> tuple[dict[str, Any], dict[str, Predictions]]:
     """One strategy over the whole stream: its entry of results.json, and its last answers."""
     tasks = strategy.stream.tasks
+    unfinished: dict[str, Any] = {"strategy": name, "seed": strategy.seed, "matrix": []}
+    directory.results["unfinished"] = [unfinished]
     if not first_row:  # before training, all strategies answer with the same model
         first_row |= strategy.evaluate()
     current = dict(first_row)
     rows = [dict(current)]
-    unfinished: dict[str, Any] = {"strategy": name, "seed": strategy.seed, "matrix": []}
-    results["unfinished"] = [unfinished]
 
     def scores(row: Mapping[str, Predictions]) -> list[float]:
         return [row[task.name].score(task.definition.metric) for task in tasks]
 
     for experience in strategy.stream.benchmark.train_stream:
         unfinished["matrix"] = [scores(row) for row in rows]
-        write_json(out / "results.json", results)
+        directory.save()
         strategy.train(experience)
-        strategy.save(directory)
+        strategy.save(directory.of(name, strategy.seed))
         current |= strategy.evaluate(strategy.stale(strategy.stream.task(experience.task_label)))
         rows.append(dict(current))
     entry = {
@@ -286,25 +146,20 @@ def _run_strategy(
     return entry, current
 
 
-_PREDICTIONS = "predictions.safetensors"
-
-
-def _save_predictions(predictions: Mapping[str, Predictions], directory: Path) -> None:
-    from safetensors.numpy import save
-
-    arrays = {f"{task}/logits": answers.logits for task, answers in predictions.items()}
-    arrays |= {f"{task}/labels": answers.labels for task, answers in predictions.items()}
-    write_atomically(directory / _PREDICTIONS, save(arrays))
-
-
-def _load_predictions(directory: Path) -> dict[str, Predictions]:
-    from safetensors.numpy import load_file
-
-    from forgetfree.strategy import Predictions
-
-    arrays = load_file(directory / _PREDICTIONS)
-    tasks = {key.rpartition("/")[0] for key in arrays}
-    return {task: Predictions(arrays[f"{task}/logits"], arrays[f"{task}/labels"]) for task in tasks}
+def _compare_with_fine_tuned(directory: RunDirectory, seed: int) -> None:
+    """Summaries of all runs of one seed, with intransigence and agreement as soon as ``fine-tune`` is among them."""
+    reference = directory.entry("fine-tune", seed)
+    learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
+    fine_tuned = directory.load_logits("fine-tune", seed) if reference else {}
+    for entry in directory.results["runs"]:
+        if entry["seed"] != seed:
+            continue
+        entry["summary"] = metrics.summarize(entry["matrix"], entry["ece"], learned)
+        if reference and "agreement" not in entry:
+            logits = directory.load_logits(entry["strategy"], seed)
+            entry["agreement"] = [
+                metrics.agreement(logits[task], fine_tuned[task]) for task in directory.results["tasks"]
+            ]
 
 
 def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
@@ -330,92 +185,32 @@ def _device(name: str) -> str:
     return name
 
 
-# -- The run directory ------------------------------------------------------------------------------------
-
-
-def _open_directory(out: Path, config: RunConfig, resume: bool) -> dict[str, Any]:
-    """An empty, writable directory, or with ``resume`` the results it holds already."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        held = sorted(path.name for path in out.iterdir())
-        probe = out / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"--out {str(out)!r} cannot be written: {error.strerror}. Give a directory of your own."
-        ) from error
-    results: dict[str, Any] = {
-        "schema": SCHEMA,
-        "stream": config.stream,
-        "tasks": [],
-        "model": {},
-        "data": {},
-        "runs": [],
-    }
-    if resume and (out / "results.json").is_file():
-        try:
-            results = json.loads((out / "results.json").read_text(encoding="utf-8"))
-            before = json.loads((out / "config.json").read_text(encoding="utf-8"))["run"]
-        except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"{out} cannot be resumed: {error}. Start anew with another --out.") from error
-        now = run_section(config)
-        differ = sorted(key for key in now if key not in ("seed", "strategy") and before.get(key) != now[key])
-        if differ:
-            raise UsageError(
-                f"--resume needs the configuration that {out} was begun with; these differ: "
-                + ", ".join(f"{key} (was {before.get(key)!r}, now {now[key]!r})" for key in differ)
-                + ". Start anew with another --out."
-            )
-    elif held:
-        raise UsageError(
-            f"--out {str(out)!r} is not empty: it holds {', '.join(held[:5])}{' …' if len(held) > 5 else ''}. "
-            "Give another directory, or --resume to continue that run."
-        )
-    results["unfinished"], results["failed"] = [], []
-    return results
-
-
-def run_section(config: RunConfig) -> dict[str, Any]:
-    """The configuration under the names of the command line: what ``--config`` reads back."""
+def _description(config: RunConfig, stream: Stream) -> dict[str, Any]:
+    """What results.json says of tasks, model and data."""
     return {
-        "stream": config.stream,
-        "strategy": list(config.strategies),
-        "model": config.model,
-        "data": config.data,
-        "readout": config.readout,
-        "shots": config.shots,
-        "steps": config.steps,
-        "seed": list(config.seeds),
-        "sparsity": config.sparsity,
-        "set": dict(config.settings),
-        "device": config.device,
+        "tasks": [task.name for task in stream.tasks],
+        "model": {
+            "name": config.model,
+            "fingerprint": stream.loaded.fingerprint,
+            "readout": stream.loaded.readout,
+            "parameters": sum(parameter.numel() for parameter in stream.model.backbone.parameters()),
+            "graftable": len(stream.model.space()),
+        },
+        "data": {
+            "shots": config.shots,
+            "steps": config.steps,
+            "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
+            "test_rows": {task.name: len(task.test) for task in stream.tasks},
+        },
     }
 
 
-def _describe(results: dict[str, Any], config: RunConfig, stream: Stream) -> None:
-    results["tasks"] = [task.name for task in stream.tasks]
-    results["model"] = {
-        "name": config.model,
-        "fingerprint": stream.loaded.fingerprint,
-        "readout": stream.loaded.readout,
-        "parameters": sum(parameter.numel() for parameter in stream.model.backbone.parameters()),
-        "graftable": len(stream.model.space()),
-    }
-    results["data"] = {
-        "shots": config.shots,
-        "steps": config.steps,
-        "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
-        "test_rows": {task.name: len(task.test) for task in stream.tasks},
-    }
-
-
-def _config_file(config: RunConfig, checked: CheckedConfig, stream: Stream, device: str) -> dict[str, Any]:
+def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, device: str) -> dict[str, Any]:
+    """What config.json says beside the configuration itself."""
     import torch
 
     return {
         "schema": SCHEMA,
-        "run": run_section(config),
         "options": {name: asdict(options) for name, options in checked.options.items()},
         "versions": {
             "forgetfree": __version__,
@@ -424,7 +219,7 @@ def _config_file(config: RunConfig, checked: CheckedConfig, stream: Stream, devi
         },
         "machine": {"device": device, "system": platform.platform(), "threads": torch.get_num_threads()},
         "model": {
-            "name": config.model,
+            "name": config.section()["model"],
             "readout": stream.loaded.readout,
             "fingerprint": stream.loaded.fingerprint,
         },
@@ -438,17 +233,8 @@ def _config_file(config: RunConfig, checked: CheckedConfig, stream: Stream, devi
             }
             for task in stream.tasks
         },
-        "command": " ".join(["forgetfree", *sys.argv[1:]]) if sys.argv else "",
-        "pid": os.getpid(),
+        "command": " ".join(["forgetfree", *sys.argv[1:]]),
     }
 
 
-def write_report(results: dict[str, Any], out: Path) -> None:
-    """Write report.md, where there is anything to report."""
-    from forgetfree.reports import merge, render
-
-    if results["runs"]:
-        write_atomically(out / "report.md", render(merge([results]), "markdown"))
-
-
-__all__ = ["RunConfig", "RunOptions", "run", "run_section"]
+__all__ = ["RunConfig", "run"]

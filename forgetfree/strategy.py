@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from forgetfree import metrics
+from forgetfree import __version__, metrics
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.sampling import by_length
 from forgetfree.ledger import Ledger
@@ -67,10 +68,12 @@ class Predictions:
 
 
 class ContinualStrategy(SupervisedTemplate):
-    """Abstract base. Subclasses set `Options` and override the hooks below; none overrides the constructor.
+    """Base of all strategies. Subclasses set `Options` and override the hooks below; none overrides the constructor.
+
+    Without any override it trains everything on each task in turn.
 
     Args:
-        stream: tasks and model. The model is trained in place, from the weights it has now: θ_pre.
+        stream: tasks and model. The model is trained in place, from the stream's θ_pre: one strategy at a time.
         options: how, see the subclass's ``Options``; default: its defaults.
         seed: of batches, dropout and everything else that is drawn.
         device: where to train.
@@ -106,14 +109,19 @@ class ContinualStrategy(SupervisedTemplate):
         self.stream = stream
         self.seed = seed
         self.monitor = monitor or Monitor()
+        self.shares_store = store is not None
         self.store = store or StateStore()
         self.space = stream.model.space()
-        self.pristine = ModelState.of(stream.model)
+        self.pristine = stream.pristine
+        self.pristine.load_(stream.model)  # another strategy may have trained it
+        # What plugins do to training is not in the key of a shared model.
+        self.has_plugins = bool(plugins)
         self.seconds: dict[Phase, float] = {}
         self.predictions: dict[str, Predictions] = {}
         self.ledger: Ledger | None = None
         self._training_scope = ExitStack()
         self._in_training: StreamTask | None = None
+        self._in_evaluation: StreamTask | None = None
         self._suspended: ModelState | None = None
         self._collected: list[tuple[Tensor, Tensor]] = []
         super().__init__(
@@ -225,10 +233,12 @@ class ContinualStrategy(SupervisedTemplate):
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def fine_tuned(self, task: StreamTask) -> ModelState:
-        """θ_ft of ``task``: θ_pre fine-tuned on it alone. Made once, shared by all strategies through the store.
+        """θ_ft of ``task``: θ_pre fine-tuned on it alone, without plugins.
 
-        The model holds θ_pre afterwards.
+        Made once, shared by all strategies through the store, if one was given. The model holds θ_pre afterwards.
         """
+        if not self.shares_store:
+            return self._fine_tune(task)
         return self.store.get_or_make(self.fine_tuned_key(task), lambda: self._fine_tune(task))
 
     def fine_tuned_key(self, task: StreamTask) -> str:
@@ -243,11 +253,17 @@ class ContinualStrategy(SupervisedTemplate):
             "label": task.label,
             "options": training | {"steps": self.full_steps(task), "evaluation_batch_size": None},
             "seed": self.seed,
-            "torch": torch.__version__,
+            "config": self._model_config(),
+            "graftable": self.space.layout_hash,
+            "versions": [__version__, torch.__version__, version("transformers")],
             "device": self.device.type,
             "threads": torch.get_num_threads(),
         }
         return f"{task.name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}"
+
+    def _model_config(self) -> Any:
+        config = getattr(self.task_model.backbone, "config", None)
+        return config.to_diff_dict() if config is not None else None
 
     def _fine_tune(self, task: StreamTask) -> ModelState:
         steps, model = self.full_steps(task), self.task_model
@@ -279,7 +295,7 @@ class ContinualStrategy(SupervisedTemplate):
         """Train on one experience, or on several in turn; see Avalanche."""
         try:
             return super().train(experiences, eval_streams, **kwargs)
-        except BaseException:  # an interrupt too: whoever goes on must find the model as it was before the task
+        except BaseException:  # an interrupt too: what earlier tasks own must be as it was
             if self._in_training is not None:
                 self.suspend()
             raise
@@ -349,11 +365,11 @@ class ContinualStrategy(SupervisedTemplate):
                 self.mb_output = self.forward()
                 self._after_forward(**kwargs)
 
-                self.loss = (self.loss + self.criterion()) * part.share
+                self.loss = self.loss + self.criterion()
                 self._before_backward(**kwargs)
-                self.backward()
+                self._update.backward(self.loss * part.share)
                 self._after_backward(**kwargs)
-                total += check_loss(self.loss, step + 1)
+                total += check_loss(self.loss, step + 1) * part.share
 
                 if part.last:
                     step += 1
@@ -371,10 +387,6 @@ class ContinualStrategy(SupervisedTemplate):
         with autocast(self.options.precision, self.device.type):
             logits: Tensor = super().forward()
         return logits.float()
-
-    def backward(self) -> None:
-        """Accumulate gradients."""
-        self._update.backward(self.loss)
 
     def optimizer_step(self) -> None:
         """Move the weights."""
@@ -395,6 +407,7 @@ class ContinualStrategy(SupervisedTemplate):
         )
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
+        self._in_evaluation = self.task
         if self._in_training not in (None, self.task):
             self._suspended = ModelState.of(self.task_model)
             self.suspend()
@@ -402,6 +415,22 @@ class ContinualStrategy(SupervisedTemplate):
             self.enter_evaluation(self.task)
         self._collected = []
         super()._before_eval_exp(**kwargs)
+
+    def eval(self, experiences: Any, **kwargs: Any) -> Any:
+        """Evaluate on one experience, or on several in turn; see Avalanche."""
+        try:
+            return super().eval(experiences, **kwargs)
+        finally:  # an interrupt, too, must not leave the model as another task needs it
+            self._end_evaluation()
+
+    def _end_evaluation(self) -> None:
+        if self._in_evaluation is None:
+            return
+        if self._in_training is not self._in_evaluation:
+            self.leave_evaluation(self._in_evaluation)
+        if self._suspended is not None:
+            self._suspended.load_(self.task_model)
+        self._suspended = self._in_evaluation = None
 
     def eval_epoch(self, **kwargs: Any) -> None:
         """Evaluation of one task."""
@@ -417,11 +446,7 @@ class ContinualStrategy(SupervisedTemplate):
         in_order = torch.argsort(torch.tensor(self._order))
         logits, labels = (torch.cat(column)[in_order].numpy() for column in zip(*self._collected, strict=True))
         self.predictions[self.task.name] = Predictions(logits, labels)
-        if self._in_training is not self.task:
-            self.leave_evaluation(self.task)
-        if self._suspended is not None:
-            self._suspended.load_(self.task_model)
-            self._suspended = None
+        self._end_evaluation()
         super()._after_eval_exp(**kwargs)
 
 

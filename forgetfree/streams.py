@@ -18,6 +18,7 @@ from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.sampling import evenly, k_shot
 from forgetfree.data.sources import Rows, TaskRows, default_data, load_tasks
 from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
@@ -63,14 +64,16 @@ class Stream:
     Attributes:
         name: as it was asked for.
         tasks: in order.
-        loaded: the model with its tokenizer and fingerprint. Strategies train this very model.
+        loaded: the model with its tokenizer and fingerprint. Strategies train this very model, one at a time.
         seed: of the k-shot samples and the readouts' first weights.
+        pristine: what the model held at first: every strategy starts from it.
     """
 
     name: str
     tasks: tuple[StreamTask, ...]
     loaded: LoadedModel
     seed: int
+    pristine: ModelState
 
     @property
     def model(self) -> TaskModel:
@@ -99,6 +102,7 @@ def load_stream(
     shots: int | None = None,
     seed: int = 0,
     test_limit: int | None = None,
+    graftable: str | None = None,
 ) -> Stream:
     """Load tasks and model, sample, tokenise once.
 
@@ -110,6 +114,7 @@ def load_stream(
         shots: training rows per label; default: all.
         seed: of the sample and of the readouts' first weights.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
+        graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
 
     Raises:
         UsageError, DataError, ModelError: see `load_tasks` and `load_model`.
@@ -117,7 +122,7 @@ def load_stream(
     return make_stream(
         stream,
         load_tasks(stream, data or default_data()),
-        load_model(model, readout, model_class=StreamModel),
+        load_model(model, readout, model_class=StreamModel, graftable=graftable),
         shots=shots,
         seed=seed,
         test_limit=test_limit,
@@ -157,7 +162,7 @@ def make_stream(
                 rows.fingerprint(),
             )
         )
-    return Stream(name, tuple(encoded), loaded, seed)
+    return Stream(name, tuple(encoded), loaded, seed, ModelState.of(loaded.model))
 
 
 def _dataset(rows: EncodedRows) -> AvalancheDataset:

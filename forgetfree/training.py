@@ -43,7 +43,9 @@ class TrainingOptions(Options):
     batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
     steps: int | None = option(
-        None, "updates per task; none: 16·n·k for n labels and k ≤ 512 shots (appendix B)", at_least=1
+        None,
+        "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on (appendix B)",
+        at_least=1,
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
     dropout: bool = option(True, "the backbone's own dropout while training")
@@ -125,9 +127,11 @@ class Update:
 
     def step(self) -> None:
         """Move the weights."""
+        scale = self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        self._schedule.step()
+        if self._scaler.get_scale() >= scale:  # else the gradients overflowed and the step was skipped
+            self._schedule.step()
 
 
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:

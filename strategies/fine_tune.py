@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from forgetfree.models.state import ModelState
+from forgetfree.errors import RunError
+from forgetfree.models.state import ModelState, StateStore
 from forgetfree.monitor import Phase
 from forgetfree.strategy import ContinualStrategy
 from forgetfree.streams import StreamTask
@@ -23,10 +24,11 @@ class FineTune(ContinualStrategy):
     def setup(self) -> None:
         """No task is learned yet."""
         self._learned: set[str] = set()
+        self._own = StateStore() if self.has_plugins else self.store
 
     def prepare(self, task: StreamTask) -> None:
         """Back to θ_pre; the fine-tuned model itself, where another strategy has made it already."""
-        self._known = self.store.get(self.fine_tuned_key(task))
+        self._known = self._own.get(self.fine_tuned_key(task))
         (self._known or self.pristine).load_(self.task_model)
 
     def steps(self, task: StreamTask) -> int:
@@ -36,7 +38,7 @@ class FineTune(ContinualStrategy):
     def commit(self, task: StreamTask) -> None:
         """Keep the model; the next task starts from θ_pre again."""
         if self._known is None:
-            self.store.put(self.fine_tuned_key(task), ModelState.of(self.task_model, [task.name]))
+            self._own.put(self.fine_tuned_key(task), ModelState.of(self.task_model, [task.name]))
         self._learned.add(task.name)
         self.pristine.load_(self.task_model)
 
@@ -47,12 +49,17 @@ class FineTune(ContinualStrategy):
     def enter_evaluation(self, task: StreamTask) -> None:
         """The task's own model."""
         if task.name in self._learned:
-            self.fine_tuned(task).load_(self.task_model)
+            state = self._own.get(self.fine_tuned_key(task))
+            if state is None:
+                raise RunError(
+                    f"The fine-tuned model of task {task.name!r} is gone from the store, or damaged. Leave the files of a "
+                    "run alone while it lasts; run again."
+                )
+            state.load_(self.task_model)
 
     def leave_evaluation(self, task: StreamTask) -> None:
         """θ_pre."""
-        if task.name in self._learned:
-            self.pristine.load_(self.task_model)
+        self.pristine.load_(self.task_model)
 
     def stale(self, learned: StreamTask) -> list[StreamTask]:
         """Each task's result is that of its own model, from the row in which it was learned."""

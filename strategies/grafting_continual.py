@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -10,6 +11,7 @@ from torch import nn
 
 from forgetfree.data.encoding import Batch
 from forgetfree.data.sampling import evenly, micro_batches, plan_batches
+from forgetfree.errors import OptionError
 from forgetfree.grafting import (
     BaseKind,
     Graft,
@@ -45,13 +47,19 @@ class GraftingOptions(TrainingOptions):
         at_least=0,
     )
     mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
+    mask_micro_batch_size: int = option(64, "rows per forward pass of such a step", at_least=1)
+    mask_score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5")
     mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
     mask_evaluations: int = option(4, "hard masks tried on validation rows while S is learned", at_least=1)
     validation_rows: int = option(512, "validation rows those are scored on, at most", at_least=1)
     region_start: Literal["fine-tuned", "pre-trained"] = option("fine-tuned", "values the region is trained from")
     region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
     region_optimizer: Literal["sgd", "adamw"] | None = option(None, "none: that of fine-tuning")
-    region_learning_rate: float | None = option(None, "none: that of fine-tuning", above=0)
+    region_learning_rate: float | None = option(
+        None,
+        "none: that of fine-tuning; with AdamW times √(N/s) for s of N entries, so that an update is as long as there",
+        above=0,
+    )
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
 
 
@@ -70,14 +78,23 @@ class GraftingContinual(ContinualStrategy):
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """The sparsity must leave an entry."""
+        """The sparsity must leave an entry, and something must choose the region."""
         budget(len(stream.model.space()), options.sparsity)
+        if options.base == "empty" and options.mask_steps == 0:
+            raise OptionError(
+                "base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or base=movement."
+            )
+        if options.region_optimizer not in (None, options.optimizer) and options.region_learning_rate is None:
+            raise OptionError(
+                f"region_optimizer={options.region_optimizer} beside optimizer={options.optimizer} needs a "
+                "region_learning_rate of its own. Set it."
+            )
 
     def setup(self) -> None:
         """An empty ledger."""
         self.ledger: Ledger = Ledger(self.space, self.stream.loaded.fingerprint)
         self.localized: dict[str, LearnedRegion] = {}
-        self._switch = LedgerSwitch(self.ledger, self.task_model.backbone, check=False)
+        self._switch = LedgerSwitch(self.ledger, self.task_model.backbone)
         self._region: RegionParameters | None = None
         self._owned = Region.empty()
         self._final_union = False
@@ -88,7 +105,8 @@ class GraftingContinual(ContinualStrategy):
         self._switch.to(0)
         fine_tuned = self.fine_tuned(task)
         learned = self._localize(task, fine_tuned)
-        self.localized[task.name] = learned
+        # Without the scores, which are as large as the model: the ledger's memory is O(T·s).
+        self.localized[task.name] = replace(learned, scores=learned.scores.new_empty(0))
 
         self._switch.to(len(self.ledger.records))
         self._owned = self.ledger.free(learned.region)
@@ -115,6 +133,8 @@ class GraftingContinual(ContinualStrategy):
         mask = MaskOptions(
             steps=steps,
             batch_size=size,
+            micro_batch_size=options.mask_micro_batch_size,
+            score_init=options.mask_score_init,
             learning_rate=options.mask_learning_rate,
             evaluate_every=max(1, -(-steps // options.mask_evaluations)),
             precision=options.precision,
@@ -156,10 +176,16 @@ class GraftingContinual(ContinualStrategy):
     def training_options(self) -> TrainingOptions:
         """Those of the region."""
         options: GraftingOptions = self.options
+        optimizer = options.region_optimizer or options.optimizer
+        rate = options.region_learning_rate or options.learning_rate
+        if options.region_learning_rate is None and optimizer == "adamw":
+            # AdamW moves every entry by about its rate, so s of N entries move less far together.
+            rate *= math.sqrt(len(self.space) / budget(len(self.space), options.sparsity))
         return replace(
             options,
-            optimizer=options.region_optimizer or options.optimizer,
-            learning_rate=options.region_learning_rate or options.learning_rate,
+            optimizer=optimizer,
+            learning_rate=rate,
+            readout_learning_rate=options.readout_learning_rate or options.learning_rate,
             l1=0.0,  # a region is as sparse as it gets
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -269,7 +270,8 @@ def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> No
     command = [sys.executable, "-m", "forgetfree", *tiny_cli.arguments(tmp_path / "out", "--set", "steps=100000")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     deadline = time.monotonic() + 120
-    while not (tmp_path / "out" / "results.json").exists() and time.monotonic() < deadline:
+    results = tmp_path / "out" / "results.json"
+    while not (results.exists() and results_of(tmp_path / "out")["unfinished"]) and time.monotonic() < deadline:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
@@ -341,7 +343,7 @@ def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypa
     as_arguments = capsys.readouterr().out
     assert cli.main(["predict", str(finished), "--task", "qnli", "who was it\tit was the river"]) == 0
     assert capsys.readouterr().out == as_arguments
-    monkeypatch.setattr("sys.stdin", iter(["who was it\tit was the river\n"]))
+    monkeypatch.setattr("sys.stdin", io.StringIO("who was it\tit was the river\n"))
     assert cli.main(["predict", str(finished), "--task", "qnli"]) == 0
     assert capsys.readouterr().out == as_arguments
 

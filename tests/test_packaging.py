@@ -106,7 +106,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("data", "grafting", "ledger", "models", "monitor", "registry", "training"),
     ("streams",),
     ("strategy",),
-    ("inference", "progress", "reports", "runner"),
+    ("inference", "progress", "reports", "run_config"),
+    ("run_directory",),
+    ("runner",),
     ("cli",),
 )
 

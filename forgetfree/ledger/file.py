@@ -14,9 +14,7 @@ base model's fingerprint, and a checksum of all of the above.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from forgetfree.errors import LedgerError, RegionError, TaskError
+from forgetfree.files import checksum
 from forgetfree.grafting import Graft
 from forgetfree.ledger.records import Ledger, Record
 from forgetfree.parameters import ParameterSpace, TensorSpec
@@ -57,7 +56,7 @@ def serialize(ledger: Ledger) -> bytes:
         "layout_hash": ledger.space.layout_hash,
         "fingerprint": ledger.fingerprint,
     }
-    header["checksum"] = _checksum(tensors, header)
+    header["checksum"] = checksum(tensors, header)
     return save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, header)
 
 
@@ -75,19 +74,6 @@ def read(path: Path) -> Ledger:
             "run the stream again."
         ) from error
     return _Reader(path, header, tensors).ledger()
-
-
-def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
-    digest = hashlib.sha256()
-    for key in sorted(header):
-        if key != "checksum":
-            digest.update(f"{key}={header[key]}\n".encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        if tensor.numel():
-            digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 class _Reader:
@@ -131,7 +117,7 @@ class _Reader:
         except RegionError as error:
             raise self.fail(str(error).rstrip(".")) from error
         # Last, because the checks above say more.
-        if _checksum(self.tensors, self.header) != self.header["checksum"]:
+        if checksum(self.tensors, self.header) != self.header["checksum"]:
             raise self.fail("its contents do not match its checksum")
         return ledger
 

@@ -25,19 +25,23 @@ class LedgerSwitch:
         ledger: the records.
         backbone: the base model; it must hold θ_pre now.
         check: compare layout and fingerprint with the ledger's first (reads the whole model once).
+        fingerprint: the model's, where it is known already.
 
     Raises:
         LedgerError: the ledger belongs to another model.
     """
 
-    def __init__(self, ledger: Ledger, backbone: nn.Module, *, check: bool = True) -> None:
+    def __init__(
+        self, ledger: Ledger, backbone: nn.Module, *, check: bool = True, fingerprint: str | None = None
+    ) -> None:
         self.ledger = ledger
         self._backbone = backbone
         self._pre: list[Graft] = []
-        self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
+        self._buffers = persistent_buffers(backbone)
+        self._buffers_pre = {name: buffer.clone() for name, buffer in self._buffers.items()}
         self._stage = 0
         if check:
-            _check_belongs(ledger, backbone)
+            _check_belongs(ledger, backbone, fingerprint)
 
     @property
     def stage(self) -> int:
@@ -53,11 +57,12 @@ class LedgerSwitch:
             record = records[self._stage]
             if len(self._pre) == self._stage:
                 self._pre.append(Graft.of(self._backbone, space, record.owned.region))
-            record.owned.apply_(self._backbone, space)
+            space.scatter_(self._backbone, record.owned.region.indices, record.owned.values)
             self._stage += 1
         while self._stage > stage:
             self._stage -= 1
-            self._pre[self._stage].apply_(self._backbone, space)
+            before = self._pre[self._stage]
+            space.scatter_(self._backbone, before.region.indices, before.values)
         self._set_buffers(records[stage - 1].buffers if stage else {})
 
     def to_task(self, task: str) -> None:
@@ -88,7 +93,7 @@ class LedgerSwitch:
 
     @torch.no_grad()
     def _set_buffers(self, wanted: Mapping[str, Tensor]) -> None:
-        for name, buffer in persistent_buffers(self._backbone).items():
+        for name, buffer in self._buffers.items():
             buffer.copy_(wanted.get(name, self._buffers_pre[name]))
 
 
@@ -101,7 +106,7 @@ def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[s
     }
 
 
-def _check_belongs(ledger: Ledger, backbone: nn.Module) -> None:
+def _check_belongs(ledger: Ledger, backbone: nn.Module, fingerprint: str | None) -> None:
     from forgetfree.models.loading import fingerprint_of
 
     try:
@@ -116,7 +121,15 @@ def _check_belongs(ledger: Ledger, backbone: nn.Module) -> None:
                 f"The ledger belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
                 f"{tensor.dtype}. Load the model the stream was trained on."
             )
-    fingerprint = fingerprint_of(backbone)
+    buffers = persistent_buffers(backbone)
+    for record in ledger.records:
+        for name, buffer in record.buffers.items():
+            if name not in buffers or buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
+                raise LedgerError(
+                    f"The ledger belongs to a model of another layout: it has no buffer {name!r} of shape "
+                    f"{tuple(buffer.shape)} in {buffer.dtype}. Load the model the stream was trained on."
+                )
+    fingerprint = fingerprint or fingerprint_of(backbone)
     if fingerprint != ledger.fingerprint:
         raise LedgerError(
             f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "

@@ -55,7 +55,13 @@ class LoadedModel:
         return TaskHead(task.name, len(task.labels), tuple(words))
 
 
-def load_model(name: str, readout: str = "auto", *, model_class: Callable[..., TaskModel] = TaskModel) -> LoadedModel:
+def load_model(
+    name: str,
+    readout: str = "auto",
+    *,
+    model_class: Callable[..., TaskModel] = TaskModel,
+    graftable: str | None = None,
+) -> LoadedModel:
     """Load a pre-trained model.
 
     Args:
@@ -63,6 +69,7 @@ def load_model(name: str, readout: str = "auto", *, model_class: Callable[..., T
         readout: ``linear``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
             ``prompt``, causal LM → ``causal``, none → ``linear``).
         model_class: what to build; the Avalanche bridge passes its own.
+        graftable: see `TaskModel`.
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the three.
@@ -97,7 +104,9 @@ def load_model(name: str, readout: str = "auto", *, model_class: Callable[..., T
         mask=tokenizer.mask_token_id,
         separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
     )
-    model = model_class(backbone, tokens, kind, causal=_is_causal(config), dropout=_head_dropout(config))
+    model = model_class(
+        backbone, tokens, kind, causal=_is_causal(config), dropout=_head_dropout(config), graftable=graftable
+    )
     return LoadedModel(name, model, tokenizer, kind, fingerprint)
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from forgetfree.files import write_atomically
+from forgetfree.files import checksum, write_atomically
 from forgetfree.models.task_model import TaskModel
 
 
@@ -54,26 +54,31 @@ class ModelState:
         tensors |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
         for task, named in self.readouts.items():
             tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
-        write_atomically(path, save({name: t.contiguous() for name, t in tensors.items()}))
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        write_atomically(path, save(tensors, {"checksum": checksum(tensors)}))
 
     @classmethod
     def load(cls, path: Path) -> ModelState:
         """Read what `save` wrote.
 
         Raises:
-            SafetensorError, OSError, KeyError: the file is damaged or missing.
+            SafetensorError, OSError: the file is damaged or missing.
         """
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no dict
+        if header.get("checksum") != checksum(tensors):
+            raise SafetensorError(f"{path} does not match its checksum")
+        theta = tensors.pop("theta")
         readouts: dict[str, dict[str, Tensor]] = {}
         buffers: dict[str, Tensor] = {}
-        with safe_open(path, "pt") as file:
-            theta = file.get_tensor("theta")
-            for key in file.keys():  # noqa: SIM118  # no dict
-                kind, _, name = key.partition("/")
-                if kind == "buffer":
-                    buffers[name] = file.get_tensor(key)
-                elif kind == "readout":
-                    task, _, part = name.partition("/")
-                    readouts.setdefault(task, {})[part] = file.get_tensor(key)
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition("/")
+            if kind == "buffer":
+                buffers[name] = tensor
+            else:
+                task, _, part = name.partition("/")
+                readouts.setdefault(task, {})[part] = tensor
         return cls(theta, readouts, buffers)
 
 
@@ -95,7 +100,7 @@ class StateStore:
         path = self._directory / f"{key}.safetensors"
         try:
             return ModelState.load(path) if path.is_file() else None
-        except (SafetensorError, OSError, KeyError):
+        except (SafetensorError, OSError):
             return None
 
     def put(self, key: str, state: ModelState) -> None:

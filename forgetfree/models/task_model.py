@@ -46,6 +46,7 @@ class TaskModel(nn.Module):
         readout: which of the three.
         causal: whether ``linear`` must read the last token rather than the first.
         dropout: before the linear layer, as in the backbone's own classification head.
+        graftable: regular expression over parameter names; only tensors it is found in are in `space`.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class TaskModel(nn.Module):
         *,
         causal: bool = False,
         dropout: float = 0.1,
+        graftable: str | None = None,
     ) -> None:
         super().__init__()
+        self._graftable = graftable or "."
         self.backbone = backbone
         self.tokens = tokens
         self.readout: ReadoutKind = readout
@@ -158,7 +161,7 @@ class TaskModel(nn.Module):
 
     def space(self) -> ParameterSpace:
         """The backbone's graftable entries."""
-        return ParameterSpace.of(self.backbone)
+        return ParameterSpace.of(self.backbone, include=(self._graftable,))
 
 
 def _hidden_size(backbone: nn.Module) -> int:

@@ -1,0 +1,154 @@
+"""A run as it was asked for, checked as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree import registry
+from forgetfree.errors import OptionError, UnknownNameError, UsageError
+from forgetfree.options import Options, build, option
+from forgetfree.registry import DEFAULT_STRATEGIES
+
+if TYPE_CHECKING:
+    from forgetfree.strategy import ContinualStrategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """What ``--set`` reaches beside the strategies' own options."""
+
+    test_limit: int | None = option(None, "evaluate on at most this many test rows a task", at_least=1)
+    cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
+    threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1)
+    graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            re.compile(self.graftable or "")
+        except re.error as error:
+            raise OptionError(f"graftable must be a regular expression, got {self.graftable!r}: {error}.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A run as it was asked for. Checked as a whole by `checked`, all faults together."""
+
+    stream: str
+    strategies: tuple[str, ...] = DEFAULT_STRATEGIES
+    model: str = "minilm"
+    data: str = "hub"
+    readout: str = "auto"
+    shots: int | None = None
+    steps: int | None = None
+    seeds: tuple[int, ...] = (0,)
+    sparsity: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    out: str = ""
+
+    def recipe(self, strategy: str | None = None) -> dict[str, Any]:
+        """The model's recipe, for the options that are not set otherwise; none where ``optimizer`` is set.
+
+        Args:
+            strategy: whose; settings for others do not count. Default: for all.
+        """
+        entry = registry.MODELS.get(self.model)
+        set_here = {key.removeprefix(f"{strategy}.") for key in self.settings}
+        if entry is None or "optimizer" in set_here:
+            return {}
+        return {key: value for key, value in entry.recipe.items() if key not in set_here}
+
+    def checked(self) -> CheckedConfig:
+        """The strategies' classes and options.
+
+        Raises:
+            UsageError: naming every fault.
+        """
+        faults: list[str] = []
+
+        def attempt(action: Callable[..., Any], *arguments: Any) -> Any:
+            try:
+                return action(*arguments)
+            except UsageError as error:
+                faults.append(str(error))
+                return None
+
+        if self.shots is not None and self.shots < 1:
+            faults.append(f"--shots must be at least 1, got {self.shots}.")
+        if self.steps is not None and self.steps < 1:
+            faults.append(f"--steps must be at least 1, got {self.steps}.")
+        if not self.seeds or min(self.seeds) < 0:
+            faults.append(f"--seed must be 0 or more, got {', '.join(map(str, self.seeds)) or 'none'}.")
+        for kind, given in (("strategy", self.strategies), ("seed", self.seeds)):
+            if len(set(given)) < len(given):
+                faults.append(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}.")
+        found = {name: attempt(registry.strategy, name) for name in self.strategies}
+        classes = {name: cls for name, cls in found.items() if cls is not None}
+        fields = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
+        own = set(RunOptions.__dataclass_fields__)
+        if len(classes) == len(found):  # else the options of one are unknown
+            for key in self.settings:
+                attempt(_check_setting, key, own, fields)
+        if self.sparsity is not None and not any("sparsity" in names for names in fields.values()):
+            faults.append("--sparsity is given, but none of the strategies has it.")
+        options = {
+            name: attempt(build, cls.Options, self._values_for(name, fields[name]), name)
+            for name, cls in classes.items()
+        }
+        mine = {key: value for key, value in self.settings.items() if key in own}
+        run_options = attempt(build, RunOptions, mine, "the run")
+        if faults:
+            raise UsageError(" ".join(dict.fromkeys(faults)))
+        return CheckedConfig(classes, options, run_options)
+
+    def section(self) -> dict[str, Any]:
+        """The configuration under the names of the command line, directories absolute: what ``--config`` reads back."""
+        return {
+            "stream": self.stream,
+            "strategy": list(self.strategies),
+            "model": _absolute(self.model),
+            "data": _absolute(self.data),
+            "readout": self.readout,
+            "shots": self.shots,
+            "steps": self.steps,
+            "seed": list(self.seeds),
+            "sparsity": self.sparsity,
+            "set": dict(self.settings),
+            "device": self.device,
+        }
+
+    def _values_for(self, strategy: str, known: set[str]) -> dict[str, Any]:
+        """Options of one strategy, weakest first: recipe, flags, ``--set key``, ``--set strategy.key``."""
+        flags = {"steps": self.steps, "sparsity": self.sparsity}
+        scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.settings.items() if k.startswith(f"{strategy}.")}
+        given = {key: value for key, value in flags.items() if value is not None}
+        merged = {**self.recipe(strategy), **given, **self.settings, **scoped}
+        return {key: value for key, value in merged.items() if key in known}
+
+
+def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> None:
+    """Raise ``UnknownNameError`` unless some strategy (or the run itself) has the option."""
+    strategy, _, name = key.rpartition(".")
+    if strategy and strategy not in fields:
+        raise UnknownNameError("strategy in --set", strategy, fields)
+    known = fields[strategy] if strategy else own.union(*fields.values())
+    if name not in known:
+        raise UnknownNameError("option", key, known)
+
+
+@dataclass(frozen=True)
+class CheckedConfig:
+    """Strategy classes and options by name, and the run's own."""
+
+    classes: Mapping[str, type[ContinualStrategy]]
+    options: Mapping[str, Any]
+    run: RunOptions
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).resolve()) if Path(name).is_dir() else name

@@ -1,0 +1,159 @@
+"""What a run leaves on disk, written so that it can be read at any moment.
+
+OUT/config.json                       everything needed to repeat it
+OUT/results.json                      see docs/results-format.md; rewritten after every row of a matrix
+OUT/report.md                         the tables
+OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
+OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetensors, and predictions.safetensors:
+                                      the last row's logits and labels on every task's test rows
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree.errors import RunError, UsageError
+from forgetfree.files import write_atomically, write_json
+from forgetfree.reports import load_results, merge, render
+
+if TYPE_CHECKING:
+    from forgetfree.strategy import Predictions
+
+SCHEMA = 1
+_PREDICTIONS = "predictions.safetensors"
+Json = dict[str, Any]
+
+
+class RunDirectory:
+    """A run directory, new or resumed.
+
+    Args:
+        path: where; made if it does not exist.
+        section: the configuration, see `RunConfig.section`.
+        resume: take up what the directory holds.
+
+    Attributes:
+        results: the content of results.json.
+        section: the configuration with the strategies and seeds of all commands that ran into this directory.
+
+    Raises:
+        UsageError: it cannot be written, is not empty, or was begun with another configuration.
+        RunError: what it holds cannot be read.
+    """
+
+    def __init__(self, path: Path, section: Json, resume: bool) -> None:
+        self.path = path
+        self.section = section
+        self.results: Json = {
+            "schema": SCHEMA,
+            "stream": section["stream"],
+            "tasks": [],
+            "model": {},
+            "data": {},
+            "runs": [],
+        }
+        held = self._make()
+        if resume and "config.json" in held:
+            self._take_up()
+        elif held:
+            raise UsageError(
+                f"--out {str(path)!r} is not empty: it holds {', '.join(held[:5])}{' …' if len(held) > 5 else ''}. "
+                "Give another directory"
+                + (". There is no run in it to resume." if resume else ", or --resume to continue that run.")
+            )
+        self.results["unfinished"], self.results["failed"] = [], []
+
+    def _make(self) -> list[str]:
+        """The names it holds."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            held = sorted(path.name for path in self.path.iterdir())
+            probe = self.path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"--out {str(self.path)!r} cannot be written: {error.strerror}. Give a directory of your own."
+            ) from error
+        return held
+
+    def _take_up(self) -> None:
+        try:
+            before: Json = json.loads((self.path / "config.json").read_text(encoding="utf-8"))["run"]
+            if not isinstance(before, dict):
+                raise ValueError("its key 'run' is no object")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{self.path} cannot be resumed, its config.json cannot be read: {error}. Start anew with another --out."
+            ) from error
+        now = self.section
+        differ = sorted(key for key in now if key not in ("seed", "strategy") and before.get(key) != now[key])
+        if differ:
+            raise UsageError(
+                f"--resume needs the configuration that {self.path} was begun with; these differ: "
+                + ", ".join(f"{key} (was {before.get(key)!r}, now {now[key]!r})" for key in differ)
+                + ". Start anew with another --out."
+            )
+        for key in ("seed", "strategy"):
+            self.section = self.section | {key: list(dict.fromkeys([*before.get(key, []), *now[key]]))}
+        if (self.path / "results.json").is_file():
+            self.results = load_results(self.path)
+            self.results.pop("source")
+
+    def describe(self, description: Json, config: Json) -> None:
+        """Say what was loaded, once; when resuming, compare.
+
+        Raises:
+            RunError: model or data are not those that the directory was begun with.
+        """
+        if self.results["model"]:
+            differ = [key for key in description if self.results.get(key) != description[key]]
+            if differ:
+                raise RunError(
+                    f"{self.path} cannot be resumed: {' and '.join(differ)} changed since it was begun. Start anew with "
+                    "another --out, or put the old files back."
+                )
+        self.results |= description
+        write_json(self.path / "config.json", config | {"run": self.section})
+        self.save()
+
+    def save(self) -> None:
+        """Write results.json and report.md."""
+        write_json(self.path / "results.json", self.results)
+        if self.results["runs"]:
+            write_atomically(self.path / "report.md", render(merge([self.results]), "markdown"))
+
+    def of(self, strategy: str, seed: int) -> Path:
+        """The folder of one strategy and seed."""
+        return self.path / strategy / f"seed-{seed}"
+
+    def entry(self, strategy: str, seed: int) -> Json | None:
+        """The finished run of one strategy and seed, if there is one."""
+        return next((r for r in self.results["runs"] if (r["strategy"], r["seed"]) == (strategy, seed)), None)
+
+    def save_predictions(self, strategy: str, seed: int, predictions: Mapping[str, Predictions]) -> None:
+        """Keep logits and labels of every task."""
+        from safetensors.numpy import save
+
+        arrays = {f"{task}/logits": answers.logits for task, answers in predictions.items()}
+        arrays |= {f"{task}/labels": answers.labels for task, answers in predictions.items()}
+        write_atomically(self.of(strategy, seed) / _PREDICTIONS, save(arrays))
+
+    def load_logits(self, strategy: str, seed: int) -> dict[str, Any]:
+        """The kept logits by task: arrays ``(n, n_labels)``.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        path = self.of(strategy, seed) / _PREDICTIONS
+        try:
+            arrays = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{path} cannot be read: {error}. Start anew with another --out.") from error
+        return {key.removesuffix("/logits"): array for key, array in arrays.items() if key.endswith("/logits")}
