@@ -77,6 +77,7 @@ MODELS: dict[str, ModelEntry] = {
             "readout_learning_rate": 1e-3,
             "warmup": 0.06,
             "sparsity": 1e-3,
+            "base": "empty",
             "mask_steps": 4,
             "mask_batch_size": 256,
             "mask_evaluations": 2,
