@@ -261,6 +261,109 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     assert without_times(resumed) == without_times(results_of(finished))
 
 
+def test_an_interrupt_before_anything_is_finished_can_be_resumed(
+    tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("forgetfree.strategy.ContinualStrategy.evaluate", interrupted)
+        assert tiny_cli.run(out, stream="sst2") == 1
+    assert "finished: nothing" in capsys.readouterr().err
+    assert tiny_cli.run(out, "--resume", stream="sst2") == 0
+    assert len(results_of(out)["runs"]) == 3
+
+
+def test_resume_needs_to_be_told_where(tiny_cli: Tiny, capsys) -> None:
+    assert cli.main(["run", "sst2", "--data", str(tiny_cli.data), "--resume"]) == 2
+    assert "--resume needs --out DIR" in capsys.readouterr().err
+
+
+def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_cli.data, data)
+    tiny = Tiny(data, tiny_cli.model, tmp_path)
+    assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", stream="sst2") == 0
+    path = next((data / "sst2").glob("test.*"))
+    shutil.copy(next((data / "sst2").glob("validation.*")), path)
+    capsys.readouterr()
+    assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", "--resume", stream="sst2") == 1
+    assert "data changed since it was begun" in capsys.readouterr().err
+
+
+def test_resume_adds_seeds_and_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
+    """And config.json then repeats the whole."""
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", stream="sst2") == 0
+    more = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--seed", "0", "--seed", "1"]
+    assert tiny_cli.run(out, *more, "--resume", stream="sst2") == 0
+    assert {(run["strategy"], run["seed"]) for run in results_of(out)["runs"]} == {
+        (strategy, seed) for strategy in ("fine-tune", "grafting-continual") for seed in (0, 1)
+    }
+    section = json.loads((out / "config.json").read_text())["run"]
+    assert (set(section["strategy"]), section["seed"]) == ({"fine-tune", "grafting-continual"}, [0, 1])
+
+
+def test_the_order_of_the_strategies_does_not_change_their_figures(tiny_cli: Tiny, tmp_path: Path) -> None:
+    """Intransigence and agreement of grafting are there also where fine-tune runs after it."""
+    entries = []
+    for order in (("fine-tune", "grafting-continual"), ("grafting-continual", "fine-tune")):
+        out = tmp_path / order[0]
+        names = [word for name in order for word in ("--strategy", name)]
+        assert tiny_cli.run(out, *names, stream="qnli,sst2") == 0
+        runs = {run["strategy"]: run for run in without_times(results_of(out))["runs"]}
+        entries.append(runs["grafting-continual"])
+    assert entries[0] == entries[1]
+    assert entries[0]["summary"]["intransigence"] is not None and len(entries[0]["agreement"]) == 2
+
+
+def test_a_run_that_diverges_only_in_evaluation_does_not_take_the_others_down(
+    tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forgetfree.errors import MetricError
+    from forgetfree.strategies.continual_ft import ContinualFT
+
+    def diverged(*_: object) -> None:
+        raise MetricError("logits are not finite")
+
+    monkeypatch.setattr(ContinualFT, "save", diverged)
+    assert tiny_cli.run(tmp_path / "out", stream="sst2") == 1
+    results = results_of(tmp_path / "out")
+    assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
+    (failed,) = results["failed"]
+    assert failed["strategy"] == "continual-ft" and len(failed["matrix"]) == 1 and results["unfinished"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('seed = ["a"]', "seed must be int, got 'a'"),
+        ("strategy = [5]", "strategy must be str, got 5"),
+        ("shots = true", "shots must be int, got True"),
+        ("run = 5", "must hold a table of options, got a int"),
+        ("shot = 5", r"Did you mean 'shots'"),
+    ],
+)
+def test_a_wrong_config_file(tmp_path: Path, capsys, text: str, message: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    assert cli.main(["run", "sst2", "--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--set", r"graftable=intermediate\.dense", stream="sst2") == 0
+    capsys.readouterr()
+    assert cli.main(["ledger", "show", str(out / "grafting-continual" / "seed-0" / "ledger.safetensors")]) == 0
+    shown = capsys.readouterr().out
+    assert "first feed-forward weight" in shown and "query weight" not in shown
+    assert cli.main(["predict", str(out), "--task", "sst2", "a lovely film"]) == 0
+    assert tiny_cli.run(tmp_path / "bad", "--set", "graftable=(", stream="sst2") == 2
+    assert "graftable must be a regular expression" in capsys.readouterr().err
+
+
 def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, capsys) -> None:
     assert tiny_cli.run(finished, "--resume", "--set", "batch_size=2") == 2
     assert "these differ: set (was" in capsys.readouterr().err
@@ -296,13 +399,13 @@ def test_unexpected_errors_are_one_paragraph_too(tiny_cli: Tiny, tmp_path: Path,
 # -- report, ledger, predict, list -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", ["rich", "markdown", "json", "html", "latex"])
-def test_report_merges_directories(tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys, format: str) -> None:
+def test_report_merges_directories_in_every_format(tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys) -> None:
     more = tmp_path / "more"
     assert tiny_cli.run(more, "--seed", "2", "--set", "final_union=true") == 0
     capsys.readouterr()
-    assert cli.main(["report", str(finished), str(more), "--format", format]) == 0
-    assert "grafting-continual" in capsys.readouterr().out
+    for form in ("rich", "markdown", "json", "html", "latex"):
+        assert cli.main(["report", str(finished), str(more), "--format", form]) == 0
+        assert "grafting-continual" in capsys.readouterr().out
 
 
 def test_report_of_nothing(tmp_path: Path, capsys) -> None:
@@ -346,6 +449,9 @@ def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypa
     monkeypatch.setattr("sys.stdin", io.StringIO("who was it\tit was the river\n"))
     assert cli.main(["predict", str(finished), "--task", "qnli"]) == 0
     assert capsys.readouterr().out == as_arguments
+    monkeypatch.setattr("sys.stdin", io.StringIO("a film\n\nanother film\n"))
+    assert cli.main(["predict", str(finished), "--task", "sst2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3  # an empty line is a text, too
 
 
 def test_predict_gives_the_logits_of_the_run(finished: Path, tiny_cli: Tiny) -> None:

@@ -401,6 +401,33 @@ def test_no_steps_keep_the_base_region() -> None:
     assert torch.equal(space.flatten(model), pre)
 
 
+def test_no_steps_take_nothing_but_the_base() -> None:
+    """A base below the budget is not topped up, and entries of it that did not move carry nothing."""
+    model, space, pre, ft, _ = problem()
+    small = base_region("movement", pre, ft, 3)
+    assert learn(model, space, pre, ft, [], small, steps=0).region == small
+    still = Region.of([0, 5, 6])  # every fifth entry does not move
+    assert learn(model, space, pre, ft, [], still, steps=0).region == Region.of([6])
+
+
+def test_neither_base_nor_steps_is_refused() -> None:
+    model, space, pre, ft, _ = problem()
+    with pytest.raises(OptionError, match=r"An empty base region and 0 steps leave no region\. Give steps"):
+        learn(model, space, pre, ft, [], Region.empty(), steps=0)
+
+
+def test_half_precision_gradients_of_a_large_batch_do_not_vanish() -> None:
+    """In fp16 the scores follow those of fp32, also where a step adds up 512 rows."""
+    scores = {}
+    for precision in ("fp32", "fp16"):
+        model, space, pre, ft, batches = problem(rows=512, steps=2)
+        learned = learn(
+            model, space, pre, ft, batches, Region.empty(), steps=2, cut=64, learning_rate=1e3, precision=precision
+        )
+        scores[precision] = learned.scores + 10
+    assert float((scores["fp16"] - scores["fp32"]).norm() / scores["fp32"].norm()) < 0.01
+
+
 # -- Validation ------------------------------------------------------------------------------------------
 
 

@@ -32,12 +32,16 @@ def main_job(out: Path, *more: str) -> dict[str, dict]:
 
 
 def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every task is learned, grafting keeps most of it and forgets nothing, continual fine-tuning forgets."""
+    """AG News and SST-2 are learned, grafting keeps most of it and forgets nothing, continual fine-tuning forgets.
+
+    QNLI takes more steps than a test has.
+    """
     out = tmp_path / "out"
     options = ["--set", "test_limit=160", "--set", "precision=bf16", "--set", "mask_batch_size=256"]
     runs = main_job(out, "--data", "demo", "--shots", "150", "--steps", "100", "--sparsity", "1e-3", *options)
     fine_tune, grafting = runs["fine-tune"]["matrix"][-1], runs["grafting-continual"]["matrix"][-1]
     assert fine_tune[1] > 0.9 and fine_tune[2] > 0.75
+    assert runs["continual-ft"]["summary"]["forgetting"] > 0
     assert grafting[1] > 0.9 * fine_tune[1] and grafting[2] > 0.9 * fine_tune[2]
     assert runs["grafting-continual"]["summary"]["forgetting"] == 0
     assert max(runs["grafting-continual"]["ledger"]["region_size"]) <= 10_646

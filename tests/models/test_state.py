@@ -33,6 +33,19 @@ def model() -> TaskModel:
     return model
 
 
+def test_a_stored_state_with_a_flipped_bit_counts_as_none(model: TaskModel, tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.put("key", ModelState.of(model))
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    assert store.get("key") is None
+    remade = store.get_or_make("key", lambda: ModelState.of(model))
+    assert torch.equal(remade.theta, ModelState.of(model).theta)
+    assert store.get("key") is not None
+
+
 @torch.no_grad()
 def disturb(model: TaskModel) -> None:
     """Change everything that training may change."""

@@ -24,7 +24,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor
 
 from forgetfree import metrics, registry
-from forgetfree.errors import TaskError
+from forgetfree.errors import LedgerError, OptionError, TaskError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import fingerprint_of
 from forgetfree.models.state import ModelState, load_tensors_
@@ -440,25 +440,35 @@ class InterruptedMonitor(Monitor):
     @contextmanager
     def phase(self, task: str, phase: Any, steps: int) -> Iterator[Callable[[int, float], None]]:
         def on_step(step: int, loss: float) -> None:
-            if self.interrupt.armed and phase == self.interrupt.phase and step == 2:
+            # Evaluation takes one step, and it is that of another task, in the midst of training.
+            enough = task == "qnli" if phase == "evaluate" else step == 2
+            if self.interrupt.armed and phase == self.interrupt.phase and enough:
                 raise KeyboardInterrupt
 
         yield on_step
 
 
-@pytest.mark.parametrize("phase", ["fine_tune", "localize", "train"])
+@pytest.mark.parametrize("phase", ["fine_tune", "localize", "train", "evaluate"])
 def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(tiny_stream: MakeStream, phase: str) -> None:
     """And the task can be trained after all, to the same result as without the interrupt."""
     stream, twin = tiny_stream("bert", "linear"), tiny_stream("bert", "linear")
     interrupt = Interrupt(phase)
-    strategy = make("grafting-continual", stream, plugins=[interrupt], monitor=InterruptedMonitor(interrupt))
+    strategy = make(
+        "grafting-continual",
+        stream,
+        plugins=[interrupt],
+        monitor=InterruptedMonitor(interrupt),
+        eval_every=2 if phase == "evaluate" else -1,
+        peval_mode="iteration",
+    )
     undisturbed = make("grafting-continual", twin)
     first, second, _ = stream.benchmark.train_stream
-    strategy.train(first)
+    strategy.train(first, eval_streams=[])
     before = logits(strategy)
     interrupt.armed = True
     with pytest.raises(KeyboardInterrupt):
-        strategy.train(second)
+        strategy.train(second, eval_streams=[stream.benchmark.test_stream])
+    interrupt.armed = False
     after = logits(strategy)
     assert torch.equal(after["qnli"], before["qnli"])
     assert strategy.ledger.tasks == ["qnli"]
@@ -466,11 +476,68 @@ def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(tiny_stream: M
     untouched = ~strategy.ledger.owned().mask(len(theta))
     assert torch.equal(theta[untouched], strategy.pristine.theta[untouched])
 
-    interrupt.armed = False
-    strategy.train(second)
+    strategy.train(second, eval_streams=[])
     for experience in list(twin.benchmark.train_stream)[:2]:
         undisturbed.train(experience)
     assert_same_tensors(logits(strategy), logits(undisturbed))
+
+
+def test_a_second_strategy_on_a_stream_starts_from_the_pre_trained_model_too(
+    tiny_stream: MakeStream, tmp_path: Path
+) -> None:
+    """What another strategy left in the shared model reaches neither weights nor ledger."""
+    used, fresh = tiny_stream("bert", "linear"), tiny_stream("bert", "linear")
+    for experience in used.benchmark.train_stream:
+        if experience.task_label == 0:
+            make("continual-ft", used).train(experience)
+    strategies = [make("grafting-continual", stream) for stream in (used, fresh)]
+    for strategy in strategies:
+        for experience in strategy.stream.benchmark.train_stream:
+            strategy.train(experience)
+    assert_same_tensors(logits(strategies[0]), logits(strategies[1]))
+
+
+def test_a_stream_whose_model_was_changed_is_refused(tiny_stream: MakeStream) -> None:
+    """Outside the graftable entries nothing is put back, so a ledger would name weights it does not belong to."""
+    stream = tiny_stream("bert", "linear")
+    with torch.no_grad():
+        stream.model.backbone.embeddings.word_embeddings.weight.add_(1)
+    with pytest.raises(LedgerError, match="belongs to other weights"):
+        make("grafting-continual", stream)
+
+
+def test_localised_regions_are_kept_without_their_scores(history: History) -> None:
+    """Scores are as large as the model; memory is to grow with the regions only."""
+    for learned in history.strategy.localized.values():
+        assert learned.scores.numel() == 0 and len(learned.region) > 0
+
+
+@pytest.mark.parametrize(("sparsity", "factor"), [(1.0, 1.0), (0.01, 10.0)])
+def test_adamw_moves_a_region_as_far_as_the_whole(tiny_stream: MakeStream, sparsity: float, factor: float) -> None:
+    """√(N/s) is 1 for s = N and 10 for s = N/100 (up to the rounding of s)."""
+    strategy = make("grafting-continual", tiny_stream(), optimizer="adamw", learning_rate=1e-3, sparsity=sparsity)
+    options = strategy.training_options()
+    assert options.learning_rate == pytest.approx(1e-3 * factor, rel=0.01)
+    assert options.readout_learning_rate == 1e-3
+    assert (
+        make("grafting-continual", tiny_stream(), optimizer="sgd", learning_rate=0.5).training_options().learning_rate
+        == 0.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base": "empty", "mask_steps": 0}, "base=empty with mask_steps=0 leaves no region"),
+        ({"optimizer": "sgd", "region_optimizer": "adamw"}, "needs a region_learning_rate of its own"),
+        ({"sparsity": 1e-9}, "leaves no entry"),
+    ],
+)
+def test_options_that_cannot_go_together_are_refused_at_once(
+    tiny_stream: MakeStream, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        make("grafting-continual", tiny_stream(), **changes)
 
 
 def test_tasks_that_are_not_learned_yet_are_answered(history: History) -> None:
