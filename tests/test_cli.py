@@ -371,13 +371,23 @@ def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, ca
 
 def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "forgetfree", *tiny_cli.arguments(tmp_path / "out", "--set", "steps=100000")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # A test run in the background hands its children a SIGINT that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 120
     results = tmp_path / "out" / "results.json"
-    while not (results.exists() and results_of(tmp_path / "out")["unfinished"]) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    try:
+        while not (results.exists() and results_of(tmp_path / "out")["unfinished"]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 1
     assert "Interrupted." in error and "cut short: fine-tune seed 0 (0 of 3 tasks)" in error
     assert "Traceback" not in error

@@ -68,3 +68,15 @@ def test_every_dependency_is_justified() -> None:
     for requirement in project["dependencies"]:
         name = re.match(r"[\w-]+", requirement)
         assert name and f"| {name.group()} |" in justified, f"{requirement} is not in docs/dependencies.md"
+
+
+def test_the_results_are_those_of_the_committed_runs() -> None:
+    """Every row of the tables after the last task stands in docs/results.md as `forgetfree report` writes it."""
+    from forgetfree.reports import load_results, merge, render
+
+    runs = sorted((ROOT / "benchmarks" / "results" / "main-job").glob("*.json"))
+    report = render(merge([load_results(path) for path in runs]), "markdown")
+    rows = [line for line in report.splitlines() if line.startswith(("| fine-tune", "| continual-ft", "| grafting"))]
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert len(runs) >= 2 and len(rows) >= 10
+    assert [row for row in rows if row not in text] == []
