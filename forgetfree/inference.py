@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.sources import Rows
-from forgetfree.errors import LedgerError, RunError, TaskError, UsageError
+from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import load_tensors_
@@ -141,4 +141,4 @@ def _definition(fields: dict[str, Any]) -> TaskDefinition:
     return TaskDefinition(**values)
 
 
-__all__ = ["Answer", "Predictor", "TaskError"]
+__all__ = ["Answer", "Predictor"]
