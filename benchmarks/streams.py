@@ -5,4 +5,29 @@ from __future__ import annotations
 STREAMS: dict[str, tuple[str, ...]] = {
     # Table 4 of Panigrahi et al., 2023.
     "qnli-agnews-sst2": ("qnli", "ag_news", "sst2"),
+    # De Masson d'Autume et al., "Episodic Memory in Lifelong Language Learning", 2019: text classification,
+    # orders (i) to (iv). There on 115,000 training rows a task.
+    "standard-1": ("yelp", "ag_news", "dbpedia", "amazon", "yahoo"),
+    "standard-2": ("dbpedia", "yahoo", "ag_news", "amazon", "yelp"),
+    "standard-3": ("yelp", "yahoo", "amazon", "dbpedia", "ag_news"),
+    "standard-4": ("ag_news", "yelp", "amazon", "yahoo", "dbpedia"),
+    # Razdaibiedina et al., "Progressive Prompts: Continual Learning for Language Models", 2023: the long streams of
+    # 15 tasks, orders 8 to 10.
+    "progressive-8": (
+        *("mnli", "cb", "wic", "copa", "qqp", "boolq", "rte", "imdb"),
+        *("yelp", "amazon", "sst2", "dbpedia", "ag_news", "multirc", "yahoo"),
+    ),
+    "progressive-9": (
+        *("multirc", "boolq", "wic", "mnli", "cb", "copa", "qqp", "rte"),
+        *("imdb", "sst2", "dbpedia", "ag_news", "yelp", "amazon", "yahoo"),
+    ),
+    "progressive-10": (
+        *("yelp", "amazon", "mnli", "cb", "copa", "qqp", "rte", "imdb"),
+        *("sst2", "dbpedia", "ag_news", "yahoo", "multirc", "boolq", "wic"),
+    ),
+    # Ours: fourteen tasks, the paper's stream first.
+    "long": (
+        *("qnli", "ag_news", "sst2", "mnli", "snli", "qqp", "mrpc"),
+        *("mr", "mpqa", "cr", "imdb", "dbpedia", "boolq", "wic"),
+    ),
 }

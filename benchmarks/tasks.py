@@ -1,7 +1,8 @@
 """The tasks of the paper (§3) and those that ship beside them.
 
-Prompts and label words are LM-BFF's (Gao et al., 2021, table 1) with the authors' own for AG News. The
-causal prompts are ours: they end where the label word follows.
+Prompts and label words are LM-BFF's (Gao et al., 2021, table 1) with the authors' own for AG News. Those of
+SuperGLUE follow PET's (Schick and Schütze, 2021, appendix A). The causal prompts and what is left are ours: causal
+prompts end where the label word follows.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from forgetfree.tasks import HubSource, TaskDefinition
 
 _GLUE = "nyu-mll/glue"
+_SUPER_GLUE = "aps/super_glue"
 _VALIDATED = {"train": "train", "validation": "validation", "test": "test"}
-# GLUE's test labels are withheld, so its validation set is the test set, as in the paper.
+# The test labels of GLUE and SuperGLUE are withheld, so the validation set is the test set, as in the paper.
 _GLUE_SPLITS = {"train": "train", "test": "validation"}
 
 _WAS = "{text} It was {mask}."
@@ -29,6 +31,19 @@ def _sentiment(name: str, hub: HubSource | None) -> TaskDefinition:
         ("negative", "positive"),
         template=_WAS,
         label_words=("terrible", "great"),
+        causal_template=_WAS_CAUSAL,
+        hub=hub,
+    )
+
+
+def _stars(name: str, hub: HubSource) -> TaskDefinition:
+    """Reviews by their stars, with LM-BFF's label words for SST-5."""
+    return TaskDefinition(
+        name,
+        "single",
+        ("1 star", "2 stars", "3 stars", "4 stars", "5 stars"),
+        template=_WAS,
+        label_words=("terrible", "bad", "okay", "good", "great"),
         causal_template=_WAS_CAUSAL,
         hub=hub,
     )
@@ -55,6 +70,19 @@ def _two_way(name: str, hub: HubSource) -> TaskDefinition:
         label_words=("Yes", "No"),
         causal_template=_ENTAILS_CAUSAL,
         hub=hub,
+    )
+
+
+def _question(name: str, template: str, causal_template: str, columns: tuple[str, str]) -> TaskDefinition:
+    """A yes-no question of SuperGLUE about two texts."""
+    return TaskDefinition(
+        name,
+        "pair",
+        ("false", "true"),
+        template=template,
+        label_words=("No", "Yes"),
+        causal_template=causal_template,
+        hub=HubSource(_SUPER_GLUE, name, columns, splits=_GLUE_SPLITS),
     )
 
 
@@ -125,6 +153,91 @@ _ALL = (
     # Beside them.
     _sentiment("sst2_sentence", HubSource("SetFit/sst2", splits=_VALIDATED)),
     _sentiment("imdb", HubSource("stanfordnlp/imdb")),
+    # Zhang et al., "Character-level Convolutional Networks for Text Classification", 2015.
+    _stars("yelp", HubSource("Yelp/yelp_review_full")),
+    _stars(
+        "amazon",
+        HubSource(
+            "yassiracharki/Amazon_Reviews_for_Sentiment_Analysis_fine_grained_5_classes",
+            columns=("{review_title} {review_text}",),
+            label="class_index",
+            labels={star: star - 1 for star in range(1, 6)},
+        ),
+    ),
+    TaskDefinition(
+        "dbpedia",
+        "single",
+        (
+            *("Company", "Educational Institution", "Artist", "Athlete", "Office Holder", "Mean of Transportation"),
+            *("Building", "Natural Place", "Village", "Animal", "Plant", "Album", "Film", "Written Work"),
+        ),
+        template="{text} Topic: {mask}.",
+        label_words=(
+            *("company", "school", "artist", "athlete", "politician", "vehicle"),
+            *("building", "nature", "village", "animal", "plant", "album", "film", "book"),
+        ),
+        causal_template="{text} Topic:",
+        hub=HubSource("fancyzhx/dbpedia_14", columns=("{title}. {content}",)),
+    ),
+    TaskDefinition(
+        "yahoo",
+        "single",
+        (
+            *("Society & Culture", "Science & Mathematics", "Health", "Education & Reference", "Computers & Internet"),
+            *("Sports", "Business & Finance", "Entertainment & Music"),
+            *("Family & Relationships", "Politics & Government"),
+        ),
+        template="{text} Topic: {mask}.",
+        label_words=(
+            *("society", "science", "health", "education", "computer"),
+            *("sports", "business", "entertainment", "family", "politics"),
+        ),
+        causal_template="{text} Topic:",
+        hub=HubSource(
+            "community-datasets/yahoo_answers_topics",
+            "yahoo_answers_topics",
+            ("{question_title} {question_content} {best_answer}",),
+            label="topic",
+        ),
+    ),
+    # SuperGLUE (Wang et al., 2019).
+    _question(
+        "boolq",
+        "{text_b} Question: {text_a:bare}? Answer: {mask}.",
+        "{text_b} Question: {text_a:bare}? Answer:",
+        ("question", "passage"),
+    ),
+    _question(
+        "multirc",
+        "{text_b} Question: {text_a:bare}? {mask}.",
+        "{text_b} Question: {text_a:bare}? Answer:",
+        ("{question} Is it {answer}", "paragraph"),
+    ),
+    _question(
+        "wic",
+        "{text_a} {text_b} Same meaning? {mask}.",
+        _SAME_CAUSAL,
+        ("{word}: {sentence1}", "sentence2"),
+    ),
+    # The hub's set calls contradiction 1.
+    _nli(
+        "cb",
+        HubSource(_SUPER_GLUE, "cb", ("premise", "hypothesis"), splits=_GLUE_SPLITS, labels={0: 0, 1: 2, 2: 1}),
+    ),
+    TaskDefinition(
+        "copa",
+        "pair",
+        ("choice1", "choice2"),
+        template="{text_a} {text_b} It is the {mask}.",
+        label_words=("first", "second"),
+        causal_template="{text_a} {text_b} Answer: the",
+        hub=HubSource(
+            _SUPER_GLUE,
+            "copa",
+            ("{premise} What was the {question}?", "First: {choice1} Second: {choice2}"),
+            splits=_GLUE_SPLITS,
+        ),
+    ),
 )
 
 TASKS: dict[str, TaskDefinition] = {task.name: task for task in _ALL}

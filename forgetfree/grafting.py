@@ -22,7 +22,8 @@ from forgetfree.errors import OptionError, RegionError
 from forgetfree.options import Options, option
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
-from forgetfree.training import OnStep, autocast, check_loss, trainable
+from forgetfree.models.readout_model import autocast
+from forgetfree.training import OnStep, check_loss, trainable
 
 BaseKind = Literal["movement", "empty", "random"]
 

@@ -1,18 +1,30 @@
 """Names and what they stand for. Reading this file imports nothing: targets are ``package.module:object``.
 
-A strategy is registered here by one line, or by any installed package's entry point in the group
-``forgetfree.strategies``; streams likewise in ``forgetfree.streams``.
+A strategy is registered here by one line. Any installed package adds names of its own by entry points, each
+``name = "package.module:object"`` in one of two groups:
+
+``forgetfree.strategies``: the object is a subclass of `forgetfree.strategy.ContinualStrategy`.
+
+``forgetfree.streams``: the object is a stream, which is a tuple or list of task names, or a task, which is a
+`forgetfree.tasks.TaskDefinition`. Either is known by the entry point's name. What a definition leaves out of its
+prompts gets the defaults. A task's rows come from ``--data DIR`` or from its ``hub``, whose ``path`` may be a
+folder that the package itself ships.
+
+A plug-in never takes a name of ours. One that cannot be used is listed with the reason, and stops only the runs
+that name it.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
 
-from forgetfree.errors import ForgetfreeError, UnknownNameError
+from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from forgetfree.tasks import TaskDefinition
@@ -20,24 +32,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered name."""
+    """One registered name.
+
+    Attributes:
+        target: ``package.module:object``.
+        summary: one line.
+        origin: the plug-in and its package, for messages; none: ours.
+    """
 
     target: str
     summary: str = ""
+    origin: str = ""
 
-    def load(self) -> Any:
-        """Import the target.
+    def load(self, check: Callable[[Any], Any] = lambda found: found) -> Any:
+        """Import the target and return what ``check`` makes of it.
 
         Raises:
-            ForgetfreeError: it cannot be imported; the message names it and the reason.
+            UsageError: it cannot be imported, or ``check`` refuses it; the message names it and the reason.
         """
         module, _, attribute = self.target.partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
-        except Exception as error:
-            raise ForgetfreeError(
-                f"{self.target!r} cannot be loaded: {type(error).__name__}: {error}. "
-                "Mend or uninstall the package that registers it."
+            return check(attrgetter(attribute)(importlib.import_module(module)))
+        except (Exception, SystemExit) as error:  # a package may do anything while it is imported
+            text = str(error) if isinstance(error, ForgetfreeError) else f"{type(error).__name__}: {error}"
+            reason = " ".join(text.split()).rstrip(".")
+            remedy = "Mend or uninstall that package." if self.origin else "Install forgetfree again."
+            raise UsageError(
+                f"{self.origin or 'A part of forgetfree'} ({self.target}) cannot be used: {reason}. {remedy}"
             ) from error
 
 
@@ -48,6 +69,21 @@ STRATEGIES: dict[str, Entry] = {
         "forgetfree.strategies.grafting_continual:GraftingContinual",
         "a tiny region per task, frozen for ever after (Panigrahi et al., 2023)",
     ),
+    "replay": Entry("forgetfree.strategies.avalanche_baselines:Replay", "rows of earlier tasks beside each batch"),
+    "agem": Entry("forgetfree.strategies.avalanche_baselines:AGEM", "no gradient against that of remembered rows"),
+    "gem": Entry("forgetfree.strategies.avalanche_baselines:GEM", "no gradient against any earlier task's"),
+    "gdumb": Entry("forgetfree.strategies.avalanche_baselines:GDumb", "train anew on a balanced memory"),
+    "der": Entry("forgetfree.strategies.avalanche_baselines:DER", "rehearse remembered logits (DER++)"),
+    "ewc": Entry("forgetfree.strategies.avalanche_baselines:EWC", "a penalty by Fisher information, one per task"),
+    "online-ewc": Entry(
+        "forgetfree.strategies.avalanche_baselines:OnlineEWC", "one running penalty by Fisher information"
+    ),
+    "si": Entry("forgetfree.strategies.avalanche_baselines:SI", "a penalty by each weight's share in learning"),
+    "mas": Entry("forgetfree.strategies.avalanche_baselines:MAS", "a penalty by the outputs' sensitivity"),
+    "rwalk": Entry("forgetfree.strategies.avalanche_baselines:RWalk", "EWC's penalty and a path's"),
+    "lwf": Entry("forgetfree.strategies.avalanche_baselines:LwF", "keep the old readouts' answers"),
+    "cumulative": Entry("forgetfree.strategies.avalanche_baselines:Cumulative", "all rows so far"),
+    "joint": Entry("forgetfree.strategies.avalanche_baselines:Joint", "all rows of all tasks at once: the ceiling"),
 }
 DEFAULT_STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 
@@ -93,37 +129,108 @@ SOURCES: dict[str, Entry] = {
 }
 
 
+Group = Literal["strategies", "streams"]
+
+
 def strategies() -> dict[str, Entry]:
     """All strategies: ours first, then those of installed packages, which cannot take our names."""
-    return STRATEGIES | _plugins("forgetfree.strategies", STRATEGIES)
+    return STRATEGIES | _plugins("strategies", STRATEGIES)
 
 
 def strategy(name: str) -> Any:
-    """The strategy class of a name."""
+    """The strategy class of a name.
+
+    Raises:
+        UnknownNameError: no such strategy.
+        UsageError: its package is broken, or registers something else under the name.
+    """
     known = strategies()
     if name not in known:
         raise UnknownNameError("strategy", name, known)
-    return known[name].load()
+    return known[name].load(_strategy)
 
 
 def tasks() -> dict[str, TaskDefinition]:
-    """All registered tasks."""
+    """All registered tasks: ours first, then those of installed packages that can be used."""
     from forgetfree.benchmarks.tasks import TASKS
+    from forgetfree.tasks import TaskDefinition
 
-    return dict(TASKS)
+    return TASKS | {name: found for name, found in _loaded("streams").items() if isinstance(found, TaskDefinition)}
 
 
 def streams() -> dict[str, tuple[str, ...]]:
-    """All streams: ours first, then those of installed packages (each a tuple of task names)."""
+    """All streams, each a tuple of task names: ours first, then those of installed packages that can be used."""
     from forgetfree.benchmarks.streams import STREAMS
 
-    plugins = {name: tuple(entry.load()) for name, entry in _plugins("forgetfree.streams", STREAMS).items()}
-    return dict(STREAMS) | plugins
+    return STREAMS | {name: found for name, found in _loaded("streams").items() if isinstance(found, tuple)}
 
 
-def _plugins(group: str, ours: Container[str]) -> dict[str, Entry]:
-    return {
-        point.name: Entry(point.value, f"from {point.dist.name}" if point.dist else "")
-        for point in entry_points(group=group)
-        if point.name not in ours
-    }
+def broken(group: Group) -> dict[str, str]:
+    """The plug-ins of a group that cannot be used, by name: a paragraph on each. Imports them all, and nothing of ours."""
+    return {name: str(found) for name, found in _loaded(group).items() if isinstance(found, UsageError)}
+
+
+def _loaded(group: Group) -> dict[str, Any]:
+    """What each plug-in of a group gives, or the error that it ends in."""
+    from forgetfree.benchmarks.streams import STREAMS
+    from forgetfree.benchmarks.tasks import TASKS
+
+    found: dict[str, Any] = {}
+    for name, entry in _plugins(group, STRATEGIES if group == "strategies" else {*STREAMS, *TASKS}).items():
+        try:
+            found[name] = entry.load(_strategy if group == "strategies" else partial(_stream_or_task, name))
+        except UsageError as error:
+            found[name] = error
+    return found
+
+
+def _plugins(group: Group, ours: Container[str]) -> dict[str, Entry]:
+    found = {}
+    for point in entry_points(group=f"forgetfree.{group}"):
+        if point.name not in ours:
+            package = point.dist.name if point.dist else "unknown"
+            found[point.name] = Entry(
+                point.value, f"from {package}", f"The plug-in {point.name!r} of package {package!r}"
+            )
+    return found
+
+
+def _strategy(given: Any) -> Any:
+    """A strategy class, as it was given."""
+    from forgetfree.options import describe
+
+    base = Entry("forgetfree.strategy:ContinualStrategy").load()  # by name: it stands in a layer above
+    is_strategy = isinstance(given, type) and issubclass(given, base)
+    if not is_strategy:
+        raise UsageError(f"expected a subclass of ContinualStrategy, got {_shown(given)}")
+    if not issubclass(given.Options, base.Options):
+        raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {_shown(given.Options)}")
+    describe(given.Options)  # fails where an option has no type that can be read
+    return given
+
+
+def _stream_or_task(name: str, given: Any) -> Any:
+    """A stream as a tuple; a task under its name and with the default prompts."""
+    from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition
+
+    if isinstance(given, TaskDefinition):
+        labels = tuple(given.labels)
+        task = replace(
+            given,
+            name=name,
+            labels=labels,
+            label_words=tuple(given.label_words) or labels,
+            template=given.template or DEFAULT_TEMPLATE.get(given.kind, ""),
+            causal_template=given.causal_template or DEFAULT_CAUSAL_TEMPLATE.get(given.kind, ""),
+        )
+        if faults := task.faults():
+            raise UsageError("; ".join(faults))
+        return task
+    if isinstance(given, tuple | list) and given and all(isinstance(task, str) and task for task in given):
+        return tuple(given)
+    raise UsageError(f"expected a tuple or list of task names, or a TaskDefinition, got {_shown(given)}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -4,6 +4,11 @@ A strategy is one final class in one file. It says how it prepares for a task (`
 (`parameters`), what it does around a step and after the task (`before_step`, `after_step`, `commit`), and what the
 model must be to answer for a task (`enter_evaluation`, `leave_evaluation`). Everything else, and all of Avalanche's
 plugins, evaluators and loggers, is the same for all.
+
+Where the stream withholds the task at inference (its ``scenario`` is ``class`` or ``domain``), a strategy with one model
+for all tasks answers with it. One with a model per task (`taskwise`) answers with that of the last task, every label read
+by the readout of the last task that has it; or, with ``task_inference=router``, each row with the model of the task
+whose answer has the least entropy.
 """
 
 from __future__ import annotations
@@ -11,36 +16,39 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
+from avalanche.training.utils import cycle
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree import __version__, metrics
-from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.sampling import by_length
 from forgetfree.ledger import Ledger
-from forgetfree.models.state import ModelState, StateStore
-from forgetfree.models.task_model import TaskModel
+from forgetfree.models.readout_model import LOWEST, ReadoutModel
+from forgetfree.models.state import ModelState, StateStore, load_tensors_, tensors_of
 from forgetfree.monitor import Monitor, Phase
+from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 from forgetfree.streams import Stream, StreamTask
 from forgetfree.training import (
     OnStep,
+    Part,
     TrainingOptions,
     Update,
-    autocast,
     check_loss,
     fine_tune,
     paper_steps,
@@ -48,6 +56,17 @@ from forgetfree.training import (
     plan,
     trainable,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskwiseOptions(TrainingOptions):
+    """What strategies with a model per task take beside."""
+
+    task_inference: Literal["last", "router"] = option(
+        "last",
+        "where the stream withholds the task: the model of the last task (for grafts, the union of all), or for each row "
+        "that of the task whose answer has the least entropy",
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +106,8 @@ class ContinualStrategy(SupervisedTemplate):
     Options: ClassVar[type[TrainingOptions]] = TrainingOptions
     #: True where later tasks leave every earlier task's logits as they are, bit for bit.
     forget_free: ClassVar[bool] = False
+    #: True where each task is answered by a model of its own, chosen by the task; `Options` are `TaskwiseOptions` then.
+    taskwise: ClassVar[bool] = False
     #: What the main training loop is called in progress and timings.
     training_phase: ClassVar[Phase] = "train"
 
@@ -120,20 +141,27 @@ class ContinualStrategy(SupervisedTemplate):
         self.predictions: dict[str, Predictions] = {}
         self.ledger: Ledger | None = None
         self._training_scope = ExitStack()
+        #: The tasks learned so far, in order.
+        self.learned: list[StreamTask] = []
+        self._readouts: dict[str, dict[str, Tensor]] = {}
         self._in_training: StreamTask | None = None
         self._in_evaluation: StreamTask | None = None
-        self._suspended: ModelState | None = None
+        self._suspended: Any = None
+        self._readout_in_training: dict[str, Tensor] | None = None
+        self._routing = False
         self._collected: list[tuple[Tensor, Tensor]] = []
         super().__init__(
             model=stream.model.to(device),
             optimizer=torch.optim.SGD(stream.model.parameters(), lr=1.0),  # replaced for every task
+            criterion=nn.CrossEntropyLoss(),
             train_mb_size=self.options.batch_size,
             eval_mb_size=self.options.evaluation_batch_size,
             device=device,
-            plugins=plugins,
+            plugins=[*self.own_plugins(), *(plugins or [])],
             evaluator=evaluator or _silent_evaluator(),
             eval_every=eval_every,
             peval_mode=peval_mode,
+            **self.template_arguments(),
         )
         self.setup()
 
@@ -145,6 +173,14 @@ class ContinualStrategy(SupervisedTemplate):
 
     def setup(self) -> None:
         """Called once, at the end of the constructor."""
+
+    def own_plugins(self) -> list[Any]:
+        """Avalanche plugins the strategy is made of; those of the user come after."""
+        return []
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Arguments of an Avalanche strategy that this one also inherits from."""
+        return {}
 
     def prepare(self, task: StreamTask) -> None:
         """Called before a task is trained, with the model as the last task left it."""
@@ -179,6 +215,14 @@ class ContinualStrategy(SupervisedTemplate):
     def suspend(self) -> None:
         """Make the model what it was before the current task: called in the midst of training, to evaluate others."""
 
+    def snapshot(self) -> Any:
+        """The model in the midst of training, for `resume`."""
+        return ModelState.of(self.task_model)
+
+    def resume(self, snapshot: Any) -> None:
+        """Undo `suspend`."""
+        snapshot.load_(self.task_model)
+
     def enter_evaluation(self, task: StreamTask) -> None:
         """Make the model the one that answers for ``task``."""
 
@@ -194,24 +238,34 @@ class ContinualStrategy(SupervisedTemplate):
         return {}
 
     def save(self, directory: Path) -> None:
-        """Write what is needed to answer later: the ledger, or else the weights."""
-        if self.ledger is not None:
-            self.ledger.save(directory / "ledger.safetensors")
-        else:
-            ModelState.of(self.task_model).save(directory / "checkpoint.safetensors")
+        """Write what is needed to answer later: by default all that training may change."""
+        ModelState.of(self.task_model).save(directory / "checkpoint.safetensors")
+
+    def load(self, directory: Path) -> None:
+        """Answer as the strategy did that wrote ``directory`` by `save`; to be called on a new one."""
+        ModelState.load(directory / "checkpoint.safetensors").load_(self.task_model)
+
+    def bytes_kept(self) -> int:
+        """Bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
+        return ModelState.of(self.task_model).size_in_bytes if self.learned else 0
 
     # -- What strategies use -------------------------------------------------------------------------------
 
     @property
-    def task_model(self) -> TaskModel:
+    def task_model(self) -> ReadoutModel:
         """The model, typed."""
-        model: TaskModel = self.model
+        model: ReadoutModel = self.model
         return model
 
     @property
     def task(self) -> StreamTask:
         """The task of the current experience."""
-        return self.stream.task(self.experience.task_label)
+        return self.stream.task_of(self.experience)
+
+    def note_learned(self, task: StreamTask, readout: dict[str, Tensor]) -> None:
+        """``task`` can be answered from now on, by this readout; for `load` too."""
+        self.learned.append(task)
+        self._readouts[task.name] = readout
 
     def full_steps(self, task: StreamTask) -> int:
         """``options.steps``, or the paper's rule."""
@@ -242,13 +296,15 @@ class ContinualStrategy(SupervisedTemplate):
         return self.store.get_or_make(self.fine_tuned_key(task), lambda: self._fine_tune(task))
 
     def fine_tuned_key(self, task: StreamTask) -> str:
-        """Names everything that determines the fine-tuned model, as a digest."""
+        """Names everything that determines the fine-tuned model, as a digest; without a shared store, just the task."""
+        if not self.shares_store:
+            return task.name
         training = {field: getattr(self.options, field) for field in TrainingOptions.__dataclass_fields__}
         content = {
             "model": self.stream.loaded.fingerprint,
             "readout": self.task_model.readout,
             "head": {k: _digest(v) for k, v in self.pristine.readouts[task.name].items()},
-            "rows": [_digest(task.train.tokens), _digest(task.train.offsets), _digest(task.train.labels)],
+            "rows": task.train.digest,
             "task": asdict(task.definition) | {"hub": None},
             "label": task.label,
             "options": training | {"steps": self.full_steps(task), "evaluation_batch_size": None},
@@ -286,13 +342,16 @@ class ContinualStrategy(SupervisedTemplate):
         """Answers on the test rows of ``tasks`` (default: all), by Avalanche's evaluation loop."""
         stream = self.stream.benchmark.test_stream
         self.predictions = {}
-        self.eval([stream[task.label] for task in (self.stream.tasks if tasks is None else tasks)])
+        experiences = [stream[task.label] for task in (self.stream.tasks if tasks is None else tasks)]
+        if experiences:
+            self.eval(experiences)
         return self.predictions
 
-    # -- Avalanche's template ------------------------------------------------------------------------------
+    # -- Avalanche's template: training ----------------------------------------------------------------------
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
         """Train on one experience, or on several in turn; see Avalanche."""
+        self._set_precision()
         try:
             return super().train(experiences, eval_streams, **kwargs)
         except BaseException:  # an interrupt too: what earlier tasks own must be as it was
@@ -304,24 +363,29 @@ class ContinualStrategy(SupervisedTemplate):
             self._in_training = None
 
     def _before_training_exp(self, **kwargs: Any) -> None:
-        self.prepare(self.task)
-        self._in_training = self.task
+        task = self.task
+        _seed_generators(self.phase_seed(self.training_phase, task))  # Avalanche's plugins draw from them
+        self.prepare(task)
+        self._in_training = task
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        self._training_scope.close()
-        self.commit(self.task)
+        task = self.task
+        readout = tensors_of(self.task_model.readout_module(task.label))
+        self.commit(task)
+        self.note_learned(task, readout)
         self._in_training = None
-        super()._after_training_exp(**kwargs)
+        super()._after_training_exp(**kwargs)  # plugins still see which parameters are trained
+        self._training_scope.close()
 
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """The planned batches of this task, cut into parts where gradients are accumulated."""
         task, data, options = self.task, self.adapted_dataset, self.training_options()
         # Rows that a plugin added (replay) come without known lengths.
-        lengths = task.train.lengths if len(data) == len(task.train) else [0] * len(data)
+        lengths = task.train.lengths if len(data) == len(task.train) else _lengths(data)
         batches = plan(lengths, options, self.steps(task), self.phase_seed(self.training_phase, task))
         self._parts = [part for batch in batches for part in parts(batch, options.accumulation)]
-        self.dataloader = DataLoader(
+        self._planned = self.dataloader = DataLoader(
             data,
             batch_sampler=[list(part.rows) for part in self._parts],
             collate_fn=data.collate_fn,
@@ -344,21 +408,16 @@ class ContinualStrategy(SupervisedTemplate):
 
         An iteration is one forward pass; with ``accumulation`` several of them make one update.
         """
-        options, step, total = self.training_options(), 0, 0.0
-        seed = self.phase_seed(self.training_phase, self.task)
-        self.model.train(options.dropout)
-        torch.manual_seed(derive_seed(seed, "dropout"))
-        with self.phase(self.training_phase, self.task, self.steps(self.task)) as on_step:
-            for batch, part in zip(self.dataloader, self._parts, strict=False):
+        with self.training_steps():
+            for batch, self._part in self._batches():
                 if self._stop_training:
                     break
                 self.mbatch = batch
                 self._unpack_minibatch()
                 self._before_training_iteration(**kwargs)
-                if part.first:
+                if self._part.first:
                     self.model.zero_grad()
                     self.optimizer.zero_grad()
-                    total = 0.0
                 self.loss = self._make_empty_loss()
 
                 self._before_forward(**kwargs)
@@ -367,36 +426,80 @@ class ContinualStrategy(SupervisedTemplate):
 
                 self.loss = self.loss + self.criterion()
                 self._before_backward(**kwargs)
-                self._update.backward(self.loss * part.share)
+                self.backward()
                 self._after_backward(**kwargs)
-                total += check_loss(self.loss, step + 1) * part.share
 
-                if part.last:
-                    step += 1
+                if self._part.last:
                     self._before_update(**kwargs)
-                    self.before_step()
-                    self._update.before_step()
                     self.optimizer_step()
-                    self.after_step()
                     self._after_update(**kwargs)
-                    on_step(step, total)
                 self._after_training_iteration(**kwargs)
+
+    @contextmanager
+    def training_steps(self) -> Iterator[None]:
+        """Around all steps of one task: the mode, the draws of dropout, and what the monitor hears."""
+        seed, steps = self.phase_seed(self.training_phase, self.task), self.steps(self.task)
+        self.model.train(self.options.dropout)
+        torch.manual_seed(derive_seed(seed, "dropout"))
+        self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
+        with self.phase(self.training_phase, self.task, steps) as self._on_step:
+            yield
+
+    def _batches(self) -> Iterator[tuple[Any, Part]]:
+        if self.dataloader is self._planned:
+            yield from zip(self.dataloader, self._parts, strict=False)
+        else:  # a plugin's own loader, such as replay's: round and round, for as many steps
+            yield from ((batch, _WHOLE) for batch in islice(cycle(self.dataloader), self.steps(self.task)))
+
+    def _before_training_iteration(self, **kwargs: Any) -> None:
+        super()._before_training_iteration(**kwargs)
+        if (
+            self.model.training != self.options.dropout
+        ):  # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode
+            self.model.train(self.options.dropout)
 
     def forward(self) -> Tensor:
         """Logits of the mini-batch in float32, computed in the precision of the options."""
-        with autocast(self.options.precision, self.device.type):
-            logits: Tensor = super().forward()
-        return logits.float()
+        if self._routing:
+            return self._route()
+        logits: Tensor = super().forward()
+        return logits
+
+    def backward(self) -> None:
+        """Gradients of this part of the batch, by its share."""
+        self._update.backward(self.loss * self._part.share)
+        self._step_loss += check_loss(self.loss, self._step + 1) * self._part.share
 
     def optimizer_step(self) -> None:
         """Move the weights."""
+        self.before_step()
+        self._update.before_step()
         self._update.step()
+        self.after_step()
+        self._step += 1
+        self._on_step(self._step, self._step_loss)
+        self._step_loss = 0.0
+
+    def _set_precision(self) -> None:
+        # Of every forward pass, those of Avalanche's plugins too.
+        self.model.precision = self.options.precision
+
+    # -- Avalanche's template: evaluation --------------------------------------------------------------------
+
+    def eval(self, experiences: Any, **kwargs: Any) -> Any:
+        """Evaluate on one experience, or on several in turn; see Avalanche."""
+        self._set_precision()
+        try:
+            return super().eval(experiences, **kwargs)
+        finally:  # an interrupt, too, must not leave the model as another task needs it
+            self._end_evaluation()
 
     def make_eval_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """All rows once, rows of similar length together."""
         data = self.adapted_dataset
-        rows: EncodedRows = getattr(self.task, self.experience.origin_stream.name)
-        batches = by_length(rows.lengths, self.eval_mb_size)
+        rows = getattr(self.task, self.experience.origin_stream.name, None)
+        lengths = rows.lengths if rows is not None and len(rows) == len(data) else _lengths(data)
+        batches = by_length(lengths, self.eval_mb_size)
         self._order = [row for batch in batches for row in batch]
         self.dataloader = DataLoader(
             data,
@@ -409,28 +512,61 @@ class ContinualStrategy(SupervisedTemplate):
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self._in_evaluation = self.task
         if self._in_training not in (None, self.task):
-            self._suspended = ModelState.of(self.task_model)
+            self._suspended = self.snapshot()
             self.suspend()
         if self._in_training is not self.task:
-            self.enter_evaluation(self.task)
+            self._become_evaluated()
         self._collected = []
         super()._before_eval_exp(**kwargs)
 
-    def eval(self, experiences: Any, **kwargs: Any) -> Any:
-        """Evaluate on one experience, or on several in turn; see Avalanche."""
-        try:
-            return super().eval(experiences, **kwargs)
-        finally:  # an interrupt, too, must not leave the model as another task needs it
-            self._end_evaluation()
+    def _become_evaluated(self) -> None:
+        """Make the model the one that answers for the current task, as far as the task is known."""
+        if self.stream.scenario == "task" or not self.taskwise:
+            self.enter_evaluation(self.task)
+        elif self.learned:
+            self._readout_in_training = tensors_of(self.task_model.readout_module(0))
+            self._routing = self.options.task_inference == "router"
+            if not self._routing:
+                self.enter_evaluation(self.learned[-1])
+                self._assemble_readout()
+
+    @torch.no_grad()
+    def _assemble_readout(self) -> None:
+        """Each label's row from the last task that has it; labels of no learned task get the lowest logit."""
+        for name, tensor in self.task_model.readout_module(0).state_dict(keep_vars=True).items():
+            tensor.fill_(LOWEST if name == "bias" else 0.0)
+            for task in self.learned:
+                rows = list(task.classes)
+                tensor[rows] = self._readouts[task.name][name][rows].to(tensor.device)
+
+    def _route(self) -> Tensor:
+        """Each row's logits by the task whose answer has the least entropy, as a share of its labels' largest entropy."""
+        answers, entropies = [], []
+        for task in self.learned:
+            self.enter_evaluation(task)
+            load_tensors_(self.task_model.readout_module(0), self._readouts[task.name])
+            logits: Tensor = super().forward()
+            hidden = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+            hidden[list(task.classes)] = False
+            logits = logits.masked_fill(hidden, LOWEST)
+            chances = logits.softmax(1)
+            entropies.append(torch.special.entr(chances).sum(1) / math.log(max(2, len(task.classes))))
+            answers.append(logits)
+            self.leave_evaluation(task)
+        best = torch.stack(entropies).argmin(0)
+        return torch.stack(answers)[best, torch.arange(len(best), device=best.device)]
 
     def _end_evaluation(self) -> None:
         if self._in_evaluation is None:
             return
-        if self._in_training is not self._in_evaluation:
+        if self._in_training is not self._in_evaluation and not self._routing:
             self.leave_evaluation(self._in_evaluation)
+        if self._readout_in_training is not None:
+            load_tensors_(self.task_model.readout_module(0), self._readout_in_training)
         if self._suspended is not None:
-            self._suspended.load_(self.task_model)
-        self._suspended = self._in_evaluation = None
+            self.resume(self._suspended)
+        self._suspended = self._in_evaluation = self._readout_in_training = None
+        self._routing = False
 
     def eval_epoch(self, **kwargs: Any) -> None:
         """Evaluation of one task."""
@@ -448,6 +584,22 @@ class ContinualStrategy(SupervisedTemplate):
         self.predictions[self.task.name] = Predictions(logits, labels)
         self._end_evaluation()
         super()._after_eval_exp(**kwargs)
+
+
+#: What a forward pass takes of a batch that is not cut.
+_WHOLE = Part((), 1.0, True, True)
+
+
+def _lengths(data: Any) -> list[int]:
+    """Tokens per row; 0 where rows are not token ids."""
+    inputs = (data[i][0] for i in range(len(data)))
+    return [len(x) if x.dim() == 1 and not x.is_floating_point() else 0 for x in inputs]
+
+
+def _seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def _silent_evaluator() -> EvaluationPlugin:

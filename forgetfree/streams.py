@@ -1,4 +1,4 @@
-"""The Avalanche bridge of streams: tasks by name become an Avalanche benchmark and a model that reads it.
+"""The Avalanche bridge of streams: tasks by name become an Avalanche benchmark, or the other way round.
 
 The only place, with the strategies, that imports Avalanche.
 """
@@ -6,22 +6,36 @@ The only place, with the strategies, that imports Avalanche.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import torch
 from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline, with_task_labels
-from avalanche.benchmarks.utils import AvalancheDataset, ConstantSequence, DataAttribute
+from avalanche.benchmarks.utils import (
+    ConstantSequence,
+    DataAttribute,
+    TaskAwareSupervisedClassificationDataset,
+)
 from avalanche.models.dynamic_modules import MultiTaskModule
+from torch import Tensor, nn
 
 from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import DatasetExamples, Examples
 from forgetfree.data.sampling import evenly, k_shot
 from forgetfree.data.sources import Rows, TaskRows, default_data, load_tasks
-from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.errors import UsageError
+from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model
+from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.readout_model import ReadoutModel, TaskHead
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
+
+#: What is known at inference (van de Ven & Tolias, 2019): the task; or neither the task nor which of all tasks'
+#: labels are meant (``class``), or not the task but the labels, which all tasks share (``domain``).
+Scenario = Literal["task", "class", "domain"]
+SCENARIOS: tuple[Scenario, ...] = ("task", "class", "domain")
 
 
 class StreamModel(TaskModel, MultiTaskModule):
@@ -31,25 +45,34 @@ class StreamModel(TaskModel, MultiTaskModule):
         """Nothing to adapt: the readouts of all tasks are there from the start."""
 
 
+class BenchmarkModel(ModuleModel, MultiTaskModule):
+    """A `ModuleModel` that Avalanche knows as one with task labels."""
+
+    def adaptation(self, experience: Any) -> None:
+        """Nothing to adapt: the readouts of all experiences are there from the start."""
+
+
 @dataclass(frozen=True)
 class StreamTask:
     """One task of a stream, encoded for its model.
 
     Attributes:
         definition: what it is.
-        label: its task label, which is its position in the stream.
+        label: its position in the stream; in mini-batches its task label, unless the stream withholds that.
         shots: training rows of the rarest label.
-        train, validation, test: the rows as token ids.
+        train, validation, test: the rows.
         fingerprint: of all the task's rows, before sampling.
+        classes: the labels it may have, as its rows and the logits number them.
     """
 
     definition: TaskDefinition
     label: int
     shots: int
-    train: EncodedRows
-    validation: EncodedRows
-    test: EncodedRows
+    train: Examples
+    validation: Examples
+    test: Examples
     fingerprint: str
+    classes: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -59,7 +82,7 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class Stream:
-    """Tasks in order, the model that reads them, and the Avalanche benchmark made of them.
+    """Tasks in order, the model that reads them, and their Avalanche benchmark.
 
     Attributes:
         name: as it was asked for.
@@ -67,6 +90,8 @@ class Stream:
         loaded: the model with its tokenizer and fingerprint. Strategies train this very model, one at a time.
         seed: of the k-shot samples and the readouts' first weights.
         pristine: what the model held at first: every strategy starts from it.
+        benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
+        scenario: what is known at inference.
     """
 
     name: str
@@ -74,23 +99,22 @@ class Stream:
     loaded: LoadedModel
     seed: int
     pristine: ModelState
+    benchmark: Any
+    scenario: Scenario = "task"
 
     @property
-    def model(self) -> TaskModel:
+    def model(self) -> ReadoutModel:
         """The model all strategies train."""
         return self.loaded.model
 
-    @cached_property
-    def benchmark(self) -> Any:
-        """The Avalanche benchmark: ``train_stream``, ``validation_stream``, ``test_stream``, with task labels."""
-        splits = {
-            split: [_dataset(getattr(task, split)) for task in self.tasks] for split in ("train", "validation", "test")
-        }
-        return with_classes_timeline(with_task_labels(benchmark_from_datasets(**splits)))
-
     def task(self, label: int) -> StreamTask:
-        """The task of a task label."""
+        """The task at a position in the stream."""
         return self.tasks[label]
+
+    def task_of(self, experience: Any) -> StreamTask:
+        """The task of an experience of the benchmark."""
+        position: int = experience.current_experience
+        return self.tasks[position]
 
 
 def load_stream(
@@ -103,6 +127,7 @@ def load_stream(
     seed: int = 0,
     test_limit: int | None = None,
     graftable: str | None = None,
+    scenario: Scenario = "task",
 ) -> Stream:
     """Load tasks and model, sample, tokenise once.
 
@@ -115,10 +140,13 @@ def load_stream(
         seed: of the sample and of the readouts' first weights.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
+        scenario: what is known at inference: the ``task``; or not the task, and all tasks' labels are told apart by one
+            readout (``class``) or are the same labels for all (``domain``).
 
     Raises:
         UsageError, DataError, ModelError: see `load_tasks` and `load_model`.
     """
+    check_scenario(scenario)
     return make_stream(
         stream,
         load_tasks(stream, data or default_data()),
@@ -126,6 +154,7 @@ def load_stream(
         shots=shots,
         seed=seed,
         test_limit=test_limit,
+        scenario=scenario,
     )
 
 
@@ -137,35 +166,182 @@ def make_stream(
     shots: int | None = None,
     seed: int = 0,
     test_limit: int | None = None,
+    scenario: Scenario = "task",
 ) -> Stream:
-    """A stream of tasks that are already read, for a model that is already loaded; arguments as `load_stream`."""
+    """A stream of tasks that are already read, for a model that is already loaded; arguments as `load_stream`.
+
+    Raises:
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
+    """
+    definitions, n_labels, offsets = _label_space([rows.task for rows in tasks], loaded, scenario)
+    loaded.model.shared_readout = scenario != "task"
     encoded = []
-    for rows in tasks:
-        task = rows.task
-        label = loaded.model.add_task(loaded.head(task), seed)
-        encoder, pad = loaded.encoder(task), loaded.model.tokens.pad
+    for rows, definition, width, offset in zip(tasks, definitions, n_labels, offsets, strict=True):
+        label = loaded.model.add_task(replace(loaded.head(definition), n_labels=width), seed)
+        encoder, pad = loaded.encoder(definition), _tokens(loaded).pad
+        given = label if scenario == "task" else 0
         train = rows.train
         if shots is not None:
-            train = k_shot(train, shots, derive_seed(seed, "shots", task.name), task.name)
+            train = k_shot(train, shots, derive_seed(seed, "shots", definition.name), definition.name)
 
-        def encode(part: Rows, label: int = label, encoder: Any = encoder, pad: int = pad) -> EncodedRows:
-            return EncodedRows.of(encoder(part), part.labels, label, pad)
+        def encode(
+            part: Rows, given: int = given, encoder: Any = encoder, pad: int = pad, offset: int = offset
+        ) -> EncodedRows:
+            return EncodedRows.of(encoder(part), [y + offset for y in part.labels], given, pad)
 
         encoded.append(
             StreamTask(
-                task,
+                definition,
                 label,
-                min(train.labels.count(i) for i in range(len(task.labels))),
+                min(train.labels.count(i) for i in range(len(definition.labels))),
                 encode(train),
                 encode(rows.validation),
                 encode(rows.test.take(evenly(len(rows.test), test_limit))),
                 rows.fingerprint(),
+                tuple(range(offset, offset + len(definition.labels))),
             )
         )
-    return Stream(name, tuple(encoded), loaded, seed, ModelState.of(loaded.model))
+    return Stream(name, tuple(encoded), loaded, seed, ModelState.of(loaded.model), _benchmark(encoded), scenario)
 
 
-def _dataset(rows: EncodedRows) -> AvalancheDataset:
+def check_scenario(scenario: str) -> None:
+    """Raise ``UsageError`` unless ``scenario`` is one."""
+    if scenario not in SCENARIOS:
+        raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(SCENARIOS)}.")
+
+
+def _tokens(loaded: LoadedModel) -> Any:
+    return loaded.model.tokens
+
+
+def _label_space(
+    tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
+) -> tuple[list[TaskDefinition], list[int], list[int]]:
+    """Definitions, width of the logits and first label of each task, as the scenario numbers the labels."""
+    sizes = [len(task.labels) for task in tasks]
+    if scenario == "task":
+        return list(tasks), sizes, [0] * len(sizes)
+    if loaded.readout != "linear":
+        raise UsageError(
+            f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
+            "away."
+        )
+    if scenario == "domain":
+        if len(set(sizes)) > 1:
+            counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
+            raise UsageError(
+                f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
+            )
+        return list(tasks), sizes, [0] * len(sizes)
+    # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
+    return (
+        [replace(task, metric="accuracy") for task in tasks],
+        [sum(sizes)] * len(sizes),
+        [sum(sizes[:i]) for i in range(len(sizes))],
+    )
+
+
+class _OneLength:
+    """Rows all padded to one length, as data loaders without our ``collate_fn`` need them; the model skips the padding."""
+
+    def __init__(self, rows: EncodedRows, length: int) -> None:
+        self._rows, self._length = rows, length
+        self.targets = rows.targets
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        x, y = self._rows[i]
+        return torch.nn.functional.pad(x, (0, self._length - len(x)), value=self._rows.pad), y
+
+
+def _benchmark(tasks: Sequence[StreamTask]) -> Any:
+    """The Avalanche benchmark: ``train_stream``, ``validation_stream``, ``test_stream``, with task labels."""
+    parts: dict[str, list[Any]] = {
+        split: [getattr(task, split) for task in tasks] for split in ("train", "validation", "test")
+    }
+    length = max(max(rows.lengths) for split in parts.values() for rows in split)
+    splits = {split: [_dataset(rows, length) for rows in each] for split, each in parts.items()}
+    return with_classes_timeline(with_task_labels(benchmark_from_datasets(**splits)))
+
+
+def _dataset(rows: EncodedRows, length: int) -> TaskAwareSupervisedClassificationDataset:
     labels = DataAttribute(ConstantSequence(rows.task, len(rows)), "targets_task_labels", use_in_getitem=True)
     targets = DataAttribute(rows.targets, "targets")
-    return AvalancheDataset([rows], data_attributes=[targets, labels], collate_fn=rows.collate)
+    return TaskAwareSupervisedClassificationDataset(
+        [_OneLength(rows, length)], data_attributes=[targets, labels], collate_fn=rows.collate
+    )
+
+
+# -- The other way: Avalanche's own benchmarks ------------------------------------------------------------
+
+
+def benchmark_stream(
+    benchmark: Any,
+    network: nn.Module,
+    *,
+    head: str | None = None,
+    graftable: str | None = None,
+    seed: int = 0,
+    name: str = "benchmark",
+) -> Stream:
+    """A stream over an Avalanche benchmark, such as ``nc_benchmark`` makes, and any network that ends in a linear layer.
+
+    Each experience is a task: ``experience-0``, ``experience-1``, … The scenario is ``task`` where experiences have task
+    labels of their own (each then has its own readout), ``domain`` where all have the same classes, else ``class``.
+
+    Args:
+        benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order. Rows of a
+            ``valid_stream``, else of the training stream, choose between masks.
+        network: from inputs to logits of all classes; it is copied, and left as it is.
+        head: name of its linear layer that reads out; default: the last.
+        graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
+        seed: kept with the stream.
+        name: of the stream.
+
+    Raises:
+        UsageError: train and test stream do not go together, or the network reads out fewer classes than there are.
+        ModelError: the network has no linear layer to read out from.
+    """
+    train, test = list(benchmark.train_stream), list(benchmark.test_stream)
+    if len(train) != len(test):
+        raise UsageError(
+            f"The benchmark has {len(train)} training and {len(test)} test experiences. Give one with a test experience for "
+            "each training experience (no complete_test_set_only)."
+        )
+    validation = list(getattr(benchmark, "valid_stream", train))
+    classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
+    given = [_task_label(experience) for experience in train]
+    scenario: Scenario = "class"
+    if len(train) > 1 and len(set(given)) == len(train):
+        scenario = "task"
+    elif len(set(classes)) == 1:
+        scenario = "domain"
+    model = BenchmarkModel(network, head, graftable=graftable, shared_readout=scenario != "task")
+    largest = max(map(max, classes))
+    if largest >= model.n_labels:
+        raise UsageError(
+            f"The benchmark has labels up to {largest}, and the network reads out {model.n_labels}. Give it at least "
+            f"{largest + 1} outputs."
+        )
+    tasks = []
+    for position, experiences in enumerate(zip(train, validation, test, strict=True)):
+        label = model.add_task(TaskHead(f"experience-{position}", model.n_labels))
+        shown = given[position] if scenario == "task" else 0
+        if scenario == "task" and shown != position:
+            raise UsageError(
+                f"Experience {position} has task label {shown}. Give a benchmark whose task labels are 0, 1, 2, … in order."
+            )
+        rows = tuple(DatasetExamples(part.dataset, part.dataset.targets, shown) for part in experiences)
+        definition = TaskDefinition(f"experience-{position}", "single", tuple(map(str, classes[position])))
+        shots = min(rows[0].labels.tolist().count(label) for label in classes[position])
+        fingerprint = f"{name}/{position}"
+        tasks.append(StreamTask(definition, label, shots, rows[0], rows[1], rows[2], fingerprint, classes[position]))
+    loaded = LoadedModel(type(network).__name__, model, None, "linear", fingerprint_of(model.backbone))
+    return Stream(name, tuple(tasks), loaded, seed, ModelState.of(model), benchmark, scenario)
+
+
+def _task_label(experience: Any) -> int:
+    labels = set(getattr(experience, "task_labels", [0]))
+    return int(labels.pop()) if len(labels) == 1 else 0

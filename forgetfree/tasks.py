@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,9 +16,10 @@ class HubSource:
     """Where the Hugging Face hub holds a task.
 
     Attributes:
-        path: repository, e.g. ``nyu-mll/glue``.
+        path: repository, e.g. ``nyu-mll/glue``; or a folder of data files, such as an installed package ships.
         name: its configuration, e.g. ``qnli``.
-        columns: the hub's text columns, in order: one for a single text, two for a pair.
+        columns: the hub's text columns, in order: one for a single text, two for a pair. Where a text is made of
+            several columns, a template such as ``{title}. {content}``.
         label: the hub's label column.
         splits: our split to the hub's. A missing ``validation`` is held out from ``train``.
         labels: the hub's label value to our label index, where they differ.
@@ -60,6 +62,36 @@ class TaskDefinition:
     def text_columns(self) -> tuple[str, ...]:
         """The text columns of the task's data files."""
         return ("text",) if self.kind == "single" else ("text_a", "text_b")
+
+    def faults(self) -> list[str]:
+        """What is wrong with the definition, a phrase each; empty where it can be used."""
+        if self.kind not in DEFAULT_TEMPLATE:
+            return [f"kind must be 'single' or 'pair', got {self.kind!r}"]
+        faults = []
+        if not all(isinstance(name, str) for name in (*self.labels, *self.label_words)):
+            faults.append(f"labels and label_words must be texts, got {self.labels!r} and {self.label_words!r}")
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
+            faults.append(f"labels must be at least two names, all different, got {self.labels!r}")
+        if len(set(self.label_words)) != len(self.labels):
+            faults.append(f"label_words must be as many as labels, all different, got {self.label_words!r}")
+        for name, expected in (("template", [*self.text_columns, "mask"]), ("causal_template", [*self.text_columns])):
+            if sorted(slots(getattr(self, name))) != sorted(expected):
+                each = ", ".join(f"{{{slot}}}" for slot in expected)
+                faults.append(f"{name} must hold each of {each} once and no other slot, got {getattr(self, name)!r}")
+        if self.metric not in ("accuracy", "f1"):
+            faults.append(f"metric must be 'accuracy' or 'f1', got {self.metric!r}")
+        if self.hub and len(self.hub.columns) != len(self.text_columns):
+            faults.append(f"hub.columns must be one for each text, {len(self.text_columns)}, got {self.hub.columns!r}")
+        return faults
+
+
+def slots(template: str) -> list[str]:
+    """The slots of a prompt, in order, without their styles.
+
+    >>> slots("{text_a:bare}? {mask}, {text_b:lower}")
+    ['text_a', 'mask', 'text_b']
+    """
+    return re.findall(r"\{(.*?)(?::bare|:lower)?\}", template)
 
 
 #: Prompts for tasks that bring none, the commonest of LM-BFF's (Gao et al., 2021, table 1) for either kind.

@@ -7,7 +7,7 @@ end in the same bits (a test holds them together).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.data.encoding import Batch, EncodedRows
+from forgetfree.data.encoding import Batch
+from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.errors import TrainingError
-from forgetfree.models.task_model import TaskModel
+from forgetfree.models.readout_model import ReadoutModel, autocast
 from forgetfree.options import Options, option
 from forgetfree.seeds import derive_seed
 
@@ -134,12 +135,6 @@ class Update:
             self._schedule.step()
 
 
-def autocast(precision: str, device: str) -> AbstractContextManager[object]:
-    """Mixed precision on ``device``, for forward passes; a no-op for fp32. Losses are taken outside, in float32."""
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device, dtype=dtype, enabled=precision != "fp32")
-
-
 def check_loss(loss: Tensor, step: int) -> float:
     """The loss as a number.
 
@@ -195,8 +190,8 @@ def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[
 
 
 def fine_tune(
-    model: TaskModel,
-    rows: EncodedRows,
+    model: ReadoutModel,
+    rows: Examples,
     options: TrainingOptions,
     *,
     steps: int,
@@ -242,7 +237,7 @@ def fine_tune(
 
 
 @torch.no_grad()
-def predict(model: TaskModel, rows: EncodedRows, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
+def predict(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
     """Logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode."""
     device = next(model.parameters()).device
     mode = model.training

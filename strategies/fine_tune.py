@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import ClassVar
 
 from forgetfree.errors import RunError
+from forgetfree.files import write_json
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.monitor import Phase
-from forgetfree.strategy import ContinualStrategy
+from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
 from forgetfree.streams import StreamTask
+from forgetfree.training import TrainingOptions
 
 
 class FineTune(ContinualStrategy):
@@ -18,12 +21,14 @@ class FineTune(ContinualStrategy):
     Keeps a whole model per task: memory O(T·d). A task that is not learned yet is answered by θ_pre.
     """
 
+    Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
     forget_free: ClassVar[bool] = True
+    taskwise: ClassVar[bool] = True
     training_phase: ClassVar[Phase] = "fine_tune"
 
     def setup(self) -> None:
         """No task is learned yet."""
-        self._learned: set[str] = set()
+        self._keys: dict[str, str] = {}
         self._own = StateStore() if self.has_plugins else self.store
 
     def prepare(self, task: StreamTask) -> None:
@@ -37,9 +42,9 @@ class FineTune(ContinualStrategy):
 
     def commit(self, task: StreamTask) -> None:
         """Keep the model; the next task starts from θ_pre again."""
+        self._keys[task.name] = self.fine_tuned_key(task)
         if self._known is None:
-            self._own.put(self.fine_tuned_key(task), ModelState.of(self.task_model, [task.name]))
-        self._learned.add(task.name)
+            self._own.put(self._keys[task.name], ModelState.of(self.task_model, [task.name]))
         self.pristine.load_(self.task_model)
 
     def suspend(self) -> None:
@@ -48,22 +53,37 @@ class FineTune(ContinualStrategy):
 
     def enter_evaluation(self, task: StreamTask) -> None:
         """The task's own model."""
-        if task.name in self._learned:
-            state = self._own.get(self.fine_tuned_key(task))
-            if state is None:
-                raise RunError(
-                    f"The fine-tuned model of task {task.name!r} is gone from the store, or damaged. Leave the files of a "
-                    "run alone while it lasts; run again."
-                )
-            state.load_(self.task_model)
+        if task.name in self._keys:
+            self._state(task).load_(self.task_model)
 
     def leave_evaluation(self, task: StreamTask) -> None:
         """θ_pre."""
         self.pristine.load_(self.task_model)
+
+    def _state(self, task: StreamTask) -> ModelState:
+        state = self._own.get(self._keys[task.name])
+        if state is None:
+            raise RunError(
+                f"The fine-tuned model of task {task.name!r} is gone from the store, or damaged. Leave the files of a "
+                "run alone while it lasts; run again."
+            )
+        return state
 
     def stale(self, learned: StreamTask) -> list[StreamTask]:
         """Each task's result is that of its own model, from the row in which it was learned."""
         return [learned]
 
     def save(self, directory: Path) -> None:
-        """Each task's model stands in the store already."""
+        """Under which key each task's model stands in the store."""
+        write_json(directory / "fine-tuned.json", self._keys)
+
+    def load(self, directory: Path) -> None:
+        """The models, from the store."""
+        self._keys = json.loads((directory / "fine-tuned.json").read_text(encoding="utf-8"))
+        for task in self.stream.tasks:
+            if task.name in self._keys:
+                self.note_learned(task, dict(self._state(task).readouts[task.name]))
+
+    def bytes_kept(self) -> int:
+        """A model per task."""
+        return sum(self._state(task).size_in_bytes for task in self.learned)

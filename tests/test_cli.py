@@ -513,8 +513,8 @@ def test_predict_refuses_a_model_that_has_changed(tiny_cli: Tiny, tmp_path: Path
     ("what", "expected"),
     [
         ("strategies", STRATEGIES),
-        ("streams", ["qnli-agnews-sst2"]),
-        ("tasks", [*TASKS, "trec"]),
+        ("streams", ["qnli-agnews-sst2", "standard-1", "progressive-8", "long"]),
+        ("tasks", [*TASKS, "trec", "dbpedia"]),
         ("models", ["minilm"]),
     ],
 )
@@ -522,6 +522,37 @@ def test_list(capsys, what: str, expected: list[str]) -> None:
     assert cli.main(["list", what]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert set(expected) <= set(names)
+
+
+def test_list_strategies_in_full(capsys) -> None:
+    """Every option once: at its strategy, or among those that all of them take."""
+    from forgetfree import registry
+    from forgetfree.options import describe
+    from forgetfree.training import TrainingOptions
+
+    assert cli.main(["list", "strategies", "--verbose"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    own, shared = shown.split("what all strategies take:")
+    parts = own.split("\n\n")
+    own, shared = " ".join(own.split()), " ".join(shared.split())
+    for option in describe(TrainingOptions):
+        line = f"{option.name} = {option.default} ({option.type}) {option.help}"
+        assert line in shared and line not in own
+    for name in registry.strategies():
+        cls = registry.strategy(name)
+        assert (
+            f"{name}: {registry.strategies()[name].summary} {'forget-free' if cls.forget_free else 'may forget'}" in own
+        )
+        assert " ".join(cls.__doc__.split("\n")[0].split()) in own
+    assert "sparsity = 0.0001 (a number) share of the graftable entries" in own
+    bare = {name for name in registry.strategies() if registry.strategy(name).Options is TrainingOptions}
+    assert {part.split(":")[0] for part in parts if part.endswith("  no options of its own")} == bare
+
+
+def test_list_in_full_is_for_strategies(capsys) -> None:
+    assert cli.main(["list", "tasks", "--verbose"]) == 2
+    assert "--verbose goes with 'list strategies', got 'list tasks'" in capsys.readouterr().err
 
 
 def test_help_and_version(capsys) -> None:

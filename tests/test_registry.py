@@ -2,36 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forgetfree import registry
-from forgetfree.errors import ForgetfreeError, UnknownNameError
+from forgetfree import cli, registry
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import UnknownNameError, UsageError
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE
 
-
-@dataclass
-class Distribution:
-    name: str
-
-
-@dataclass
-class Point:
-    """An entry point as `importlib.metadata` gives it."""
-
-    name: str
-    value: str
-    dist: Distribution | None = None
+Install = Callable[..., Path]
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Point]]:
-    """The entry points of installed packages, by group."""
-    points: dict[str, list[Point]] = {}
-    monkeypatch.setattr(registry, "entry_points", lambda group: points.get(group, []))
-    return points
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs a package of one module, as pip would leave it: ``install("own-package", code, streams={"own": "OWN"})``."""
+    modules = []
+
+    def install(package: str, code: str, **groups: dict[str, str]) -> Path:
+        module = package.replace("-", "_")
+        folder = tmp_path / package
+        information = folder / f"{module}-1.0.dist-info"
+        information.mkdir(parents=True)
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        points = "".join(
+            f"[forgetfree.{group}]\n" + "".join(f"{name} = {module}:{attribute}\n" for name, attribute in names.items())
+            for group, names in groups.items()
+        )
+        (information / "entry_points.txt").write_text(points)
+        (folder / f"{module}.py").write_text(code)
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        importlib.invalidate_caches()
+        modules.append(module)
+        return folder
+
+    yield install
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+STRATEGY = """
+from dataclasses import dataclass
+from typing import ClassVar
+from forgetfree.options import option
+from forgetfree.strategy import ContinualStrategy
+from forgetfree.training import TrainingOptions
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOptions(TrainingOptions):
+    patience: int = option(3, "how long to wait", at_least=1)
+
+class Own(ContinualStrategy):
+    "Wait and see."
+    Options: ClassVar = OwnOptions
+"""
+STREAMS = """
+from forgetfree.tasks import TaskDefinition
+STREAM = ["sst2", "moods"]
+TASK = TaskDefinition("anything", "single", ("sad", "glad"))
+"""
 
 
 @pytest.mark.parametrize("name", sorted(registry.STRATEGIES))
@@ -68,31 +102,202 @@ def test_an_unknown_strategy_is_told_its_neighbour() -> None:
     )
 
 
-def test_an_installed_package_adds_a_strategy(plugins: dict[str, list[Point]]) -> None:
-    plugins["forgetfree.strategies"] = [Point("own", "collections:OrderedDict", Distribution("own-package"))]
+# -- Installed packages ----------------------------------------------------------------------------------
+
+
+def test_an_installed_package_adds_a_strategy(install: Install) -> None:
+    install("own-package", STRATEGY, strategies={"own": "Own"})
     assert list(registry.strategies())[-1] == "own"
     assert registry.strategies()["own"].summary == "from own-package"
-    assert registry.strategy("own").__name__ == "OrderedDict"
+    assert "own_package" not in sys.modules  # naming loads nothing
+    assert registry.strategy("own").__name__ == "Own"
+    assert registry.broken("strategies") == {}
 
 
-def test_an_installed_package_adds_a_stream(plugins: dict[str, list[Point]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("string.own_stream", ["trec", "subj"], raising=False)
-    plugins["forgetfree.streams"] = [Point("own", "string:own_stream")]
-    assert registry.streams()["own"] == ("trec", "subj")
+def test_an_installed_package_adds_streams_and_tasks(install: Install) -> None:
+    install("own-package", STREAMS, streams={"own": "STREAM", "moods": "TASK"})
+    assert registry.streams()["own"] == ("sst2", "moods")
+    task = registry.tasks()["moods"]
+    assert (task.name, task.labels, task.label_words) == ("moods", ("sad", "glad"), ("sad", "glad"))
+    assert (task.template, task.causal_template) == (DEFAULT_TEMPLATE["single"], DEFAULT_CAUSAL_TEMPLATE["single"])
+    assert "own" not in registry.tasks() and "moods" not in registry.streams()
+    assert registry.broken("streams") == {}
 
 
-def test_an_installed_package_cannot_take_a_name_of_ours(plugins: dict[str, list[Point]]) -> None:
-    plugins["forgetfree.strategies"] = [Point("fine-tune", "os:system")]
-    plugins["forgetfree.streams"] = [Point("qnli-agnews-sst2", "os:environ")]
+def write_rows(folder: Path, **columns: str) -> None:
+    """Twenty rows a split; ``{}`` in a column's text is the row's split and number."""
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        rows = [
+            {key: text.format(f"{split} {i}") for key, text in columns.items()} | {"label": i % 2} for i in range(20)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_task_of_a_package_reads_a_data_directory(install: Install, tmp_path: Path) -> None:
+    install("own-package", STREAMS, streams={"moods": "TASK"})
+    write_rows(tmp_path / "data" / "moods", text="{}")
+    (loaded,) = load_tasks("moods", str(tmp_path / "data"))
+    assert loaded.task == registry.tasks()["moods"]
+    assert loaded.test.first[3] == "test 3"
+
+
+def test_a_package_may_ship_the_rows_of_its_task(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    code = (
+        "from pathlib import Path\n"
+        "from forgetfree.tasks import HubSource, TaskDefinition\n"
+        "ROWS = HubSource(str(Path(__file__).parent / 'rows'), columns=('{title}: {body}',))\n"
+        "TASK = TaskDefinition('moods', 'single', ('sad', 'glad'), hub=ROWS)\n"
+    )
+    folder = install("own-package", code, streams={"moods": "TASK"})
+    write_rows(folder / "rows", title="{}", body="text")
+    datasets.disable_progress_bars()
+    try:
+        (loaded,) = load_tasks("moods", "hub")
+    finally:
+        datasets.enable_progress_bars()
+    assert loaded.test.first == tuple(f"test {i}: text" for i in range(20))
+
+
+def test_an_installed_package_cannot_take_a_name_of_ours(install: Install) -> None:
+    streams = {"qnli-agnews-sst2": "STREAM", "sst2": "STREAM", "long": "TASK"}
+    install("own-package", STREAMS, strategies={"fine-tune": "STREAM"}, streams=streams)
     assert registry.strategies()["fine-tune"] == registry.STRATEGIES["fine-tune"]
     assert registry.streams()["qnli-agnews-sst2"] == ("qnli", "ag_news", "sst2")
+    assert "sst2" not in registry.streams() and "long" not in registry.tasks()
+    assert registry.broken("strategies") == registry.broken("streams") == {}
 
 
-@pytest.mark.parametrize("target", ["no_such_package:Own", "string:NoSuchName"])
-def test_a_broken_package_is_named_with_the_reason(plugins: dict[str, list[Point]], target: str) -> None:
-    plugins["forgetfree.strategies"] = [Point("own", target)]
-    assert "own" in registry.strategies()  # listing loads nothing
-    with pytest.raises(ForgetfreeError) as caught:
+def complaint(reason: str) -> str:
+    return (
+        f"The plug-in 'own' of package 'own-package' (own_package:OWN) cannot be used: {reason}. "
+        "Mend or uninstall that package."
+    )
+
+
+STRATEGY_BASE = "from forgetfree.strategy import ContinualStrategy as Base\n"
+BROKEN_STRATEGIES = {
+    "import no_such_package": "ModuleNotFoundError: No module named 'no_such_package'",
+    "OTHER = 1": "AttributeError: module 'own_package' has no attribute 'OWN'",
+    "raise SystemExit('two\\nlines')": "SystemExit: two lines",
+    "OWN = print": "expected a subclass of ContinualStrategy, got <built-in function print>",
+    "class OWN: pass": "expected a subclass of ContinualStrategy, got <class 'own_package.OWN'>",
+    f"{STRATEGY_BASE}class OWN(Base): Options = dict": (
+        "expected its Options to be a subclass of TrainingOptions, got <class 'dict'>"
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "reason"), BROKEN_STRATEGIES.items(), ids=range(len(BROKEN_STRATEGIES)))
+def test_a_broken_strategy_is_named_with_package_and_reason(install: Install, code: str, reason: str) -> None:
+    install("own-package", code, strategies={"own": "OWN"})
+    with pytest.raises(UsageError) as caught:
         registry.strategy("own")
-    assert str(caught.value).startswith(f"{target!r} cannot be loaded: ")
-    assert str(caught.value).endswith("Mend or uninstall the package that registers it.")
+    assert str(caught.value) == complaint(reason)
+    assert registry.broken("strategies") == {"own": complaint(reason)}
+
+
+SHAPE = "expected a tuple or list of task names, or a TaskDefinition, got "
+TASK = "from forgetfree.tasks import HubSource, TaskDefinition as T\n"
+BROKEN_STREAMS = {
+    "OWN = 1 / 0": "ZeroDivisionError: division by zero",
+    "OWN = 'sst2,qnli'": f"{SHAPE}'sst2,qnli'",
+    "OWN = ()": f"{SHAPE}()",
+    "OWN = ['sst2', 3]": f"{SHAPE}['sst2', 3]",
+    "OWN = ['sst2', '']": f"{SHAPE}['sst2', '']",
+    "OWN = {'sst2'}": f"{SHAPE}{{'sst2'}}",
+    f"{TASK}OWN = T('x', 'triple', ('a', 'b'))": "kind must be 'single' or 'pair', got 'triple'",
+    f"{TASK}OWN = T('x', 'single', ('a', 'a'), label_words=('b', 'c'))": (
+        "labels must be at least two names, all different, got ('a', 'a')"
+    ),
+    f"{TASK}OWN = T('x', 'single', (0, 1))": "labels and label_words must be texts, got (0, 1) and (0, 1)",
+    f"{TASK}OWN = T('x', 'single', ('a', 'b'), label_words=('c',))": (
+        "label_words must be as many as labels, all different, got ('c',)"
+    ),
+    f"{TASK}OWN = T('x', 'single', ('a', 'b'), template='{{mask}}')": (
+        "template must hold each of {text}, {mask} once and no other slot, got '{mask}'"
+    ),
+    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu', hub=HubSource('y'))": (
+        "metric must be 'accuracy' or 'f1', got 'bleu'; hub.columns must be one for each text, 2, got ('text',)"
+    ),
+    f"{TASK}OWN = T('x', 'single', None)": "TypeError: 'NoneType' object is not iterable",
+}
+
+
+@pytest.mark.parametrize(("code", "reason"), BROKEN_STREAMS.items(), ids=range(len(BROKEN_STREAMS)))
+def test_a_broken_stream_or_task_is_named_with_package_and_reason(install: Install, code: str, reason: str) -> None:
+    install("own-package", code, streams={"own": "OWN"})
+    install("sound-package", STREAMS, streams={"sound": "STREAM"})
+    assert registry.broken("streams") == {"own": complaint(reason)}
+    assert "own" not in registry.streams() and "own" not in registry.tasks()
+    assert registry.streams()["sound"] == ("sst2", "moods")
+    for stream in ("own", "sst2,own"):
+        with pytest.raises(UsageError) as caught:
+            load_tasks(stream, "demo")
+        assert str(caught.value) == complaint(reason)
+
+
+def test_a_part_of_ours_that_cannot_be_imported_is_no_fault_of_a_package() -> None:
+    with pytest.raises(
+        UsageError, match=r"^A part of forgetfree \(no_such:Part\) cannot .*\. Install forgetfree again\.$"
+    ):
+        registry.Entry("no_such:Part").load()
+
+
+@pytest.mark.parametrize(
+    ("what", "broken", "sound"),
+    [
+        ("strategies", "bad", "own from own-package"),
+        ("strategies --verbose", "bad", "patience = 3 (a whole number) how long to wait"),
+        ("streams", "worse", "twice sst2 → moods"),
+        ("tasks", "worse", "moods single: sad, glad"),
+    ],
+)
+def test_a_broken_package_is_listed_with_its_reason_and_takes_nothing_down(
+    install: Install, capsys: pytest.CaptureFixture[str], what: str, broken: str, sound: str
+) -> None:
+    install("bad-package", "import no_such_package", strategies={"bad": "Bad"}, streams={"worse": "BAD"})
+    install("own-package", STRATEGY + STREAMS, strategies={"own": "Own"}, streams={"twice": "STREAM", "moods": "TASK"})
+    assert cli.main(["list", *what.split()]) == 0
+    shown, error = capsys.readouterr()
+    shown = " ".join(shown.split())
+    assert f"broken: The plug-in '{broken}' of package 'bad-package' (bad_package:" in shown
+    assert "No module named 'no_such_package'" in shown and sound in shown
+    assert error == ""
+
+
+def test_a_run_meets_a_broken_package_only_where_it_names_it(
+    install: Install,
+    data_directory: Path,
+    model_directory: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install("bad-package", "import no_such_package", strategies={"bad": "Bad"}, streams={"worse": "BAD"})
+    install("own-package", f"{STRATEGY}\nPAIR = ('qnli', 'sst2')", strategies={"own": "Own"}, streams={"two": "PAIR"})
+
+    def run(stream: str, strategy: str) -> tuple[int, str]:
+        places = [
+            "--data",
+            str(data_directory),
+            "--model",
+            str(model_directory("bert")),
+            "--out",
+            str(tmp_path / stream),
+        ]
+        code = cli.main(["run", stream, "--strategy", strategy, *places, "--shots", "2", "--steps", "1"])
+        return code, capsys.readouterr().err
+
+    assert run("two", "own")[0] == 0
+    results: dict[str, Any] = json.loads((tmp_path / "two" / "results.json").read_text())
+    assert (results["tasks"], results["runs"][0]["strategy"]) == (["qnli", "sst2"], "own")
+    for stream, strategy, name in (("two", "bad", "bad"), ("worse", "own", "worse")):
+        code, error = run(stream, strategy)
+        assert code == 2
+        assert f"error: The plug-in '{name}' of package 'bad-package'" in error
+        assert error.strip().endswith("Mend or uninstall that package.") and "Traceback" not in error

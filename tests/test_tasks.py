@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from forgetfree import registry
+from forgetfree.data.sources import load_tasks
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, Kind, TaskDefinition
 
 TASKS = registry.tasks()
 EVERY_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+REAL_DATA = Path(os.environ.get("FORGETFREE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 SLOTS: dict[Kind, list[str]] = {"single": ["text"], "pair": ["text_a", "text_b"]}
 
 
@@ -32,6 +37,11 @@ def test_the_papers_metrics() -> None:
 def test_a_task_stands_under_its_name(task: TaskDefinition) -> None:
     assert TASKS[task.name] is task
     assert re.fullmatch(r"[a-z0-9_]+", task.name)  # a folder, and an item of a comma-separated list
+
+
+@EVERY_TASK
+def test_a_task_passes_the_check_that_plugins_meet(task: TaskDefinition) -> None:
+    assert task.faults() == []
 
 
 @EVERY_TASK
@@ -88,3 +98,32 @@ def test_no_stream_has_the_name_of_a_task() -> None:
 def test_the_papers_stream() -> None:
     """Table 4."""
     assert registry.streams()["qnli-agnews-sst2"] == ("qnli", "ag_news", "sst2")
+
+
+STANDARD = [f"standard-{order}" for order in (1, 2, 3, 4)]
+PROGRESSIVE = [f"progressive-{order}" for order in (8, 9, 10)]
+
+
+@pytest.mark.parametrize(("orders", "count"), [(STANDARD, 5), (PROGRESSIVE, 15)], ids=["standard", "progressive"])
+def test_the_orders_of_a_stream_differ_in_order_only(orders: list[str], count: int) -> None:
+    streams = registry.streams()
+    assert {frozenset(streams[name]) for name in orders} == {frozenset(streams[orders[0]])}
+    assert len({streams[name] for name in orders}) == len(orders)
+    assert len(streams[orders[0]]) == count
+
+
+def test_the_long_streams_hold_the_standard_one() -> None:
+    """De Masson d'Autume et al., 2019, in Razdaibiedina et al., 2023."""
+    assert set(registry.streams()["standard-1"]) < set(registry.streams()["progressive-8"])
+
+
+@pytest.mark.parametrize("name", registry.streams()["long"])
+def test_the_long_stream_fits_the_real_data(name: str) -> None:
+    """Label by label: the data's own names, in their order, are those of the definition."""
+    if not (REAL_DATA / name).is_dir():
+        pytest.skip(f"no real data at {REAL_DATA / name}; set FORGETFREE_DATA to have it tested")
+    (rows,) = load_tasks(name, str(REAL_DATA))
+    names = json.loads((REAL_DATA / name / "source.json").read_text(encoding="utf-8"))["label_names"]
+    assert rows.task == TASKS[name]
+    assert names == list(TASKS[name].labels)
+    assert bool(rows.train.second) == (TASKS[name].kind == "pair")

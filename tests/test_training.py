@@ -17,7 +17,8 @@ from forgetfree.data.sampling import by_length, evenly, k_shot, micro_batches, p
 from forgetfree.data.sources import Rows
 from forgetfree.errors import OptionError, TrainingError, UsageError
 from forgetfree.models.loading import load_model
-from forgetfree.models.task_model import TaskHead, TaskModel
+from forgetfree.models.readout_model import TaskHead
+from forgetfree.models.task_model import TaskModel
 from forgetfree.training import (
     TrainingOptions,
     Update,

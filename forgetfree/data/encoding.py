@@ -7,6 +7,7 @@ from the ids: see `forgetfree.models.tokens`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import string
 from collections.abc import Sequence
@@ -58,6 +59,14 @@ class EncodedRows:
         """Tokens per row."""
         lengths: list[int] = self.offsets.diff().tolist()
         return lengths
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all ids and labels."""
+        digest = hashlib.sha256()
+        for tensor in (self.tokens, self.offsets, self.labels):
+            digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def targets(self) -> list[int]:

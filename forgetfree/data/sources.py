@@ -22,7 +22,7 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.errors import DataError, UnknownNameError, UsageError
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, Kind, TaskDefinition
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, Kind, TaskDefinition, slots
 
 FORMATS = ("parquet", "jsonl", "csv")
 _PAIR = ("text_a", "text_b")
@@ -84,7 +84,7 @@ def load_tasks(stream: str, data: str) -> list[TaskRows]:
         data: ``hub``, ``demo``, or a directory.
 
     Raises:
-        UsageError: the stream is empty or names a task twice, or the directory does not exist.
+        UsageError: the stream is empty, names a task twice or a plug-in that is broken, or the directory does not exist.
         UnknownNameError: a name that neither the registry nor ``data`` knows.
         DataError: a file does not hold what its task needs.
     """
@@ -102,6 +102,8 @@ def load_tasks(stream: str, data: str) -> list[TaskRows]:
     known = set(registry.tasks()) | set(source.names())
     for name in names:
         if name not in known:
+            if reason := registry.broken("streams").get(name):
+                raise UsageError(reason)
             kind = "task" if len(names) > 1 or not streams else "stream or task"
             raise UnknownNameError(kind, name, known | (set(streams) if len(names) == 1 else set()), source.hint)
     return [source.load(name) for name in names]
@@ -182,7 +184,8 @@ class _Hub:
                     "--data demo."
                 ) from error
             where = f"{hub.path}:{theirs}"
-            missing = [column for column in (*hub.columns, hub.label) if column not in table.column_names]
+            needed = [name for column in hub.columns for name in slots(column) or [column]]
+            missing = [column for column in (*needed, hub.label) if column not in table.column_names]
             if missing:
                 raise DataError(
                     f"{where} has no column {missing[0]!r}; it has {', '.join(table.column_names)}. The "
@@ -193,13 +196,23 @@ class _Hub:
                 labels = [hub.labels.get(label, label) for label in labels]
             keep = [i for i, label in enumerate(labels) if label != -1]  # SNLI's mark of undecided rows
             names = task.text_columns
-            columns = {ours: list(table[theirs]) for ours, theirs in zip(names, hub.columns, strict=True)}
+            columns = {ours: _hub_texts(table, theirs) for ours, theirs in zip(names, hub.columns, strict=True)}
             columns["label"] = labels
             kept = {name: [values[i] for i in keep] for name, values in columns.items()}
             read = _Table(where, kept, keep)
             rows[ours] = read.rows(task.kind)
             read.check_labels(rows[ours], task)
         return complete(task, rows)
+
+
+def _hub_texts(table: Any, column: str) -> list[Any]:
+    """A column of the hub, or the texts that a template makes of several; what a row lacks is left out of its text."""
+    names = slots(column)
+    if not names:
+        return list(table[column])
+    rows = zip(*(table[name] for name in names), strict=True)
+    filled = ({n: "" if v is None else str(v).strip() for n, v in zip(names, row, strict=True)} for row in rows)
+    return [re.sub(" {2,}", " ", column.format_map(values)).strip() for values in filled]
 
 
 class _Embedded:
@@ -444,15 +457,14 @@ def _described(task: TaskDefinition, notes: Mapping[str, Any], folder: Path) -> 
     )
 
 
-def _template(notes: Mapping[str, Any], key: str, default: str, slots: Sequence[str], path: Path) -> str:
+def _template(notes: Mapping[str, Any], key: str, default: str, expected: Sequence[str], path: Path) -> str:
     template = notes.get(key)
     if template is None:
         return default
-    found = re.findall(r"\{(.*?)(?::bare|:lower)?\}", template) if isinstance(template, str) else []
-    if sorted(found) != sorted(slots):
-        expected = ", ".join(f"{{{slot}}}" for slot in slots)
-        raise DataError(f"{path}: {key} must hold each of {expected} once and no other slot, got {template!r}.")
-    return str(template)
+    if not isinstance(template, str) or sorted(slots(template)) != sorted(expected):
+        each = ", ".join(f"{{{slot}}}" for slot in expected)
+        raise DataError(f"{path}: {key} must hold each of {each} once and no other slot, got {template!r}.")
+    return template
 
 
 def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskDefinition:

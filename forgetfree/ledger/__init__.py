@@ -4,7 +4,7 @@ Owned regions are pairwise disjoint and their union is the union of the γ_i (pa
 inferred with θ_pre under the union of the records of t_1 … t_k: later records cannot touch it.
 """
 
-from forgetfree.ledger.records import Ledger, Record
+from forgetfree.ledger.records import Composition, Ledger, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 
-__all__ = ["Ledger", "LedgerSwitch", "Record", "changed_buffers"]
+__all__ = ["Composition", "Ledger", "LedgerSwitch", "Record", "changed_buffers"]

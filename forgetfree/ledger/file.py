@@ -9,7 +9,7 @@ For record ``k`` and tensor ``name``:
     buffer/k/name          …             buffers that training the task changed (BatchNorm's, say)
 
 and as metadata: schema, task names in order, sparsity per task, the parameter space's layout and its hash, the
-base model's fingerprint, and a checksum of all of the above.
+base model's fingerprint, the composition (``union`` where it is not given), and a checksum of all of the above.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from forgetfree.errors import LedgerError, RegionError, TaskError
 from forgetfree.files import checksum
 from forgetfree.grafting import Graft
-from forgetfree.ledger.records import Ledger, Record
+from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
 from forgetfree.parameters import ParameterSpace, TensorSpec
 from forgetfree.regions import Region
 
@@ -56,6 +56,8 @@ def serialize(ledger: Ledger) -> bytes:
         "layout_hash": ledger.space.layout_hash,
         "fingerprint": ledger.fingerprint,
     }
+    if ledger.composition != "union":
+        header["composition"] = ledger.composition
     header["checksum"] = checksum(tensors, header)
     return save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, header)
 
@@ -97,7 +99,10 @@ class _Reader:
         tasks, sparsity = self.json("tasks", str), self.json("sparsity", (int, float))
         if len(tasks) != len(sparsity):
             raise self.fail(f"it names {len(tasks)} tasks but {len(sparsity)} sparsities")
-        ledger = Ledger(space, self.header["fingerprint"])
+        composition: Any = self.header.get("composition", "union")
+        if composition not in COMPOSITIONS:
+            raise self.fail(f"its composition is {composition!r}, expected one of {', '.join(COMPOSITIONS)}")
+        ledger = Ledger(space, self.header["fingerprint"], composition)
         self.check_names(space, len(tasks))
         try:
             for k, task in enumerate(tasks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region, overlap
 
 
+#: What a task is inferred with, on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
+#: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap.
+Composition = Literal["union", "selection", "alone"]
+COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
+
+
 @dataclass(frozen=True)
 class Record:
     """What one task put into the ledger.
@@ -23,7 +30,7 @@ class Record:
     Attributes:
         task: its name.
         region: γ_k, as localised.
-        owned: γ_k minus all that earlier tasks own, with the trained values.
+        owned: γ_k minus all that earlier tasks own, with the trained values; all of γ_k where tasks stand alone.
         sparsity: the share of the space that γ_k was allowed.
         readout: the task's own readout tensors by name.
         buffers: the model's buffers that training changed, by name.
@@ -43,11 +50,13 @@ class Ledger:
     Args:
         space: the parameter space of the base model.
         fingerprint: of the base model, see `forgetfree.models.loading.fingerprint_of`.
+        composition: what a task is inferred with.
     """
 
-    def __init__(self, space: ParameterSpace, fingerprint: str) -> None:
+    def __init__(self, space: ParameterSpace, fingerprint: str, composition: Composition = "union") -> None:
         self.space = space
         self.fingerprint = fingerprint
+        self.composition: Composition = composition
         self._records: list[Record] = []
 
     @property
@@ -81,8 +90,22 @@ class Ledger:
         return union
 
     def free(self, region: Region) -> Region:
-        """What of ``region`` no task owns yet."""
-        return region - self.owned()
+        """What of ``region`` the next task would own: what no task owns yet, or all of it where tasks stand alone."""
+        return region if self.composition == "alone" else region - self.owned()
+
+    def graft(self, task: str) -> Graft:
+        """What ``task`` is inferred with, on top of θ_pre: a copy."""
+        last = self.position(task)
+        if self.composition == "alone":
+            return self._records[last].owned
+        records = self._records[: last + 1]
+        indices = torch.cat([record.owned.region.indices for record in records])
+        order = indices.argsort()
+        union = Graft(Region(indices[order]), torch.cat([record.owned.values for record in records])[order])
+        if self.composition == "union":
+            return union
+        region = self._records[last].region
+        return Graft(region, union.values[torch.searchsorted(union.region.indices, region.indices)])
 
     def owner(self, index: int) -> str | None:
         """The task that owns the entry of flat index ``index``, or ``None``."""
@@ -107,7 +130,7 @@ class Ledger:
             self.space.check(record.region.indices)
         except RegionError as error:
             raise LedgerError(f"{where}: {error}") from error
-        if not self.owned().isdisjoint(record.owned.region):
+        if self.composition != "alone" and not self.owned().isdisjoint(record.owned.region):
             raise LedgerError(f"{where} takes entries that earlier tasks own. Commit γ minus ledger.owned().")
         if record.owned.region != self.free(record.region):
             raise LedgerError(

@@ -1,4 +1,4 @@
-"""Moving one model between θ_pre and the union grafts of a ledger."""
+"""Moving one model between θ_pre and what the tasks of a ledger are inferred with."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from forgetfree.regions import Region
 
 
 class LedgerSwitch:
-    """Moves one model between θ_pre and the union grafts of a ledger, bit for bit.
+    """Moves one model between θ_pre and what the tasks of a ledger are inferred with, bit for bit.
 
-    Owned regions are disjoint, so going from one task to a later one writes the records between them, and going back
-    writes θ_pre there: a switch touches the entries it must change and nothing else. The ledger may grow meanwhile.
+    In a ledger of unions, owned regions are disjoint, so going from one task to a later one writes the records between
+    them, and going back writes θ_pre there: a switch touches the entries it must change and nothing else. In the others,
+    a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
 
     Args:
         ledger: the records.
@@ -40,6 +41,7 @@ class LedgerSwitch:
         self._buffers = persistent_buffers(backbone)
         self._buffers_pre = {name: buffer.clone() for name, buffer in self._buffers.items()}
         self._stage = 0
+        self._before: Graft | None = None  # what stood where a task's graft is, unless in a ledger of unions
         if check:
             _check_belongs(ledger, backbone, fingerprint)
 
@@ -49,10 +51,15 @@ class LedgerSwitch:
         return self._stage
 
     def to(self, stage: int) -> None:
-        """Make the model carry the first ``stage`` records: 0 is θ_pre, ``len(ledger.records)`` the union of all."""
+        """Make the model the one that infers the task of record ``stage``, counted from 1; 0 is θ_pre.
+
+        In a ledger of unions it carries the first ``stage`` records, so ``len(ledger.records)`` is the union of all.
+        """
         space, records = self.ledger.space, self.ledger.records
         if not 0 <= stage <= len(records):
             raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
+        if self.ledger.composition != "union":
+            self._exchange(stage)
         while self._stage < stage:
             record = records[self._stage]
             if len(self._pre) == self._stage:
@@ -65,22 +72,36 @@ class LedgerSwitch:
             space.scatter_(self._backbone, before.region.indices, before.values)
         self._set_buffers(records[stage - 1].buffers if stage else {})
 
+    def _exchange(self, stage: int) -> None:
+        if stage == self._stage:
+            return
+        if self._before is not None:
+            self._before.apply_(self._backbone, self.ledger.space)
+            self._before = None
+        if stage:
+            graft = self.ledger.graft(self.ledger.tasks[stage - 1])
+            self._before = graft.apply_(self._backbone, self.ledger.space)
+        self._stage = stage
+
     def to_task(self, task: str) -> None:
-        """Make the model the one that infers ``task``: the union of all regions up to its own."""
+        """Make the model the one that infers ``task``."""
         self.to(self.ledger.position(task) + 1)
 
     def committed(self) -> None:
         """Take note that the model already carries the record just appended, with ``θ_pre`` known from `remember`."""
-        self._stage = len(self.ledger.records)
+        if self.ledger.composition == "union":
+            self._stage = len(self.ledger.records)
+        else:
+            self.revert_uncommitted()
 
     def remember(self, region: Region) -> None:
         """Keep θ_pre at ``region``, which is about to be trained as the next record's owned region."""
-        del self._pre[len(self.ledger.records) :]
+        del self._pre[len(self.ledger.records) if self.ledger.composition == "union" else 0 :]
         self._pre.append(Graft.of(self._backbone, self.ledger.space, region))
 
     def revert_uncommitted(self) -> None:
         """Write θ_pre at the region last given to `remember`, whose training is not committed."""
-        self._pre[len(self.ledger.records)].apply_(self._backbone, self.ledger.space)
+        self._pre[-1].apply_(self._backbone, self.ledger.space)
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:

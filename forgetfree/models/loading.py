@@ -16,7 +16,8 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.task_model import READOUTS, ReadoutKind, TaskHead, TaskModel
+from forgetfree.models.readout_model import READOUTS, ReadoutKind, TaskHead
+from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.tasks import TaskDefinition
 

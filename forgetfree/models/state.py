@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from forgetfree.files import checksum, write_atomically
-from forgetfree.models.task_model import TaskModel
+from forgetfree.models.readout_model import ReadoutModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class ModelState:
     buffers: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, model: TaskModel, tasks: Iterable[str] | None = None) -> ModelState:
+    def of(cls, model: ReadoutModel, tasks: Iterable[str] | None = None) -> ModelState:
         """What ``model`` holds now, with the readouts of ``tasks`` (default: all)."""
         names = [head.name for head in model.heads] if tasks is None else list(tasks)
         return cls(
@@ -40,13 +40,19 @@ class ModelState:
         )
 
     @torch.no_grad()
-    def load_(self, model: TaskModel, tasks: Iterable[str] | None = None) -> None:
+    def load_(self, model: ReadoutModel, tasks: Iterable[str] | None = None) -> None:
         """Put it back into ``model``, bit for bit: with the readouts of ``tasks`` (default: all it has)."""
         model.space().load_(model.backbone, self.theta)
         for name in self.readouts if tasks is None else tasks:
             load_tensors_(model.readout_module(model.task_label(name)), self.readouts[name])
         for name, buffer in persistent_buffers(model.backbone).items():
             buffer.copy_(self.buffers[name])
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Of all its tensors."""
+        readouts = [tensor for named in self.readouts.values() for tensor in named.values()]
+        return sum(t.numel() * t.element_size() for t in (self.theta, *readouts, *self.buffers.values()))
 
     def save(self, path: Path) -> None:
         """Write it as one safetensors file, atomically."""

@@ -548,6 +548,34 @@ def test_labels_of_the_hub_are_renumbered_where_ours_differ(hub: dict[Any, Any])
     assert load_tasks("subj", "hub")[0].test.labels == (1, 0) * 10
 
 
+def test_a_text_may_be_made_of_several_columns_of_the_hub(hub: dict[Any, Any]) -> None:
+    table = Table(
+        premise=["The sun rose."] * 20,
+        question=["cause", "effect"] * 10,
+        choice1=["It was dawn."] * 20,
+        choice2=[" It was night. "] * 20,
+        label=[0, 1] * 10,
+    )
+    hub["aps/super_glue", "copa", "train"] = hub["aps/super_glue", "copa", "validation"] = table
+    test = load_tasks("copa", "hub")[0].test
+    assert test.first[:2] == ("The sun rose. What was the cause?", "The sun rose. What was the effect?")
+    assert set(test.second) == {"First: It was dawn. Second: It was night."}
+
+
+def test_what_a_row_of_the_hub_lacks_is_left_out_of_its_text(hub: dict[Any, Any]) -> None:
+    table = Table(
+        question_title=["who"] * 20, question_content=[None] * 20, best_answer=["I"] * 20, topic=[*range(10)] * 2
+    )
+    for split in ("train", "test"):
+        hub["community-datasets/yahoo_answers_topics", "yahoo_answers_topics", split] = table
+    assert set(load_tasks("yahoo", "hub")[0].test.first) == {"who I"}
+
+
+def test_a_column_that_a_text_is_made_of_may_be_missing_on_the_hub(hub: dict[Any, Any]) -> None:
+    hub["aps/super_glue", "wic", "train"] = Table(sentence1=["a"], sentence2=["b"], label=[0])
+    assert "aps/super_glue:train has no column 'word'; it has sentence1, sentence2, label" in hub_message("wic")
+
+
 def test_undecided_rows_of_the_hub_are_left_out(hub: dict[Any, Any]) -> None:
     table = Table(premise=list("abcd"), hypothesis=list("efgh"), label=[0, -1, 1, 2])
     for split in ("train", "validation", "test"):

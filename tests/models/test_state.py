@@ -17,7 +17,8 @@ from forgetfree.models.state import (
     persistent_buffers,
     tensors_of,
 )
-from forgetfree.models.task_model import TaskHead, TaskModel
+from forgetfree.models.readout_model import TaskHead
+from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 
 

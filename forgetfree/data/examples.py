@@ -1,0 +1,84 @@
+"""What training needs of a task's rows, and rows of any data set that can be indexed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from forgetfree.data.encoding import Batch
+
+
+class Examples(Protocol):
+    """The rows of one split of one task: `EncodedRows` for texts, `DatasetExamples` for anything else."""
+
+    @property
+    def task(self) -> int:
+        """The task label of every row."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 ``(n,)``."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Length per row, by which batches are put together; all 0 where every row is as long."""
+
+    @property
+    def digest(self) -> str:
+        """Names all inputs and labels."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The mini-batch of the rows at ``indices``."""
+
+    def subset(self, indices: Sequence[int]) -> Examples:
+        """The rows at ``indices``, in that order."""
+
+
+class DatasetExamples:
+    """Rows of a data set whose items are ``(x, label, …)``, ``x`` a tensor of one shape.
+
+    Args:
+        dataset: indexable.
+        labels: of all its rows.
+        task: their task label.
+        rows: which rows; default: all.
+    """
+
+    def __init__(self, dataset: Any, labels: Sequence[int], task: int, rows: Sequence[int] | None = None) -> None:
+        self._dataset = dataset
+        self._all_labels = labels
+        self._rows = list(range(len(dataset))) if rows is None else list(rows)
+        self.task = task
+        self.labels = torch.tensor([int(labels[row]) for row in self._rows], dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def lengths(self) -> list[int]:
+        """All 0."""
+        return [0] * len(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all inputs and labels, as they are read now."""
+        digest = hashlib.sha256(self.labels.numpy().tobytes())
+        for row in self._rows:
+            digest.update(self._dataset[row][0].contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The mini-batch of the rows at ``indices``."""
+        x = torch.stack([self._dataset[self._rows[i]][0] for i in indices])
+        return x, self.labels[list(indices)], torch.full((len(indices),), self.task)
+
+    def subset(self, indices: Sequence[int]) -> DatasetExamples:
+        """The rows at ``indices``, in that order."""
+        return DatasetExamples(self._dataset, self._all_labels, self.task, [self._rows[i] for i in indices])

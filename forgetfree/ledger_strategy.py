@@ -1,0 +1,188 @@
+"""The base of strategies that keep what a task trained in a ledger, so that no later task can reach it.
+
+Such a strategy says which region a task may train (`localize`) and from which values (`Localized`). The region minus
+what earlier tasks own is trained as one small vector and recorded; a task is inferred with what the ledger's
+`composition` says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from forgetfree.grafting import Graft, RegionParameters
+from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
+from forgetfree.models.state import load_tensors_, tensors_of
+from forgetfree.options import option
+from forgetfree.regions import Region
+from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
+from forgetfree.streams import StreamTask
+from forgetfree.training import TrainingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionOptions(TaskwiseOptions):
+    """How a region is trained."""
+
+    region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
+    region_optimizer: Literal["sgd", "adamw"] | None = option(None, "none: that of fine-tuning")
+    region_learning_rate: float | None = option(
+        None,
+        "none: that of fine-tuning; with AdamW times √(N/s) for s of N entries, so that an update is as long as there",
+        above=0,
+    )
+
+
+@dataclass(frozen=True)
+class Localized:
+    """What a task will train.
+
+    Attributes:
+        region: γ.
+        sparsity: the share of the space γ was allowed.
+        theta: where its free entries start from, flat ``(N,)``; default: as they are.
+        readout: where the readout starts from; default: untrained.
+    """
+
+    region: Region
+    sparsity: float
+    theta: Tensor | None = None
+    readout: dict[str, Tensor] | None = None
+
+
+class LedgerStrategy(ContinualStrategy):
+    """Base of strategies on a ledger. A subclass overrides `localize`, and sets `composition`."""
+
+    Options: ClassVar[type[TrainingOptions]] = RegionOptions
+    forget_free: ClassVar[bool] = True
+    taskwise: ClassVar[bool] = True
+    #: What a task is inferred with, see `forgetfree.ledger.Composition`.
+    composition: ClassVar[Composition] = "union"
+
+    def localize(self, task: StreamTask) -> Localized:
+        """Choose γ; the model holds θ_pre before and after."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        """An empty ledger."""
+        self.ledger: Ledger = Ledger(self.space, self.stream.loaded.fingerprint, self.composition)
+        self._switch = LedgerSwitch(self.ledger, self.task_model.backbone)
+        self._localized: Localized | None = None
+        self._region: RegionParameters | None = None
+        self._owned = Region.empty()
+
+    def prepare(self, task: StreamTask) -> None:
+        """Choose the region, and put the model where its training starts."""
+        self.ledger.check_new(task.name)
+        self._switch.to(0)
+        self._localized = localized = self.localize(task)
+        self._switch.to(len(self.ledger.records) if self.composition == "union" else 0)
+        self._owned = self.ledger.free(localized.region)
+        self._switch.remember(self._owned)
+        readout = self.task_model.readout_module(task.label)
+        load_tensors_(readout, localized.readout or self.pristine.readouts[task.name])
+        backbone = self.task_model.backbone
+        if localized.theta is not None:
+            indices = self._owned.indices
+            self.space.scatter_(backbone, indices, localized.theta[indices])
+        self._region = RegionParameters(backbone, self.space, self._owned)
+
+    def training_options(self) -> TrainingOptions:
+        """Those of the region."""
+        options: RegionOptions = self.options
+        optimizer = options.region_optimizer or options.optimizer
+        rate = options.region_learning_rate or options.learning_rate
+        if options.region_learning_rate is None and optimizer == "adamw":
+            # AdamW moves every entry by about its rate, so s of N entries move less far together.
+            rate *= math.sqrt(len(self.space) / self.region_budget())
+        return replace(
+            options,
+            optimizer=optimizer,
+            learning_rate=rate,
+            readout_learning_rate=options.readout_learning_rate or options.learning_rate,
+            l1=0.0,  # a region is as sparse as it gets
+        )
+
+    def region_budget(self) -> int:
+        """The s of the learning rate's √(N/s)."""
+        assert self._localized is not None
+        return max(1, len(self._localized.region))
+
+    def steps(self, task: StreamTask) -> int:
+        """None where there is nothing to train."""
+        steps: int | None = self.options.region_steps
+        if not any(parameter.numel() for group in self.parameters(task) for parameter in group):
+            return 0
+        return self.full_steps(task) if steps is None else steps
+
+    def parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The region's values, and the readout."""
+        assert self._region is not None
+        return [self._region.values], list(self.task_model.readout_module(task.label).parameters())
+
+    def gradients(self, task: StreamTask) -> list[nn.Parameter]:
+        """The tensors that hold the region, and the readout."""
+        assert self._region is not None
+        return [*self._region.touched, *self.parameters(task)[1]]
+
+    def before_step(self) -> None:
+        """Of the tensors' gradients, the region's."""
+        assert self._region is not None
+        self._region.collect()
+
+    def after_step(self) -> None:
+        """The region's values, into the tensors."""
+        assert self._region is not None
+        self._region.write()
+
+    def commit(self, task: StreamTask) -> None:
+        """Record who owns what."""
+        assert self._localized is not None
+        backbone = self.task_model.backbone
+        self.ledger.append(
+            Record(
+                task.name,
+                self._localized.region,
+                Graft.of(backbone, self.space, self._owned),
+                self._localized.sparsity,
+                readout=tensors_of(self.task_model.readout_module(task.label)),
+                buffers=changed_buffers(backbone, self.pristine.buffers),
+            )
+        )
+        self._switch.committed()
+        self._region = self._localized = None
+
+    def suspend(self) -> None:
+        """θ_pre where the region is being trained."""
+        self._switch.revert_uncommitted()
+
+    def enter_evaluation(self, task: StreamTask) -> None:
+        """What the ledger says; a task that is not learned yet is answered as the last one is."""
+        known = task.name in self.ledger.tasks
+        self._switch.to(self.ledger.position(task.name) + 1 if known else len(self.ledger.records))
+
+    def leave_evaluation(self, task: StreamTask) -> None:
+        """Back to what the next task starts from."""
+        self._switch.to(len(self.ledger.records) if self.composition == "union" else 0)
+
+    def save(self, directory: Path) -> None:
+        """The ledger."""
+        self.ledger.save(directory / "ledger.safetensors")
+
+    def load(self, directory: Path) -> None:
+        """The ledger; the next task may be learned on top of it."""
+        self._switch.to(0)
+        self.ledger = Ledger.load(directory / "ledger.safetensors")
+        self._switch = LedgerSwitch(self.ledger, self.task_model.backbone)
+        for record in self.ledger.records:
+            task = next(task for task in self.stream.tasks if task.name == record.task)
+            load_tensors_(self.task_model.readout_module(task.label), record.readout)
+            self.note_learned(task, dict(record.readout))
+
+    def bytes_kept(self) -> int:
+        """The ledger's."""
+        return self.ledger.size_in_bytes if self.ledger.records else 0

@@ -1,0 +1,62 @@
+"""Any network that ends in a linear layer, such as Avalanche's own models, with readouts by task."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+
+from forgetfree.errors import ModelError
+from forgetfree.models.readout_model import ReadoutModel, TaskHead
+
+
+class ModuleModel(ReadoutModel):
+    """A network whose last linear layer is the readout: of each task its own, or one for all.
+
+    Args:
+        network: from inputs to logits. It is copied, and left as it is.
+        head: name of the linear layer that reads out; default: the last one there is.
+        graftable, shared_readout: see `ReadoutModel`. All readouts start from the network's own.
+
+    Raises:
+        ModelError: there is no such layer.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        head: str | None = None,
+        *,
+        graftable: str | None = None,
+        shared_readout: bool = False,
+    ) -> None:
+        layers = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear) and name}
+        name = head or next(reversed(layers), "")
+        if name not in layers:
+            raise ModelError(
+                f"{type(network).__name__} has no linear layer {name!r} to read out from. Its linear layers: "
+                f"{', '.join(layers) or 'none'}. Name one as head=…"
+            )
+        backbone = copy.deepcopy(network)
+        backbone.set_submodule(name, nn.Identity())
+        super().__init__(backbone, "linear", graftable=graftable, shared_readout=shared_readout)
+        self._head_layer = [copy.deepcopy(layers[name])]  # in a list: not a module of this model
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of what the readouts read."""
+        return self._head_layer[0].in_features
+
+    @property
+    def n_labels(self) -> int:
+        """Width of every readout: the network's own."""
+        return self._head_layer[0].out_features
+
+    def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
+        """The network's own layer, untrained."""
+        return copy.deepcopy(self._head_layer[0])
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the network gives its last layer: ``(B, H)``."""
+        features: Tensor = self.backbone(x)
+        return features
