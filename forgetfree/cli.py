@@ -132,7 +132,7 @@ def _config(options: argparse.Namespace) -> RunConfig:
     out = options.out or _free_directory(values["stream"])
     return RunConfig(
         stream=values["stream"],
-        strategies=tuple(values.get("strategy") or DEFAULT_STRATEGIES),
+        strategies=_strategies(values.get("strategy") or DEFAULT_STRATEGIES),
         model=values.get("model") or "minilm",
         data=values.get("data") or default_data(),
         readout=values.get("readout") or "auto",
@@ -159,6 +159,11 @@ _CONFIG_TYPES: dict[str, tuple[type, ...]] = {
     "set": (dict,),
     "device": (str,),
 }
+
+
+def _strategies(given: Sequence[str]) -> tuple[str, ...]:
+    """The names given, with ``all`` for every strategy of ours."""
+    return tuple(name for each in given for name in (registry.STRATEGIES if each == "all" else [each]))
 
 
 def _config_file(path: Path) -> dict[str, Any]:
@@ -376,7 +381,12 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", parents=[common], help="train strategies on a stream of tasks")
     run.set_defaults(command=_run)
     run.add_argument("stream", nargs="?", help="a registered stream, or task names with commas")
-    run.add_argument("--strategy", action="append", metavar="NAME", help="may be given several times")
+    run.add_argument(
+        "--strategy",
+        action="append",
+        metavar="NAME",
+        help="may be given several times; all: every one of 'forgetfree list strategies' that comes with forgetfree",
+    )
     run.add_argument("--model", metavar="NAME|DIR", help="minilm (default), a directory, or a hub name")
     run.add_argument("--data", metavar="hub|demo|DIR", help="default: $FORGETFREE_DATA, else hub")
     run.add_argument("--readout", choices=("auto", "prompt", "linear", "causal"))

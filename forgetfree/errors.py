@@ -12,7 +12,8 @@
     ├── TrainingError            training went wrong, e.g. the loss is not finite
     ├── MetricError              a metric cannot be computed from what was given
     ├── ReportError              results that cannot be read or merged
-    └── RunError                 a run directory that cannot be written or continued
+    ├── RunError                 a run directory that cannot be written or continued
+    └── ConformanceError         a strategy or a stream of one's own breaks its contract
 
 A message is one paragraph: what happened, what was expected, what was found, and the remedy.
 """
@@ -84,3 +85,12 @@ class ReportError(ForgetfreeError):
 
 class RunError(ForgetfreeError):
     """A run directory cannot be written or continued."""
+
+
+class ConformanceError(ForgetfreeError):
+    """A strategy or a stream breaks its contract; ``faults`` has a paragraph on each breach."""
+
+    def __init__(self, subject: str, faults: Iterable[str]) -> None:
+        self.faults = tuple(faults)
+        count = f"{len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
+        super().__init__("\n".join([f"{subject} ({count}):", *(f"- {fault}" for fault in self.faults)]))

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 
 from forgetfree.data.encoding import Batch
 from forgetfree.errors import OptionError, RegionError
+from forgetfree.models.readout_model import autocast
 from forgetfree.options import Options, option
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
-from forgetfree.models.readout_model import autocast
 from forgetfree.training import OnStep, check_loss, trainable
 
 BaseKind = Literal["movement", "empty", "random"]
@@ -310,6 +310,8 @@ class RegionParameters:
         device = tensors[0].device
         self._pieces = [(tensors[i], local.to(device), where) for i, local, where in space.split(region.indices)]
         self.values = nn.Parameter(space.gather(model, region.indices))
+        #: What the optimiser moves.
+        self.parameters = [self.values]
         #: The model's tensors that hold an entry of the region: the only ones that need gradients.
         self.touched = [tensor for tensor, _, _ in self._pieces]
 

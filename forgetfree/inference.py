@@ -35,16 +35,20 @@ class Predictor:
     Args:
         loaded: the base model, with no tasks yet.
         ledger: of the run.
-        tasks: the definitions of its tasks.
+        tasks: the definitions of its tasks, in the order of the stream.
+        shared_labels: whether all tasks' labels had one readout (``scenario=class``): each task is answered by its own.
 
     Raises:
         LedgerError: the ledger belongs to another model.
     """
 
-    def __init__(self, loaded: LoadedModel, ledger: Ledger, tasks: Sequence[TaskDefinition]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, ledger: Ledger, tasks: Sequence[TaskDefinition], *, shared_labels: bool = False
+    ) -> None:
         self._loaded, self.ledger = loaded, ledger
         self._switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
         self._tasks = {task.name: task for task in tasks}
+        first_labels = _first_labels(tasks) if shared_labels else {}
         for record in ledger.records:
             if record.task not in self._tasks:
                 raise LedgerError(
@@ -54,13 +58,17 @@ class Predictor:
             label = loaded.model.add_task(loaded.head(self._tasks[record.task]))
             readout = loaded.model.readout_module(label)
             expected = {name: tuple(tensor.shape) for name, tensor in readout.state_dict().items()}
-            got = {name: tuple(tensor.shape) for name, tensor in record.readout.items()}
+            stored = dict(record.readout)
+            if shared_labels:
+                first, count = first_labels[record.task], len(self._tasks[record.task].labels)
+                stored = {name: tensor[first : first + count] for name, tensor in stored.items()}
+            got = {name: tuple(tensor.shape) for name, tensor in stored.items()}
             if expected != got:
                 raise LedgerError(
                     f"The ledger's readout of task {record.task!r} does not fit the model: expected {expected}, got {got}. "
                     "Load the model and readout the stream was trained with."
                 )
-            load_tensors_(readout, record.readout)
+            load_tensors_(readout, stored)
 
     @classmethod
     def of_run(cls, directory: Path, seed: int | None = None) -> Predictor:
@@ -79,6 +87,7 @@ class Predictor:
             config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             tasks = [_definition(task) for task in config["tasks"]]
             name, readout = config["model"]["name"], config["model"]["readout"]
+            shared_labels = config.get("scenario") == "class"
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{directory} is not a finished run: {path.name} cannot be read ({error}). Give the directory that "
@@ -91,7 +100,7 @@ class Predictor:
             raise RunError(
                 f"{directory} holds no ledger{of_seed}. Run a strategy that keeps one, such as grafting-continual."
             )
-        return cls(load_model(name, readout), Ledger.load(ledgers[0]), tasks)
+        return cls(load_model(name, readout), Ledger.load(ledgers[0]), tasks, shared_labels=shared_labels)
 
     def definition(self, task: str) -> TaskDefinition:
         """The task's definition.
@@ -107,7 +116,7 @@ class Predictor:
         definition = self.definition(task)
         model = self._loaded.model
         label = model.task_label(task)
-        encoded = EncodedRows.of(self._loaded.encoder(definition)(rows), rows.labels, label, model.tokens.pad)
+        encoded = EncodedRows.of(self._loaded.encoder(definition)(rows), rows.labels, label, self._loaded.pad)
         with self._switch.task(task):
             return predict(model, encoded, batch_size=batch_size)
 
@@ -134,6 +143,12 @@ class Predictor:
             Answer(definition.labels[label], probability)
             for probability, label in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
+
+
+def _first_labels(tasks: Sequence[TaskDefinition]) -> dict[str, int]:
+    """Where each task's labels begin among those of all tasks."""
+    sizes = [len(task.labels) for task in tasks]
+    return {task.name: sum(sizes[:i]) for i, task in enumerate(tasks)}
 
 
 def _definition(fields: dict[str, Any]) -> TaskDefinition:

@@ -1,7 +1,7 @@
 """The base of strategies that keep what a task trained in a ledger, so that no later task can reach it.
 
 Such a strategy says which region a task may train (`localize`) and from which values (`Localized`). The region minus
-what earlier tasks own is trained as one small vector and recorded; a task is inferred with what the ledger's
+what earlier tasks own is trained as one small vector (`trained`) and recorded; a task is inferred with what the ledger's
 `composition` says.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
+from forgetfree.errors import LedgerError
 from forgetfree.grafting import Graft, RegionParameters
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.models.state import load_tensors_, tensors_of
@@ -54,6 +55,24 @@ class Localized:
     readout: dict[str, Tensor] | None = None
 
 
+class Trained(Protocol):
+    """What a task trains of the backbone: vectors beside the model, as `RegionParameters` has one.
+
+    Attributes:
+        parameters: what the optimiser moves.
+        touched: the model's tensors that need gradients.
+    """
+
+    parameters: list[nn.Parameter]
+    touched: list[nn.Parameter]
+
+    def collect(self) -> None:
+        """Take the gradients of ``parameters`` from the tensors', and free those."""
+
+    def write(self) -> None:
+        """Put what ``parameters`` say into the tensors."""
+
+
 class LedgerStrategy(ContinualStrategy):
     """Base of strategies on a ledger. A subclass overrides `localize`, and sets `composition`."""
 
@@ -67,12 +86,16 @@ class LedgerStrategy(ContinualStrategy):
         """Choose γ; the model holds θ_pre before and after."""
         raise NotImplementedError
 
+    def trained(self, task: StreamTask) -> Trained:
+        """What the main loop trains: the free entries of the region, which the model holds where they start from."""
+        return RegionParameters(self.task_model.backbone, self.space, self._owned)
+
     def setup(self) -> None:
         """An empty ledger."""
         self.ledger: Ledger = Ledger(self.space, self.stream.loaded.fingerprint, self.composition)
         self._switch = LedgerSwitch(self.ledger, self.task_model.backbone)
         self._localized: Localized | None = None
-        self._region: RegionParameters | None = None
+        self._region: Trained | None = None
         self._owned = Region.empty()
 
     def prepare(self, task: StreamTask) -> None:
@@ -83,13 +106,16 @@ class LedgerStrategy(ContinualStrategy):
         self._switch.to(len(self.ledger.records) if self.composition == "union" else 0)
         self._owned = self.ledger.free(localized.region)
         self._switch.remember(self._owned)
-        readout = self.task_model.readout_module(task.label)
-        load_tensors_(readout, localized.readout or self.pristine.readouts[task.name])
-        backbone = self.task_model.backbone
-        if localized.theta is not None:
-            indices = self._owned.indices
-            self.space.scatter_(backbone, indices, localized.theta[indices])
-        self._region = RegionParameters(backbone, self.space, self._owned)
+        try:
+            readout = self.task_model.readout_module(task.label)
+            load_tensors_(readout, localized.readout or self.pristine.readouts[task.name])
+            if localized.theta is not None:
+                indices = self._owned.indices
+                self.space.scatter_(self.task_model.backbone, indices, localized.theta[indices])
+            self._region = self.trained(task)
+        except BaseException:  # an interrupt too
+            self.suspend()
+            raise
 
     def training_options(self) -> TrainingOptions:
         """Those of the region."""
@@ -122,7 +148,7 @@ class LedgerStrategy(ContinualStrategy):
     def parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The region's values, and the readout."""
         assert self._region is not None
-        return [self._region.values], list(self.task_model.readout_module(task.label).parameters())
+        return self._region.parameters, list(self.task_model.readout_module(task.label).parameters())
 
     def gradients(self, task: StreamTask) -> list[nn.Parameter]:
         """The tensors that hold the region, and the readout."""
@@ -175,8 +201,15 @@ class LedgerStrategy(ContinualStrategy):
 
     def load(self, directory: Path) -> None:
         """The ledger; the next task may be learned on top of it."""
+        path = directory / "ledger.safetensors"
+        ledger = Ledger.load(path)
+        if ledger.composition != self.composition:
+            raise LedgerError(
+                f"{path} has composition {ledger.composition}, and {type(self).__name__.lower()} needs {self.composition}. "
+                "Load it by the strategy that wrote it."
+            )
         self._switch.to(0)
-        self.ledger = Ledger.load(directory / "ledger.safetensors")
+        self.ledger = ledger
         self._switch = LedgerSwitch(self.ledger, self.task_model.backbone)
         for record in self.ledger.records:
             task = next(task for task in self.stream.tasks if task.name == record.task)

@@ -1,4 +1,7 @@
-"""Localising a task's skill within a strategy: fine-tune θ_pre on the task alone, then learn the mask (paper, §2)."""
+"""Which entries a task may train: localising its skill (paper, §2), and what strategies on weight matrices share.
+
+To localise, fine-tune θ_pre on the task alone, then learn the mask.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from typing import Literal
 
 from forgetfree.data.encoding import Batch
 from forgetfree.data.sampling import evenly, micro_batches, plan_batches
-from forgetfree.errors import OptionError
+from forgetfree.errors import ModelError, OptionError
 from forgetfree.grafting import BaseKind, LearnedRegion, MaskOptions, base_region, budget, learn_region
 from forgetfree.ledger_strategy import RegionOptions
 from forgetfree.models.state import ModelState, load_tensors_, persistent_buffers, tensors_of
 from forgetfree.options import option
+from forgetfree.parameters import ParameterSpace
 from forgetfree.seeds import derive_seed
 from forgetfree.strategy import ContinualStrategy, Predictions
 from forgetfree.streams import Stream, StreamTask
@@ -20,7 +24,7 @@ from forgetfree.training import predict
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftingOptions(RegionOptions):
+class LocalizationOptions(RegionOptions):
     """Fine-tuning, then localising, then training the region."""
 
     sparsity: float = option(
@@ -42,7 +46,22 @@ class GraftingOptions(RegionOptions):
     region_start: Literal["fine-tuned", "pre-trained"] = option("fine-tuned", "values the region is trained from")
 
 
-def check_grafting(options: GraftingOptions, stream: Stream) -> None:
+def weight_matrices(space: ParameterSpace) -> list[int]:
+    """The numbers of the tensors that are neither a bias nor a normalisation's: those of two dimensions or more.
+
+    Raises:
+        ModelError: there is none.
+    """
+    found = [i for i, spec in enumerate(space.tensors) if len(spec.shape) >= 2]
+    if not found:
+        raise ModelError(
+            f"The model has no graftable weight matrix: expected a tensor of two dimensions or more among its "
+            f"{len(space.tensors)}. Choose another model, or a strategy that trains any tensor, such as grafting-continual."
+        )
+    return found
+
+
+def check_grafting(options: LocalizationOptions, stream: Stream) -> None:
     """Raise ``OptionError`` unless the sparsity leaves an entry, and something chooses the region."""
     budget(len(stream.model.space()), options.sparsity)
     if options.base == "empty" and options.mask_steps == 0:

@@ -44,6 +44,8 @@ __all__ = [
 ]
 
 SCHEMA = 1
+#: In STRATEGY/seed-S/: how long each task took to learn.
+SECONDS_PER_TASK = "seconds-per-task.json"
 NULL = "—"
 Json = dict[str, Any]
 
@@ -136,7 +138,21 @@ def load_results(path: Path) -> Json:
         _validate(results)
     except ReportError as error:
         raise ReportError(f"{file}: {error}") from None
-    return {**results, "source": str(path)}
+    return {**with_timings(results, file.parent), "source": str(path)}
+
+
+def with_timings(results: Json, directory: Path) -> Json:
+    """The results, with each run's ``seconds_per_task`` where a file beside them holds it."""
+    runs = []
+    for run in results["runs"]:
+        path = directory / run["strategy"] / f"seed-{run['seed']}" / SECONDS_PER_TASK
+        try:
+            seconds = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # what can be said without it is said
+            seconds = None
+        right = _is_table([seconds], 1, len(results["tasks"]))
+        runs.append(run | {"seconds_per_task": seconds} if right else run)
+    return results | {"runs": runs}
 
 
 def merge(results: Sequence[Json]) -> Comparison:
@@ -156,8 +172,9 @@ def merge(results: Sequence[Json]) -> Comparison:
     sources = tuple(result.get("source", f"results {number}") for number, result in enumerate(results, start=1))
     first = results[0]
     for result, source in zip(results, sources, strict=True):
-        for key in ("tasks", "model", "readout", "shots", "data"):
-            _require_same(key, first.get(key), result.get(key), sources[0], source)
+        for key in ("tasks", "scenario", "model", "readout", "shots", "data"):
+            usual = "task" if key == "scenario" else None
+            _require_same(key, first.get(key, usual), result.get(key, usual), sources[0], source)
     # strategy → its options as JSON → seed → (run, where it was found)
     found: dict[str, dict[str, dict[int, tuple[Json, str]]]] = {}
     metric: tuple[list[str], str] | None = None
@@ -228,6 +245,7 @@ def lay_out(comparison: Comparison) -> Page:
         _calibration_table(comparison),
         _cost_table(comparison),
     ]
+    tables += [_growth_table(comparison, entry) for entry in comparison.strategies]
     tables += [_ledger_table(comparison, entry) for entry in comparison.strategies]
     tables += [_matrix_table(comparison, entry) for entry in comparison.strategies]
     return Page(
@@ -294,23 +312,68 @@ def _calibration_table(comparison: Comparison) -> Table:
 def _cost_table(comparison: Comparison) -> Table | None:
     runs = [run for entry in comparison.strategies for run in entry.runs]
     phases = list(dict.fromkeys(phase for run in runs for phase in run["seconds"]))
-    with_ledger = any(run["ledger"] for run in runs)
-    if not phases and not with_ledger:
+    with_memory = any(_kept(run) for run in runs)
+    if not phases and not with_memory:
         return None
     rows = []
     for entry in comparison.strategies:
         row = [_cell((run["seconds"].get(phase) for run in entry.runs), _seconds) for phase in phases]
-        if with_ledger:
-            kept = [run["ledger"] and run["ledger"]["bytes"] for run in entry.runs]
+        if with_memory:
+            kept = [_kept(run)[-1] if _kept(run) else None for run in entry.runs]
             row.append(_cell(kept, _count))
             row.append(_cell((total and total / len(comparison.tasks) for total in kept), _count))
         rows.append((entry.label, *row))
-    memory = ("ledger (bytes)", "ledger per task (bytes)") if with_ledger else ()
+    memory = ("kept (bytes)", "kept per task (bytes)") if with_memory else ()
     return Table(
         title="Time per phase, and memory kept",
         header=("strategy", *(f"{phase.replace('_', '-')} (s)" for phase in phases), *memory),
         rows=tuple(rows),
     )
+
+
+def _kept(run: Json) -> list[int]:
+    """Bytes kept beside the pre-trained model after each task; of older results, those of the ledger at the end."""
+    kept: list[int] = run.get("kept_bytes") or ([run["ledger"]["bytes"]] if run["ledger"] else [])
+    return kept
+
+
+#: Streams longer than this show how things grow with the number of tasks.
+_LONG = 5
+
+
+def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table | None:
+    """What each further task costs, and what it does to the first."""
+    runs, tasks = entry.runs, comparison.tasks
+    if len(tasks) <= _LONG or not all(run.get("kept_bytes") and run.get("seconds_per_task") for run in runs):
+        return None
+    rows = []
+    for index, task in enumerate(tasks):
+        seconds = _cell((run["seconds_per_task"][index] for run in runs), _seconds)
+        kept = _cell((run["kept_bytes"][index] for run in runs), _count)
+        first = _cell((run["matrix"][index + 1][0] for run in runs), _percent)
+        mean = _cell((float(np.mean(run["matrix"][index + 1][: index + 1])) for run in runs), _percent)
+        left = NULL
+        if all(run["ledger"] for run in runs):
+            shares = [_owned_share(run["ledger"], index) for run in runs]
+            left = _cell(shares, _percent)
+        rows.append((task, seconds, kept, left, first, mean))
+    return Table(
+        title=f"Growth of {entry.label} with the number of tasks",
+        header=(
+            "after",
+            "learning it (s)",
+            "kept (bytes)",
+            "of its region not owned before (%)",
+            f"{tasks[0]} (%)",
+            "average so far (%)",
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _owned_share(ledger: Json, index: int) -> float | None:
+    region = ledger["region_size"][index]
+    return ledger["owned_size"][index] / region if region else None
 
 
 def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table | None:
@@ -574,7 +637,7 @@ def _first_difference(key: str, ours: Any, theirs: Any) -> str | None:
 
 
 def _apart_from_seconds(run: Json) -> Json:
-    return {key: value for key, value in run.items() if key != "seconds"}
+    return {key: value for key, value in run.items() if key not in ("seconds", "seconds_per_task")}
 
 
 def _label(strategy: str, options: Json, variants: Sequence[Json]) -> str:
@@ -589,9 +652,11 @@ def _label(strategy: str, options: Json, variants: Sequence[Json]) -> str:
 def _settings(results: Json) -> Json:
     """What the results say of the set-up, wherever they say it."""
     settings = {"model": results["model"].get("name")}
-    for key in ("readout", "shots", "steps", "sparsity"):
+    for key in ("scenario", "readout", "shots", "steps", "sparsity"):
         places = (results, results["data"], results["model"])
         settings[key] = next((place[key] for place in places if place.get(key) is not None), None)
+    if settings["scenario"] == "task":
+        del settings["scenario"]  # the usual one
     return {key: value for key, value in settings.items() if isinstance(value, str | int | float)}
 
 
@@ -656,6 +721,9 @@ def _validate_run(key: str, run: Any, tasks: list[str]) -> None:
         raise ReportError(f"{key}.ledger is missing. It is null for a strategy that keeps none.")
     if run["ledger"] is not None:
         _validate_ledger(f"{key}.ledger", run["ledger"], tasks)
+    for name in ("kept_bytes", "seconds_per_task"):
+        if run.get(name) is not None:
+            _check(f"{key}.{name}", run[name], _is_table([run[name]], 1, n), f"{n} numbers of at least 0")
     if run.get("union") is not None:
         _check_fields(f"{key}.union", run["union"], _UNION)
         for name in _UNION:

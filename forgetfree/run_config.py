@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree import registry
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
@@ -25,6 +25,11 @@ class RunOptions(Options):
     cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
     threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1)
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
+    scenario: Literal["task", "class", "domain"] = option(
+        "task",
+        "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
+        "labels in all tasks (domain)",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,8 +4,8 @@ OUT/config.json                       everything needed to repeat it
 OUT/results.json                      see docs/results-format.md; rewritten after every row of a matrix
 OUT/report.md                         the tables
 OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
-OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetensors, and predictions.safetensors:
-                                      the last row's logits and labels on every task's test rows
+OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetensors, predictions.safetensors (the last
+                                      row's logits and labels on every task's test rows), seconds-per-task.json
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.reports import load_results, merge, render
+from forgetfree.reports import load_results, merge, render, with_timings
 
 if TYPE_CHECKING:
     from forgetfree.strategy import Predictions
@@ -102,6 +102,8 @@ class RunDirectory:
         if (self.path / "results.json").is_file():
             self.results = load_results(self.path)
             self.results.pop("source")
+            for run in self.results["runs"]:
+                run.pop("seconds_per_task", None)
 
     def describe(self, description: Json, config: Json) -> None:
         """Say what was loaded, once; when resuming, compare.
@@ -124,7 +126,8 @@ class RunDirectory:
         """Write results.json and report.md."""
         write_json(self.path / "results.json", self.results)
         if self.results["runs"]:
-            write_atomically(self.path / "report.md", render(merge([self.results]), "markdown"))
+            report = render(merge([with_timings(self.results, self.path)]), "markdown")
+            write_atomically(self.path / "report.md", report)
 
     def of(self, strategy: str, seed: int) -> Path:
         """The folder of one strategy and seed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__, metrics
 from forgetfree.errors import LedgerError, MetricError, TrainingError, UsageError
+from forgetfree.files import write_json
 from forgetfree.monitor import PHASES, Monitor
+from forgetfree.reports import SECONDS_PER_TASK
 from forgetfree.run_config import CheckedConfig, RunConfig
 from forgetfree.run_directory import SCHEMA, RunDirectory
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from forgetfree.strategy import ContinualStrategy, Predictions
     from forgetfree.streams import Stream
 
-_PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "safetensors", "numpy")
+_PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
 MakeMonitor = Callable[[str], Monitor]
 
 
@@ -63,6 +66,7 @@ def run(config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None 
             shots=config.shots,
             seed=seed,
             test_limit=checked.run.test_limit,
+            scenario=checked.run.scenario,
         )
         for name, strategy in checked.classes.items():
             strategy.check(checked.options[name], stream)
@@ -119,7 +123,7 @@ def _run_strategy(
     if not first_row:  # before training, all strategies answer with the same model
         first_row |= strategy.evaluate()
     current = dict(first_row)
-    rows = [dict(current)]
+    rows, kept, seconds = [dict(current)], list[int](), list[float]()
 
     def scores(row: Mapping[str, Predictions]) -> list[float]:
         return [row[task.name].score(task.definition.metric) for task in tasks]
@@ -127,10 +131,13 @@ def _run_strategy(
     for experience in strategy.stream.benchmark.train_stream:
         unfinished["matrix"] = [scores(row) for row in rows]
         directory.save()
+        begin = time.perf_counter()
         strategy.train(experience)
+        seconds.append(round(time.perf_counter() - begin, 3))
         strategy.save(directory.of(name, strategy.seed))
         current |= strategy.evaluate(strategy.stale(strategy.stream.task(experience.task_label)))
         rows.append(dict(current))
+        kept.append(strategy.bytes_kept())
     entry = {
         "strategy": name,
         "seed": strategy.seed,
@@ -140,9 +147,12 @@ def _run_strategy(
         "ece": [[row[task.name].ece for task in tasks] for row in rows],
         "summary": {},
         "ledger": _ledger_summary(strategy),
+        "kept_bytes": kept,
         **strategy.extra_results(),
         "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
     }
+    # Beside results.json, which repeats but for one key.
+    write_json(directory.of(name, strategy.seed) / SECONDS_PER_TASK, seconds)
     return entry, current
 
 
@@ -168,6 +178,7 @@ def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
         return None
     return {
         "tasks": ledger.tasks,
+        "composition": ledger.composition,
         "region_size": [len(record.region) for record in ledger.records],
         "owned_size": [len(record.owned.region) for record in ledger.records],
         "bytes": ledger.size_in_bytes,
@@ -189,6 +200,7 @@ def _description(config: RunConfig, stream: Stream) -> dict[str, Any]:
     """What results.json says of tasks, model and data."""
     return {
         "tasks": [task.name for task in stream.tasks],
+        "scenario": stream.scenario,
         "model": {
             "name": config.model,
             "fingerprint": stream.loaded.fingerprint,
@@ -211,6 +223,7 @@ def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, devi
 
     return {
         "schema": SCHEMA,
+        "scenario": stream.scenario,
         "options": {name: asdict(options) for name, options in checked.options.items()},
         "versions": {
             "forgetfree": __version__,

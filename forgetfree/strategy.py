@@ -8,7 +8,9 @@ plugins, evaluators and loggers, is the same for all.
 Where the stream withholds the task at inference (its ``scenario`` is ``class`` or ``domain``), a strategy with one model
 for all tasks answers with it. One with a model per task (`taskwise`) answers with that of the last task, every label read
 by the readout of the last task that has it; or, with ``task_inference=router``, each row with the model of the task
-whose answer has the least entropy.
+whose answer, among its own labels, has the least entropy as a share of the largest they could have. In the midst of
+training, the task in training is the last. Labels of no such task get the lowest logit there is; before any task, the
+untrained model answers.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.utils import cycle
 from torch import Tensor, nn
@@ -37,6 +39,7 @@ from torch.utils.data import DataLoader
 
 from forgetfree import __version__, metrics
 from forgetfree.data.sampling import by_length
+from forgetfree.errors import OptionError
 from forgetfree.ledger import Ledger
 from forgetfree.models.readout_model import LOWEST, ReadoutModel
 from forgetfree.models.state import ModelState, StateStore, load_tensors_, tensors_of
@@ -127,6 +130,11 @@ class ContinualStrategy(SupervisedTemplate):
     ) -> None:
         self.options: Any = options or self.Options()
         self.check(self.options, stream)
+        if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
+            raise OptionError(
+                "LRSchedulerPlugin moves the rate of one optimiser, and there is an optimiser of its own for every task. Set "
+                "schedule=linear or constant, and warmup."
+            )
         self.stream = stream
         self.seed = seed
         self.monitor = monitor or Monitor()
@@ -149,6 +157,7 @@ class ContinualStrategy(SupervisedTemplate):
         self._suspended: Any = None
         self._readout_in_training: dict[str, Tensor] | None = None
         self._routing = False
+        self._unseen: list[int] = []
         self._collected: list[tuple[Tensor, Tensor]] = []
         super().__init__(
             model=stream.model.to(device),
@@ -319,7 +328,8 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _model_config(self) -> Any:
         config = getattr(self.task_model.backbone, "config", None)
-        return config.to_diff_dict() if config is not None else None
+        # Networks without one: a fingerprint is of weights, and does not tell ReLU from Tanh.
+        return config.to_diff_dict() if config is not None else repr(self.task_model.backbone)
 
     def _fine_tune(self, task: StreamTask) -> ModelState:
         steps, model = self.full_steps(task), self.task_model
@@ -409,7 +419,8 @@ class ContinualStrategy(SupervisedTemplate):
         An iteration is one forward pass; with ``accumulation`` several of them make one update.
         """
         with self.training_steps():
-            for batch, self._part in self._batches():
+            for batch, part in self._batches():
+                self._part = part
                 if self._stop_training:
                     break
                 self.mbatch = batch
@@ -462,7 +473,17 @@ class ContinualStrategy(SupervisedTemplate):
         """Logits of the mini-batch in float32, computed in the precision of the options."""
         if self._routing:
             return self._route()
-        logits: Tensor = super().forward()
+        logits = self._answer()
+        if self._unseen:
+            logits[:, self._unseen] = LOWEST
+        return logits
+
+    def _answer(self) -> Tensor:
+        logits: Tensor
+        if hasattr(self.experience, "task_labels"):
+            logits = super().forward()
+        else:  # Avalanche would call the model without task labels, even where the batch has them
+            logits = self.model(self.mb_x, self.mbatch[-1] if len(self.mbatch) > 2 else 0)
         return logits
 
     def backward(self) -> None:
@@ -511,62 +532,91 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self._in_evaluation = self.task
-        if self._in_training not in (None, self.task):
-            self._suspended = self.snapshot()
-            self.suspend()
-        if self._in_training is not self.task:
-            self._become_evaluated()
+        if self._task_is_withheld():
+            self._answer_for_all()
+        elif self._in_training is not self.task:
+            if self._in_training is not None:
+                self._suspended = self.snapshot()
+                self.suspend()
+            self.enter_evaluation(self.task)
         self._collected = []
         super()._before_eval_exp(**kwargs)
 
-    def _become_evaluated(self) -> None:
-        """Make the model the one that answers for the current task, as far as the task is known."""
-        if self.stream.scenario == "task" or not self.taskwise:
-            self.enter_evaluation(self.task)
-        elif self.learned:
-            self._readout_in_training = tensors_of(self.task_model.readout_module(0))
-            self._routing = self.options.task_inference == "router"
-            if not self._routing:
+    def _task_is_withheld(self) -> bool:
+        return self.stream.scenario != "task" and self.taskwise
+
+    def _answer_for_all(self) -> None:
+        """Make the model one that answers whatever the task; in the midst of training, the task in training is the last."""
+        self._readout_in_training = tensors_of(self.task_model.readout_module(0))
+        self._routing = self.options.task_inference == "router" and bool(self.learned)
+        if self._routing:
+            if self._in_training is not None:
+                self._suspended = self.snapshot()
+        else:
+            if self._in_training is None and self.learned:
                 self.enter_evaluation(self.learned[-1])
-                self._assemble_readout()
+            self._assemble_readout()
 
     @torch.no_grad()
     def _assemble_readout(self) -> None:
-        """Each label's row from the last task that has it; labels of no learned task get the lowest logit."""
+        """Each label's row from the last task that has it; labels of no learned task are to get the lowest logit."""
+        readouts = [(task, self._readouts[task.name]) for task in self.learned]
+        if self._in_training is not None and self._readout_in_training is not None:
+            readouts.append((self._in_training, self._readout_in_training))
+        if not readouts:
+            return
         for name, tensor in self.task_model.readout_module(0).state_dict(keep_vars=True).items():
-            tensor.fill_(LOWEST if name == "bias" else 0.0)
-            for task in self.learned:
+            for task, readout in readouts:
                 rows = list(task.classes)
-                tensor[rows] = self._readouts[task.name][name][rows].to(tensor.device)
+                tensor[rows] = readout[name][rows].to(tensor.device)
+        seen = {label for task, _ in readouts for label in task.classes}
+        self._unseen = [label for label in range(self.task_model.heads[0].n_labels) if label not in seen]
 
     def _route(self) -> Tensor:
         """Each row's logits by the task whose answer has the least entropy, as a share of its labels' largest entropy."""
         answers, entropies = [], []
-        for task in self.learned:
-            self.enter_evaluation(task)
-            load_tensors_(self.task_model.readout_module(0), self._readouts[task.name])
-            logits: Tensor = super().forward()
+        candidates = [*self.learned, *([] if self._in_training is None else [self._in_training])]
+        for task in candidates:
+            with self._answering(task):
+                logits = self._answer()
             hidden = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
             hidden[list(task.classes)] = False
             logits = logits.masked_fill(hidden, LOWEST)
             chances = logits.softmax(1)
             entropies.append(torch.special.entr(chances).sum(1) / math.log(max(2, len(task.classes))))
             answers.append(logits)
-            self.leave_evaluation(task)
         best = torch.stack(entropies).argmin(0)
         return torch.stack(answers)[best, torch.arange(len(best), device=best.device)]
+
+    @contextmanager
+    def _answering(self, task: StreamTask) -> Iterator[None]:
+        """The model of one candidate of the router, inside."""
+        if task is self._in_training:
+            yield  # the model as it is
+            return
+        if self._suspended is not None:
+            self.suspend()
+        try:
+            self.enter_evaluation(task)
+            load_tensors_(self.task_model.readout_module(0), self._readouts[task.name])
+            yield
+        finally:
+            self.leave_evaluation(task)
+            if self._suspended is not None:
+                self.resume(self._suspended)
 
     def _end_evaluation(self) -> None:
         if self._in_evaluation is None:
             return
-        if self._in_training is not self._in_evaluation and not self._routing:
+        withheld, training = self._task_is_withheld(), self._in_training
+        if not self._routing and (training is None if withheld else training is not self._in_evaluation):
             self.leave_evaluation(self._in_evaluation)
         if self._readout_in_training is not None:
             load_tensors_(self.task_model.readout_module(0), self._readout_in_training)
         if self._suspended is not None:
             self.resume(self._suspended)
         self._suspended = self._in_evaluation = self._readout_in_training = None
-        self._routing = False
+        self._routing, self._unseen = False, []
 
     def eval_epoch(self, **kwargs: Any) -> None:
         """Evaluation of one task."""

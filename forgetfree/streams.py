@@ -23,7 +23,7 @@ from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import DatasetExamples, Examples
 from forgetfree.data.sampling import evenly, k_shot
 from forgetfree.data.sources import Rows, TaskRows, default_data, load_tasks
-from forgetfree.errors import UsageError
+from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.readout_model import ReadoutModel, TaskHead
@@ -178,7 +178,7 @@ def make_stream(
     encoded = []
     for rows, definition, width, offset in zip(tasks, definitions, n_labels, offsets, strict=True):
         label = loaded.model.add_task(replace(loaded.head(definition), n_labels=width), seed)
-        encoder, pad = loaded.encoder(definition), _tokens(loaded).pad
+        encoder, pad = loaded.encoder(definition), loaded.pad
         given = label if scenario == "task" else 0
         train = rows.train
         if shots is not None:
@@ -208,10 +208,6 @@ def check_scenario(scenario: str) -> None:
     """Raise ``UsageError`` unless ``scenario`` is one."""
     if scenario not in SCENARIOS:
         raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(SCENARIOS)}.")
-
-
-def _tokens(loaded: LoadedModel) -> Any:
-    return loaded.model.tokens
 
 
 def _label_space(
@@ -302,7 +298,7 @@ def benchmark_stream(
 
     Raises:
         UsageError: train and test stream do not go together, or the network reads out fewer classes than there are.
-        ModelError: the network has no linear layer to read out from.
+        ModelError: the network has no linear layer to read out from, or something follows it.
     """
     train, test = list(benchmark.train_stream), list(benchmark.test_stream)
     if len(train) != len(test):
@@ -311,8 +307,17 @@ def benchmark_stream(
             "each training experience (no complete_test_set_only)."
         )
     validation = list(getattr(benchmark, "valid_stream", train))
+    if isinstance(network, MultiTaskModule):
+        raise UsageError(
+            f"{type(network).__name__} asks for task labels itself. Give a network with one last layer for all classes: each "
+            "task with a label of its own gets a copy of it."
+        )
     classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
     given = [_task_label(experience) for experience in train]
+    if 1 < len(set(given)) < len(given):
+        raise UsageError(
+            f"The experiences have task labels {given}. Give each a task label of its own, or all the same."
+        )
     scenario: Scenario = "class"
     if len(train) > 1 and len(set(given)) == len(train):
         scenario = "task"
@@ -325,6 +330,7 @@ def benchmark_stream(
             f"The benchmark has labels up to {largest}, and the network reads out {model.n_labels}. Give it at least "
             f"{largest + 1} outputs."
         )
+    _check_reads_out(network, model, train[0].dataset)
     tasks = []
     for position, experiences in enumerate(zip(train, validation, test, strict=True)):
         label = model.add_task(TaskHead(f"experience-{position}", model.n_labels))
@@ -343,5 +349,36 @@ def benchmark_stream(
 
 
 def _task_label(experience: Any) -> int:
-    labels = set(getattr(experience, "task_labels", [0]))
-    return int(labels.pop()) if len(labels) == 1 else 0
+    # Not every experience that has them says so: after benchmark_with_validation_stream only the data set does.
+    labels = set(getattr(experience, "task_labels", getattr(experience.dataset, "targets_task_labels", [0])))
+    if len(labels) > 1:
+        raise UsageError(
+            f"Experience {experience.current_experience} has rows of task labels {sorted(map(int, labels))}. Give each "
+            "experience one task label, or none."
+        )
+    return int(labels.pop())
+
+
+@torch.no_grad()
+def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> None:
+    """Raise unless the network, its last layer taken out and put back, still computes what it did."""
+    rows = [dataset[i][0] for i in range(min(2, len(dataset)))]
+    if not all(isinstance(row, Tensor) for row in rows):
+        raise UsageError(
+            f"The benchmark's rows are of type {type(rows[0]).__name__}, expected tensors. Give it a transform, such as "
+            "torchvision's ToTensor."
+        )
+    x = torch.stack(rows).to(next(network.parameters()).device)
+    mode = network.training
+    try:
+        expected, features = network.eval()(x), model.backbone.eval()(x)
+    finally:
+        network.train(mode)
+        model.backbone.train(mode)
+    readout = model.make_linear(TaskHead("", model.n_labels), 0)
+    fits = isinstance(features, Tensor) and features.shape[-1] == readout.in_features
+    if not fits or not torch.allclose(readout(features), expected, rtol=1e-3, atol=1e-5):
+        raise ModelError(
+            f"{type(network).__name__} does not end in the layer {model.head_name!r}: something follows it. Name the last "
+            "layer as head=…, and leave out what follows, such as a softmax."
+        )

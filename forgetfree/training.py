@@ -197,8 +197,9 @@ def fine_tune(
     steps: int,
     seed: int,
     on_step: OnStep | None = None,
+    tensors: Sequence[nn.Parameter] | None = None,
 ) -> None:
-    """Fine-tune all graftable entries and the task's readout, from the weights the model has, in place.
+    """Fine-tune graftable tensors and the task's readout, from the weights the model has, in place.
 
     Args:
         model: the model; its backbone and the readout of ``rows.task`` change, nothing else.
@@ -207,12 +208,12 @@ def fine_tune(
         steps: updates.
         seed: of batches and dropout.
         on_step: told of every update.
+        tensors: the graftable tensors to train; default: all.
 
     Raises:
         TrainingError: the loss is not finite.
     """
-    space = model.space()
-    backbone = space.parameters(model.backbone)
+    backbone = model.space().parameters(model.backbone) if tensors is None else list(tensors)
     readout = list(model.readout_module(rows.task).parameters())
     anchors = [parameter.detach().clone() for parameter in backbone] if options.l1 else []
     device = backbone[0].device

@@ -1,20 +1,24 @@
 """The classic baselines, as Avalanche implements them; `forgetfree.adapter` makes strategies of them.
 
-Defaults suit fine-tuning a pre-trained model for a few hundred steps with small batches.
+Defaults suit fine-tuning a pre-trained model for a few hundred steps with small batches. docs/baselines.md has them all in
+one table, with what each keeps and what of Avalanche's had to be mended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from avalanche.training import plugins as avalanche
 from avalanche.training import supervised
+from avalanche.training.storage_policy import ClassBalancedBuffer
 from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
-from forgetfree.adapter import PluginStrategy, TemplateStrategy
-from forgetfree.errors import UsageError
+from forgetfree.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, showing
+from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.readout_model import LOWEST
 from forgetfree.options import option
 from forgetfree.streams import Stream, StreamTask
@@ -35,9 +39,23 @@ class AGEM(
     PluginStrategy,
     plugin=avalanche.AGEMPlugin,
     patterns_per_experience=option(64, "rows remembered per task", at_least=1),
-    sample_size=option(16, "remembered rows the reference gradient is of", at_least=1),
+    sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
 ):
-    """Averaged gradient episodic memory: g loses its part against the gradient on remembered rows (Chaudhry et al., 2019, eq. 11)."""
+    """Averaged gradient episodic memory: g loses its part against that on remembered rows (Chaudhry et al., 2019, eq. 11).
+
+    Remembered rows are a random choice, but come in turn, where the paper draws them anew at each step.
+    """
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows."""
+        super().check(options, stream)
+        earlier = len(stream.tasks) - 1
+        if options.sample_size < earlier:
+            raise OptionError(
+                f"agem takes as many rows of each earlier task as go into sample_size, got {options.sample_size} for up to "
+                f"{earlier} tasks. Set sample_size={earlier} or more."
+            )
 
 
 class GEM(
@@ -59,12 +77,57 @@ class GEM(
             )
 
 
+def _check_room(name: str, options: Any, stream: Stream) -> None:
+    apart = stream.scenario == "task"
+    labels = len({(task.label if apart else 0, label) for task in stream.tasks for label in task.classes})
+    if options.mem_size < labels:
+        raise OptionError(
+            f"{name} shares its memory out over the labels of all tasks, got mem_size={options.mem_size} for {labels} labels. "
+            f"Set mem_size={labels} or more."
+        )
+
+
+class _LabelsApart:
+    """Mixin of memories balanced over labels: tasks number their labels from 0, and Avalanche takes equal numbers for one."""
+
+    def update(self, strategy: Any, **kwargs: Any) -> None:
+        data = strategy.experience.dataset
+        if strategy.stream.scenario == "task":
+            first = sum(head.n_labels for head in strategy.stream.model.heads[: strategy.task.label])
+            data = data.update_data_attribute("targets", [first + int(y) for y in data.targets])
+        with showing(strategy, data):  # rows keep their labels; only what groups them is another
+            super().update(strategy, **kwargs)  # type: ignore[misc]  # of the buffer mixed into
+
+
+class _BalancedBuffer(_LabelsApart, ClassBalancedBuffer):
+    pass
+
+
 class GDumb(
     PluginStrategy,
     plugin=avalanche.GDumbPlugin,
-    mem_size=option(200, "rows remembered, balanced over labels", at_least=1),
+    mem_size=option(200, "rows remembered, balanced over the labels of all tasks", at_least=1),
 ):
-    """GDumb: for each task, train θ_pre anew on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1)."""
+    """GDumb: for each task, train θ_pre anew on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1).
+
+    The memory is drawn after the task is seen (reservoir by label), where the paper fills it greedily row by row.
+    """
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Each label needs a row."""
+        super().check(options, stream)
+        _check_room("gdumb", options, stream)
+
+    def own_plugins(self) -> list[Any]:
+        """The plugin, with a memory that knows tasks."""
+        plugins = super().own_plugins()
+        self.avalanche_plugin.storage_policy = _BalancedBuffer(self.options.mem_size, adaptive_size=True)
+        return plugins
+
+    def held(self) -> Any:
+        """The memory; the plugin's copy of the first model is θ_pre."""
+        return self.avalanche_plugin.storage_policy
 
 
 class _ForTask(nn.Module):
@@ -78,7 +141,7 @@ class _ForTask(nn.Module):
         return _widen(self.model(x, self._task), self._width)
 
 
-class _LogitsByTask(ClassBalancedBufferWithLogits):
+class _LogitsByTask(_LabelsApart, ClassBalancedBufferWithLogits):
     """DER's memory for models with task labels, which it forgets to give."""
 
     def update(self, strategy: Any, **kwargs: Any) -> None:
@@ -98,16 +161,29 @@ class DER(
     alpha=option(0.1, "weight of the distance to the remembered logits", at_least=0),
     beta=option(0.5, "weight of the loss on remembered labels; 0: DER, above: DER++", at_least=0),
 ):
-    """Dark experience replay: rehearse the logits the model once gave (Buzzega et al., 2020, eqs. 4 and 6).
+    """Dark experience replay: rehearse the logits the model once gave (Buzzega et al., 2020, §3).
 
     Avalanche's asks the model for logits without task labels and stacks logits of unequal width. Here the memory names
     the task, and logits are filled up to the widest task's with the lowest number, which adds nothing to the distance.
+    The distance is Avalanche's, the mean over the width, where the paper has the sum.
     """
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Each label needs a row."""
+        super().check(options, stream)
+        _check_room("der", options, stream)
 
     def setup(self) -> None:
         """A memory that knows tasks."""
         self.width = max(head.n_labels for head in self.task_model.heads)
         self.storage_policy = _LogitsByTask(self.mem_size, adaptive_size=True)
+
+    def _before_training_exp(self, **kwargs: Any) -> None:
+        # Avalanche rehearses nothing, and does not say so, while it remembers fewer rows than a batch of them takes.
+        rows, wanted = len(self.storage_policy.buffer), self.options.batch_size_mem
+        self.batch_size_mem = min(rows, wanted) or wanted
+        super()._before_training_exp(**kwargs)
 
     def forward(self) -> Tensor:
         """Logits, in training all of one width."""
@@ -127,39 +203,88 @@ def _widen(logits: Tensor, width: int) -> Tensor:
 
 
 class EWC(
-    PluginStrategy,
+    ImportanceStrategy,
     plugin=avalanche.EWCPlugin,
     ewc_lambda=option(1e3, "λ: strength of the penalty", at_least=0),
 ):
-    """Elastic weight consolidation: a quadratic penalty by Fisher information, one per task (Kirkpatrick et al., 2017, eq. 3)."""
+    """Elastic weight consolidation: a quadratic penalty by Fisher information, one per task (Kirkpatrick et al., 2017, eq. 3).
+
+    As in Avalanche, λ stands without the paper's ½, and the Fisher information is that of the true labels, squared batch by
+    batch of ``batch_size`` rows: smaller than row by row, so λ is larger than in the paper.
+    """
 
 
 class OnlineEWC(
-    PluginStrategy,
+    ImportanceStrategy,
     plugin=avalanche.EWCPlugin,
     fixed={"mode": "online"},
     ewc_lambda=option(1e3, "λ: strength of the penalty", at_least=0),
     decay_factor=option(0.9, "γ: weight of the Fisher information so far", at_least=0, at_most=1),
 ):
-    """Online EWC: one running penalty for all tasks (Schwarz et al., 2018, §3.2, eq. 9)."""
+    """Online EWC: one running penalty for all tasks (Schwarz et al., 2018, §3.2, eq. 9). The Fisher information as in `EWC`."""
+
+
+def _detach(tensors: Mapping[str, Any]) -> None:
+    for tensor in tensors.values():
+        tensor.data = tensor.data.clone()
+
+
+class _SIPlugin(avalanche.SynapticIntelligencePlugin):
+    """Avalanche's keeps ``parameter.cpu()`` as the weights before a step: on a CPU the weights themselves, not a copy.
+
+    They move along with the step, so that all paths and penalties are 0. And importances may be below 0, where a weight
+    moved against its gradient: the penalty then drives it away. The authors' own code cuts them at 0.
+    """
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        super().before_training_exp(strategy, **kwargs)
+        _detach(self.ewc_data[0])
+
+    def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+        super().before_training_iteration(strategy, **kwargs)
+        _detach(self.syn_data["old_theta"])
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        super().after_training_exp(strategy, **kwargs)
+        for importance in self.ewc_data[1].values():
+            importance.data = importance.data.clamp(min=0)
+        for name in ("old_theta", "new_theta", "grad"):  # the model's own tensors, until the next step
+            _detach(self.syn_data[name])
 
 
 class SI(
     PluginStrategy,
-    plugin=avalanche.SynapticIntelligencePlugin,
-    si_lambda=option(1.0, "c: strength of the penalty", at_least=0),
+    plugin=_SIPlugin,
+    si_lambda=option(1.0, "c: strength of the penalty; importances go up to 0.001", at_least=0),
     eps=option(1e-7, "ξ: damping of the importance", above=0),
 ):
-    """Synaptic intelligence: a penalty by each weight's share in the fall of the loss (Zenke et al., 2017, eqs. 4 and 5)."""
+    """Synaptic intelligence: a penalty by each weight's share in the fall of the loss (Zenke et al., 2017, eqs. 4 and 5).
+
+    As in Avalanche, importances above 0.001 are cut to it (Maltoni & Lomonaco, 2019), and the path is that of the whole
+    loss, penalty included.
+    """
+
+
+class _MASPlugin(avalanche.MASPlugin):
+    """Avalanche's stops with an error at a loss of exactly 0: it takes it for none."""
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        if not strategy.loss:
+            strategy.loss = strategy.loss + torch.finfo(torch.float32).tiny
+        super().before_backward(strategy, **kwargs)
 
 
 class MAS(
-    PluginStrategy,
-    plugin=avalanche.MASPlugin,
+    ImportanceStrategy,
+    plugin=_MASPlugin,
     lambda_reg=option(1.0, "λ: strength of the penalty", at_least=0),
     alpha=option(0.5, "weight of the importance so far", at_least=0, at_most=1),
 ):
-    """Memory aware synapses: a penalty by how far the outputs move with a weight (Aljundi et al., 2018, eqs. 3 to 5)."""
+    """Memory aware synapses: a penalty by how far the outputs move with a weight (Aljundi et al., 2018, §4).
+
+    As in Avalanche, gradients are those of a batch, not of a row, and importances are averaged over tasks by α, where the
+    paper adds them up.
+    """
 
 
 class RWalk(
@@ -167,14 +292,30 @@ class RWalk(
     plugin=avalanche.RWalkPlugin,
     ewc_lambda=option(0.1, "λ: strength of the penalty", at_least=0),
     ewc_alpha=option(0.9, "α: weight of the newest Fisher information", at_least=0, at_most=1),
-    delta_t=option(10, "steps between updates of the scores", at_least=1),
+    delta_t=option(10, "steps between updates of the scores; at most those of a task", at_least=1),
 ):
-    """Riemannian walk: EWC's penalty and a path's, in one running estimate (Chaudhry et al., 2018, eqs. 6 to 8)."""
+    """Riemannian walk: EWC's penalty and a path's, in one running estimate (Chaudhry et al., 2018, eqs. 6 to 8).
+
+    Avalanche divides scores by the largest: 0 by 0 where none was taken yet, and all weights are NaN from then on. So
+    ``delta_t`` is cut to the steps of the task.
+    """
+
+    def prepare(self, task: StreamTask) -> None:
+        """Scores are taken at least once a task."""
+        self.avalanche_plugin.delta_t = min(self.options.delta_t, self.steps(task))
+
+
+class _LwFPlugin(avalanche.LwFPlugin):
+    """Avalanche's teacher is a copy of a model in training mode, and so answers with dropout."""
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        super().after_training_exp(strategy, **kwargs)
+        self.lwf.prev_model.eval()
 
 
 class LwF(
     PluginStrategy,
-    plugin=avalanche.LwFPlugin,
+    plugin=_LwFPlugin,
     alpha=option(1.0, "weight of the distillation", at_least=0),
     temperature=option(2.0, "T of the softened answers", above=0),
 ):
@@ -208,10 +349,11 @@ class Joint(TemplateStrategy, supervised.JointTraining):
         """Those of all tasks together."""
         return sum(self.full_steps(each) for each in self.stream.tasks)
 
-    def commit(self, task: StreamTask) -> None:
-        """Every other task is learned, too."""
+    def note_learned(self, task: StreamTask, readout: dict[str, Tensor]) -> None:
+        """All tasks at once."""
+        super().note_learned(task, readout)
         for other in self.stream.tasks[1:]:
-            self.note_learned(other, {})
+            super().note_learned(other, {})
 
     def stale(self, learned: StreamTask) -> list[StreamTask]:
         """All tasks by the first, none by the others."""

@@ -61,25 +61,40 @@ class FineTune(ContinualStrategy):
         self.pristine.load_(self.task_model)
 
     def _state(self, task: StreamTask) -> ModelState:
-        state = self._own.get(self._keys[task.name])
+        return self._state_of(task.name)
+
+    def _state_of(self, name: str) -> ModelState:
+        state = self._own.get(self._keys[name])
         if state is None:
             raise RunError(
-                f"The fine-tuned model of task {task.name!r} is gone from the store, or damaged. Leave the files of a "
+                f"The fine-tuned model of task {name!r} is gone from the store, or damaged. Leave the files of a "
                 "run alone while it lasts; run again."
             )
         return state
 
     def stale(self, learned: StreamTask) -> list[StreamTask]:
-        """Each task's result is that of its own model, from the row in which it was learned."""
-        return [learned]
+        """Each task's result is that of its own model, from the row in which it was learned; if the task is known."""
+        return [learned] if self.stream.scenario == "task" else super().stale(learned)
 
     def save(self, directory: Path) -> None:
-        """Under which key each task's model stands in the store."""
+        """Under which key each task's model stands in the store; the models too, where no store is shared."""
+        if not self._keeps_files():
+            models = StateStore(directory)
+            for name, key in self._keys.items():
+                if models.get(key) is None:
+                    models.put(key, self._state_of(name))
         write_json(directory / "fine-tuned.json", self._keys)
 
+    def _keeps_files(self) -> bool:
+        return self.shares_store and self._own is self.store
+
     def load(self, directory: Path) -> None:
-        """The models, from the store."""
+        """The models, from the store or the directory."""
         self._keys = json.loads((directory / "fine-tuned.json").read_text(encoding="utf-8"))
+        for key in self._keys.values():
+            state = self._own.get(key) or StateStore(directory).get(key)
+            if state is not None:
+                self._own.put(key, state)
         for task in self.stream.tasks:
             if task.name in self._keys:
                 self.note_learned(task, dict(self._state(task).readouts[task.name]))

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from forgetfree.grafting import LearnedRegion, budget
 from forgetfree.ledger_strategy import LedgerStrategy, Localized
-from forgetfree.localization import GraftingOptions, check_grafting, localize
+from forgetfree.localization import LocalizationOptions, check_grafting, localize
 from forgetfree.options import option
 from forgetfree.streams import Stream, StreamTask
 from forgetfree.training import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftingContinualOptions(GraftingOptions):
+class GraftingOptions(LocalizationOptions):
     """Grafting, and what is said at the end of the stream."""
 
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
@@ -30,7 +30,7 @@ class GraftingContinual(LedgerStrategy):
     is trained. A task that is not learned yet is answered by the union of all regions so far. A task met again is refused.
     """
 
-    Options: ClassVar[type[TrainingOptions]] = GraftingContinualOptions
+    Options: ClassVar[type[TrainingOptions]] = GraftingOptions
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forgetfree import cli
+from forgetfree import cli, registry
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -200,6 +200,15 @@ def test_wrong_usage(tiny_cli: Tiny, tmp_path: Path, capsys, arguments: list[str
     assert re.search(message, error), error
     assert "Traceback" not in error and "error:" in error
     assert not (tmp_path / "out" / "results.json").exists()
+
+
+def test_all_stands_for_every_strategy_of_ours(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """An unknown name beside it keeps the run from starting, and the message counts what was asked for."""
+    assert cli._strategies(["all", "mine"]) == (*registry.STRATEGIES, "mine")
+    assert tiny_cli.run(tmp_path / "out", "--strategy", "all", "--strategy", "continual-ft") == 2
+    assert "--strategy names the same strategy twice: fine-tune, continual-ft" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_several_faults_are_reported_together(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
@@ -557,3 +566,25 @@ def test_list_in_full_is_for_strategies(capsys) -> None:
 
 def test_help_and_version(capsys) -> None:
     assert cli.main(["--help"]) == 0 and cli.main(["--version"]) == 0 and cli.main(["run", "--help"]) == 0
+
+
+def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, tmp_path: Path) -> None:
+    """scenario=class: one readout of 2 + 4 + 2 labels; predict reads a task's own part of it."""
+    out = tmp_path / "out"
+    strategies = ["--strategy", "grafting-continual", "--strategy", "continual-ft"]
+    assert tiny_cli.run(out, *strategies, "--set", "scenario=class") == 0
+    results = results_of(out)
+    assert results["scenario"] == "class"
+    from forgetfree.data.sources import Rows
+    from forgetfree.inference import Predictor
+    from forgetfree.ledger import Ledger
+
+    for run in results["runs"]:
+        assert [len(row) for row in run["matrix"]] == [3] * 4
+    predictor = Predictor.of_run(out, 0)
+    ledger = Ledger.load(out / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    for name, labels in (("qnli", 2), ("ag_news", 4), ("sst2", 2)):
+        texts = ("x",) if name == "qnli" else ()
+        rows = Rows(("a lovely film",), texts, (0,))
+        assert predictor.logits(name, rows).shape == (1, labels)
+        assert ledger.records[ledger.position(name)].readout["weight"].shape[0] == 8

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from forgetfree.errors import ForgetfreeError, LedgerError, RegionError, TaskError
 from forgetfree.grafting import Graft
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers
+from forgetfree.ledger.view import render_ledger
 from forgetfree.models.loading import fingerprint_of
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
@@ -558,3 +559,143 @@ def test_changed_buffers_are_those_that_training_moved(model: Toy) -> None:
 def test_every_refusal_is_a_forgetfree_error() -> None:
     """So that one `except` catches them."""
     assert all(issubclass(error, ForgetfreeError) for error in (LedgerError, TaskError, RegionError))
+
+
+# -- Compositions ----------------------------------------------------------------------------------------
+
+
+def composed(composition: Any, tasks: list[str] | None = None) -> Ledger:
+    """The three tasks in a ledger of one composition; where they stand alone, each has all of its γ."""
+    model = Toy()
+    made = Ledger(ParameterSpace.of(model), fingerprint_of(model), composition)
+    for task in REGIONS if tasks is None else tasks:
+        base, region = record(task), Region.of(REGIONS[task])
+        if composition == "alone":
+            values = torch.arange(len(region)) + 100.0 * (1 + list(REGIONS).index(task))
+            base = replace(base, owned=Graft(region, values))
+        made.append(base)
+    return made
+
+
+#: What each task is inferred with on top of θ_pre. γ of three is 13, 20, 24, 25; one owns 13, two owns 20.
+INFERRED: dict[str, dict[str, dict[int, float]]] = {
+    "union": {
+        "one": {0: 100, 5: 101, 13: 102},
+        "two": {0: 100, 5: 101, 6: 200, 13: 102, 20: 201},
+        "three": {0: 100, 5: 101, 6: 200, 13: 102, 20: 201, 24: 300, 25: 301},
+    },
+    "selection": {
+        "one": {0: 100, 5: 101, 13: 102},
+        "two": {5: 101, 6: 200, 20: 201},
+        "three": {13: 102, 20: 201, 24: 300, 25: 301},
+    },
+    "alone": {
+        "one": {0: 100, 5: 101, 13: 102},
+        "two": {5: 200, 6: 201, 20: 202},
+        "three": {13: 300, 20: 301, 24: 302, 25: 303},
+    },
+}
+
+
+@pytest.mark.parametrize("composition", INFERRED)
+def test_a_task_is_inferred_with_what_the_composition_says(composition: str, tmp_path: Path) -> None:
+    """In any order, from memory and from the file, with its buffers; θ_pre comes back bit for bit."""
+    made = composed(composition)
+    made.save(tmp_path / "l.safetensors")
+    for ledger in (made, Ledger.load(tmp_path / "l.safetensors")):
+        assert ledger.composition == composition
+        assert_same_ledger(ledger, made)
+        model = Toy()
+        before, switch = state(model), LedgerSwitch(ledger, model)
+        for task in ("three", "one", "two", "two", "three", "one"):
+            switch.to_task(task)
+            expected = ledger.space.flatten(Toy())
+            for index, value in INFERRED[composition][task].items():
+                expected[index] = value
+            assert torch.equal(ledger.space.flatten(model), expected)
+            mean = 0.0 if task == "one" else 100.0 * (1 + list(REGIONS).index(task))
+            assert model.norm.running_mean is not None and model.norm.running_mean.tolist() == [mean] * 4
+            graft = ledger.graft(task)
+            assert (
+                dict(zip(graft.region.indices.tolist(), graft.values.tolist(), strict=True))
+                == INFERRED[composition][task]
+            )
+        switch.to(0)
+        assert_state(model, before)
+
+
+@pytest.mark.parametrize("composition", INFERRED)
+def test_the_next_task_may_own_what_the_composition_leaves_it(composition: str) -> None:
+    ledger = composed(composition, ["one"])
+    assert ledger.free(Region.of([0, 1])).indices.tolist() == ([0, 1] if composition == "alone" else [1])
+    assert len(composed(composition).owned()) == 7  # an entry once, whoever has it
+
+
+@pytest.mark.parametrize("composition", ["selection", "alone"])
+def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union(composition: str) -> None:
+    model = Toy()
+    before, ledger = state(model), composed(composition, ["one"])
+    switch = LedgerSwitch(ledger, model)
+    region = composed(composition).records[1].owned.region
+    for _ in range(2):  # an interrupted task is trained again
+        switch.to(0)
+        switch.remember(region)
+        ledger.space.scatter_(model, region.indices, torch.full((len(region),), 7.0))
+        switch.revert_uncommitted()
+        assert_state(model, before)
+    ledger.space.scatter_(model, region.indices, torch.full((len(region),), 200.0))
+    ledger.append(record("two", owned=Graft.of(model, ledger.space, region)))
+    switch.committed()
+    assert switch.stage == 0
+    assert_state(model, before)
+    switch.to_task("two")
+    assert torch.equal(Graft.of(model, ledger.space, region).values, torch.full((len(region),), 200.0))
+
+
+def test_a_ledger_of_unions_says_nothing_of_compositions_as_ledgers_did_before_there_were_others(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    ledger.save(tmp_path / "l.safetensors")
+    with safe_open(tmp_path / "l.safetensors", "pt") as file:
+        assert "composition" not in file.metadata()
+    assert Ledger.load(tmp_path / "l.safetensors").composition == "union"
+
+
+#: Of a ledger of one composition: what is done to its file, and the reason given.
+MISCOMPOSED: dict[str, tuple[str, Change, str]] = {
+    "an unknown one": ("alone", note("composition", "sum"), "its composition is 'sum', expected one of union, sel"),
+    "none of its own": ("selection", drop("composition"), "do not match its checksum"),
+    "overlaps in a union": ("alone", drop("composition"), "'two' takes entries that earlier tasks own"),
+    "overlaps in a selection": ("alone", note("composition", "selection"), "'two' takes entries that earlier tasks own"),
+    "a selection as alone": ("selection", note("composition", "alone"), "must own its region"),
+    "a selection as a union": ("selection", note("composition", "union"), "do not match its checksum"),
+    "a union as a selection": ("union", note("composition", "selection"), "do not match its checksum"),
+    "shared though alone": ("alone", put("shared/1/a.weight/index", u32(0)), "must own its region"),
+    "another value": ("alone", put("owned/1/b.weight/value", torch.tensor([1.0])), "do not match its checksum"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", MISCOMPOSED)
+def test_a_damaged_composition_is_refused(tmp_path: Path, damage: str) -> None:
+    composition, change, reason = MISCOMPOSED[damage]
+    path = tmp_path / "l.safetensors"
+    composed(composition).save(path)
+    Ledger.load(path)
+    rewrite(path, change)
+    with pytest.raises(LedgerError, match=reason):
+        Ledger.load(path)
+
+
+@pytest.mark.parametrize(
+    ("composition", "rows"),
+    [("union", ["3", "2", "2"]), ("selection", ["3", "2", "2"]), ("alone", ["3", "3", "4"])],
+)
+def test_the_view_says_how_tasks_are_composed(composition: str, rows: list[str], tmp_path: Path) -> None:
+    """Owned entries task by task; all together are 7, though those that stand alone have 10 values."""
+    path = tmp_path / "l.safetensors"
+    composed(composition).save(path)
+    text = render_ledger(Ledger.load(path), path)
+    assert f"composition {composition}: a task is inferred with" in text
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    owned = {row[0]: row[2] for row in cells[:4]}
+    assert owned == dict(zip(REGIONS, rows, strict=True)) | {"all": "7"}

@@ -22,7 +22,7 @@ import forgetfree
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 HOMES = {"forgetfree": "forgetfree", "strategies": "forgetfree.strategies", "benchmarks": "forgetfree.benchmarks"}
-HEAVY = ("torch", "transformers", "avalanche", "datasets", "numpy")
+HEAVY = ("torch", "transformers", "avalanche", "datasets", "numpy", "peft")
 
 
 def files(folder: str) -> Iterator[tuple[str, Path]]:
@@ -103,10 +103,10 @@ LEAVES = ("errors", "files", "metrics", "options", "parameters", "regions", "see
 #: From the bottom: a module imports from its own layer and from those below. What is not named is on top.
 LAYERS: tuple[tuple[str, ...], ...] = (
     LEAVES,
-    ("data", "grafting", "ledger", "models", "monitor", "registry", "training"),
+    ("data", "grafting", "ledger", "lora", "models", "monitor", "registry", "training"),
     ("streams",),
     ("strategy",),
-    ("ledger_strategy", "adapter"),
+    ("ledger_strategy", "lora_strategy", "adapter"),
     ("localization",),
     ("inference", "progress", "reports", "run_config"),
     ("run_directory",),

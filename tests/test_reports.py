@@ -140,8 +140,8 @@ def test_cost_table_has_every_phase_and_the_size_of_the_ledger() -> None:
         "fine-tune (s)",
         "evaluate (s)",
         "localize (s)",
-        "ledger (bytes)",
-        "ledger per task (bytes)",
+        "kept (bytes)",
+        "kept per task (bytes)",
     )
     assert table.rows == (
         ("fine-tune", "1.5", "0.2", "—", "—", "—"),
@@ -593,3 +593,59 @@ def test_latex_is_escaped_and_uses_booktabs(hostile: Comparison) -> None:
         assert text.count(opening) == number
     assert text.count(r"\begin{") == text.count(r"\end{")
     assert r"\item Every strategy: 1 seed (0)." in text
+
+
+# ---- growth with the number of tasks ----------------------------------------------------------------------
+
+
+def long_results() -> Json:
+    """Six tasks: the first falls from 0.9 by 0.1 with each task, any other is 0.6 once learned."""
+    tasks = [f"t{i}" for i in range(6)]
+    matrix = [[0.5] * 6]
+    for step in range(6):
+        matrix.append([round(0.9 - 0.1 * step, 1), *([0.6] * step), *([0.5] * (5 - step))])
+    ece = [[0.1] * 6] * 7
+    ledger = {
+        "tasks": tasks,
+        "region_size": [10] * 6,
+        "owned_size": [10, 8, 5, 5, 5, 0],
+        "bytes": 600,
+        "overlap": [[0.0] * 6] * 6,
+    }
+    run = run_of("grafting-continual", 0, [0.0, 0.0]) | {
+        "metric": ["accuracy"] * 6,
+        "matrix": matrix,
+        "ece": ece,
+        "summary": summarize(matrix, ece),
+        "ledger": ledger,
+        "kept_bytes": [100, 200, 300, 400, 500, 600],
+    }
+    return results_of(run) | {"tasks": tasks, "data": {}}
+
+
+def test_a_long_stream_shows_how_things_grow(tmp_path: Path) -> None:
+    """After the second task: the first at 80 %, mean of 80 and 60; it owns 8 of the 10 entries of its region."""
+    folder = write(tmp_path, long_results())
+    timings = folder / "grafting-continual" / "seed-0" / "seconds-per-task.json"
+    timings.parent.mkdir(parents=True)
+    timings.write_text("[1, 2, 3, 4, 5, 6]")
+    table = table_of(lay_out(merge([load_results(folder)])), "Growth of grafting-continual")
+    assert table.rows[1] == ("t1", "2.0", "200", "80.0", "80.0", "70.0")
+    assert table.rows[5] == ("t5", "6.0", "600", "0.0", "40.0", "56.7")
+
+
+@pytest.mark.parametrize("content", [None, "[1, 2]", "{", "[1, 2, 3, 4, 5, null]"])
+def test_without_sound_timings_there_is_no_growth_table(tmp_path: Path, content: str | None) -> None:
+    folder = write(tmp_path, long_results())
+    if content is not None:
+        timings = folder / "grafting-continual" / "seed-0" / "seconds-per-task.json"
+        timings.parent.mkdir(parents=True)
+        timings.write_text(content)
+    page = lay_out(merge([load_results(folder)]))
+    assert not [table for table in page.tables if table.title.startswith("Growth")]
+
+
+def test_scenarios_are_not_compared() -> None:
+    runs = [run_of("continual-ft", 0, [0.6, 0.7])]
+    with pytest.raises(ReportError, match="scenario is 'task' in one and 'class' in the other"):
+        merge([results_of(*runs), results_of(*runs, scenario="class")])

@@ -7,17 +7,14 @@ as a model from the hub would. The tasks can be learned by keyword.
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
-    BertConfig,
     BertForMaskedLM,
     BertModel,
-    BertTokenizerFast,
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
@@ -27,67 +24,26 @@ from transformers import (
     RobertaModel,
 )
 
-HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 16, 2, 2, 32, 48
-#: Larger than the usual 0.02, so that so narrow a model tells its inputs apart.
-SPREAD = 0.2
+from forgetfree.testing.tiny import (
+    HEADS,
+    HIDDEN,
+    INNER,
+    LABELS,
+    LAYERS,
+    POSITIONS,
+    SIZES,
+    SPREAD,
+    bert_config,
+    pre_trained,
+    tiny_rows,
+    wordpiece,
+    words,
+)
 
-_FILLER = [
-    "a",
-    "the",
-    "it",
-    "was",
-    "is",
-    "this",
-    "that",
-    "film",
-    "story",
-    "very",
-    "and",
-    "of",
-    "in",
-    "on",
-    "to",
-    "with",
-    "by",
-    "for",
-    "who",
-    "what",
-    "when",
-    "film",
-]
-#: Label words and keywords of each task, by label.
-_LABEL_WORDS = ["terrible", "great", "Yes", "No", "World", "Sports", "Business", "Tech", "Topic", "Answer"]
-KEYWORDS: dict[str, list[list[str]]] = {
-    "qnli": [["river", "city"], ["moon", "paper"]],
-    "ag_news": [["war", "treaty"], ["goal", "match"], ["bank", "shares"], ["chip", "software"]],
-    "sst2": [["awful", "dull"], ["lovely", "bright"]],
-}
 STREAM = "qnli,ag_news,sst2"
-LABELS = {
-    "qnli": ["entailment", "not_entailment"],
-    "ag_news": ["World", "Sports", "Business", "Sci/Tech"],
-    "sst2": ["negative", "positive"],
-}
-_PUNCTUATION = [".", ",", "?", ":"]
-
-
-def words() -> list[str]:
-    """Every word that the tasks and their prompts use, once."""
-    keywords = [word for by_label in KEYWORDS.values() for group in by_label for word in group]
-    plain = [*_FILLER, *keywords, *_LABEL_WORDS]
-    return list(dict.fromkeys([*plain, *(word.lower() for word in plain), "It", "This"]))
 
 
 # -- Tokenizers ------------------------------------------------------------------------------------------
-
-
-def wordpiece() -> BertTokenizerFast:
-    """BERT's tokenizer, lower-casing, with one piece a word."""
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_PUNCTUATION, *words()]
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    vocabulary = dict.fromkeys([*(p.lower() if p[0] != "[" else p for p in pieces), *letters])
-    vocabulary |= dict.fromkeys(f"##{letter}" for letter in letters)
-    return BertTokenizerFast(vocab={piece: i for i, piece in enumerate(vocabulary)}, do_lower_case=True)
 
 
 def byte_level(*, causal: bool) -> PreTrainedTokenizerFast:
@@ -125,19 +81,6 @@ def byte_level(*, causal: bool) -> PreTrainedTokenizerFast:
 
 
 # -- Models ----------------------------------------------------------------------------------------------
-
-
-def bert_config(vocabulary: int, **changes: Any) -> BertConfig:
-    return BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=INNER,
-        max_position_embeddings=POSITIONS,
-        initializer_range=SPREAD,
-        **changes,
-    )
 
 
 def roberta_config(vocabulary: int) -> RobertaConfig:
@@ -179,13 +122,7 @@ def build(kind: str) -> tuple[torch.nn.Module, Any]:
     else:
         tokenizer = byte_level(causal=True)
         config = gpt2_config(len(tokenizer))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = KINDS[kind](config)
-        with torch.no_grad():  # biases and LayerNorms, which start at 0 and 1, get values of their own
-            for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape) * 0.01)
-    return model.eval(), tokenizer
+    return pre_trained(lambda: KINDS[kind](config)), tokenizer
 
 
 KINDS: dict[str, Any] = {
@@ -210,27 +147,18 @@ def write_model(kind: str, directory: Path) -> Path:
 # -- Data ------------------------------------------------------------------------------------------------
 
 
-def _row(task: str, label: int, draw: random.Random) -> dict[str, Any]:
-    def text(keyword: str) -> str:
-        body = [draw.choice(_FILLER) for _ in range(draw.randint(2, 9))]
-        body.insert(draw.randrange(len(body) + 1), keyword)
-        return " ".join(body)
-
-    keyword = draw.choice(KEYWORDS[task][label])
-    if task == "qnli":
-        return {"text_a": text("who") + " ?", "text_b": text(keyword) + " .", "label": label}
-    return {"text": text(keyword) + " .", "label": label}
-
-
-def write_data(directory: Path, *, train: int = 24, validation: int = 12, test: int = 16) -> Path:
+def write_data(
+    directory: Path,
+    *,
+    train: int = SIZES["train"],
+    validation: int = SIZES["validation"],
+    test: int = SIZES["test"],
+) -> Path:
     """Three tasks as a data directory: `STREAM`, of ``train``, ``validation`` and ``test`` rows each."""
     for task, labels in LABELS.items():
         folder = directory / task
         folder.mkdir(parents=True)
-        draw = random.Random(task)
-        for split, count in (("train", train), ("validation", validation), ("test", test)):
-            rows = [_row(task, i % len(labels), draw) for i in range(count)]
-            draw.shuffle(rows)
+        for split, rows in tiny_rows(task, train=train, validation=validation, test=test).items():
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
         (folder / "source.json").write_text(json.dumps({"label_names": labels}), encoding="utf-8")

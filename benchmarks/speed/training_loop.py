@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -25,7 +26,8 @@ TARGET = 1.10
 
 def bare_loop(stream: Stream, steps: int) -> float:
     """Seconds for ``steps`` SGD steps written out by hand, batches and padding included."""
-    model, rows = stream.model, stream.tasks[0].train
+    model: Any = stream.model
+    rows: Any = stream.tasks[0].train
     head = model.readout_module(0)
     parameters = [*model.space().parameters(model.backbone), *head.parameters()]
     wanted = {id(parameter) for parameter in parameters}

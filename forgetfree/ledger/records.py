@@ -16,7 +16,6 @@ from forgetfree.grafting import Graft
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region, overlap
 
-
 #: What a task is inferred with, on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
 #: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap.
 Composition = Literal["union", "selection", "alone"]
@@ -82,7 +81,10 @@ class Ledger:
         return self.tasks.index(task)
 
     def owned(self, upto: str | None = None) -> Region:
-        """The union of all regions up to and including task ``upto``; of all of them if ``None``."""
+        """The union of all regions up to and including task ``upto``; of all of them if ``None``.
+
+        Where tasks stand alone it counts an entry once, however many tasks have a value for it.
+        """
         last = len(self._records) if upto is None else self.position(upto) + 1
         union = Region.empty()
         for record in self._records[:last]:
@@ -108,7 +110,7 @@ class Ledger:
         return Graft(region, union.values[torch.searchsorted(union.region.indices, region.indices)])
 
     def owner(self, index: int) -> str | None:
-        """The task that owns the entry of flat index ``index``, or ``None``."""
+        """The task that owns the entry of flat index ``index``, or ``None``; where tasks stand alone, the first of them."""
         self.space.check(torch.tensor([index]))
         return next((record.task for record in self._records if index in record.owned.region), None)
 

@@ -70,7 +70,7 @@ class LedgerSwitch:
             self._stage -= 1
             before = self._pre[self._stage]
             space.scatter_(self._backbone, before.region.indices, before.values)
-        self._set_buffers(records[stage - 1].buffers if stage else {})
+        self._restore_buffers()
 
     def _exchange(self, stage: int) -> None:
         if stage == self._stage:
@@ -100,8 +100,9 @@ class LedgerSwitch:
         self._pre.append(Graft.of(self._backbone, self.ledger.space, region))
 
     def revert_uncommitted(self) -> None:
-        """Write θ_pre at the region last given to `remember`, whose training is not committed."""
+        """Write θ_pre at the region last given to `remember`, whose training is not committed, and its buffers back."""
         self._pre[-1].apply_(self._backbone, self.ledger.space)
+        self._restore_buffers()
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:
@@ -113,7 +114,8 @@ class LedgerSwitch:
             self.to(0)
 
     @torch.no_grad()
-    def _set_buffers(self, wanted: Mapping[str, Tensor]) -> None:
+    def _restore_buffers(self) -> None:
+        wanted = self.ledger.records[self._stage - 1].buffers if self._stage else {}
         for name, buffer in self._buffers.items():
             buffer.copy_(wanted.get(name, self._buffers_pre[name]))
 

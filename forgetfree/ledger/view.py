@@ -10,8 +10,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from forgetfree.ledger import Ledger
+from forgetfree.ledger import Composition, Ledger
 from forgetfree.regions import distribution, kind_of, layer_of
+
+#: What a task is inferred with.
+_COMPOSITIONS: dict[Composition, str] = {
+    "union": "all regions up to its own",
+    "selection": "its own region, in which earlier tasks own what it shares",
+    "alone": "its own region alone, which may overlap with others",
+}
 
 
 def render_ledger(ledger: Ledger, path: Path) -> str:
@@ -23,6 +30,8 @@ def render_ledger(ledger: Ledger, path: Path) -> str:
     console.print(
         f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors"
     )
+
+    console.print(f"composition {ledger.composition}: a task is inferred with {_COMPOSITIONS[ledger.composition]}")
 
     owners = Table("task", "region", "owned", "shared", "share of model", "readout values", title="Who owns what")
     for record in ledger.records:

@@ -16,7 +16,7 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.readout_model import READOUTS, ReadoutKind, TaskHead
+from forgetfree.models.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.tasks import TaskDefinition
@@ -32,16 +32,22 @@ class LoadedModel:
     Attributes:
         name: as it was asked for.
         model: backbone and readouts; no tasks yet.
-        tokenizer: the Hugging Face tokenizer.
+        tokenizer: the Hugging Face tokenizer; none for models that read no text.
         readout: which readout it has.
         fingerprint: SHA-256 of the backbone's weights and buffers.
     """
 
     name: str
-    model: TaskModel
+    model: ReadoutModel
     tokenizer: Any
     readout: ReadoutKind
     fingerprint: str
+
+    @property
+    def pad(self) -> int:
+        """The token id that fills short rows."""
+        tokens: Any = self.model.tokens
+        return int(tokens.pad)
 
     def encoder(self, task: TaskDefinition) -> Encoder:
         """Texts of ``task`` to ids, as this model's readout reads them."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from forgetfree.errors import ModelError
 from forgetfree.models.readout_model import ReadoutModel, TaskHead
+from forgetfree.parameters import ParameterSpace
 
 
 class ModuleModel(ReadoutModel):
@@ -40,6 +41,8 @@ class ModuleModel(ReadoutModel):
         backbone = copy.deepcopy(network)
         backbone.set_submodule(name, nn.Identity())
         super().__init__(backbone, "linear", graftable=graftable, shared_readout=shared_readout)
+        #: Name of the layer in the network.
+        self.head_name = name
         self._head_layer = [copy.deepcopy(layers[name])]  # in a list: not a module of this model
 
     @property
@@ -55,6 +58,10 @@ class ModuleModel(ReadoutModel):
     def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
         """The network's own layer, untrained."""
         return copy.deepcopy(self._head_layer[0])
+
+    def space(self) -> ParameterSpace:
+        """All of the network but its last layer: no name is set apart, as a language model's embeddings are."""
+        return ParameterSpace.of(self.backbone, include=(self._graftable,), exclude=())
 
     def features(self, x: Tensor) -> Tensor:
         """What the network gives its last layer: ``(B, H)``."""

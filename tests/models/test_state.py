@@ -10,6 +10,7 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
+from forgetfree.models.readout_model import TaskHead
 from forgetfree.models.state import (
     ModelState,
     StateStore,
@@ -17,7 +18,6 @@ from forgetfree.models.state import (
     persistent_buffers,
     tensors_of,
 )
-from forgetfree.models.readout_model import TaskHead
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 

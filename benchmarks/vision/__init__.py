@@ -1,0 +1,1 @@
+"""Strategies on the classic benchmarks of computer vision, small enough for any machine."""

@@ -1,0 +1,263 @@
+"""All strategies on the classic three benchmarks, made of scikit-learn's digits (1,797 images of 8 × 8): no download.
+
+    python -m forgetfree.benchmarks.vision.digits [--seeds 0 1 2] [--steps 150] [--strategies ewc replay …] [--out FILE]
+
+``permuted`` (domain-incremental): 5 tasks of all 10 digits, the pixels of each in an order of its own. ``split-task``
+(task-incremental) and ``split-class`` (class-incremental): 5 tasks of 2 digits each, in order. The network is Avalanche's
+SimpleMLP with 100 hidden units, from random weights, which are θ_pre; its weights and the batches depend on the seed.
+
+Of each digit, a fifth of the rows is for testing and a fifth for validation. `CHOSEN` was chosen on the latter by
+``--tune``, on another seed; the test rows had no part in it. Whoever keeps rows keeps 200 in all.
+
+What to expect (van de Ven & Tolias, 2019; Hsu et al., 2018): ``continual-ft`` forgets; where the task is known or the
+labels are shared, regularisation and rehearsal forget less; in ``split-class`` regularisation is known to fail (no
+row ever shows labels of two tasks side by side) and rehearsal to work; ``joint`` is the ceiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from avalanche.benchmarks import dataset_benchmark, nc_benchmark
+from avalanche.models import SimpleMLP
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from forgetfree import metrics, registry
+from forgetfree.errors import TrainingError, UnknownNameError
+from forgetfree.files import write_json
+from forgetfree.options import build
+from forgetfree.streams import Stream, benchmark_stream
+
+STREAMS = ("permuted", "split-task", "split-class")
+TASKS = 5
+
+#: Every strategy by name, as far as it is registered; baselines first, ceilings last.
+NAMES = (
+    *("continual-ft", "replay", "agem", "gem", "gdumb", "der", "ewc", "online-ewc", "si", "mas", "rwalk", "lwf"),
+    *("fine-tune", "bitfit", "grafting-continual", "graft-retrain", "packnet", "wsn"),
+    *("cumulative", "joint"),
+)
+
+#: For all: plain SGD, no decay.
+COMMON: dict[str, Any] = {"batch_size": 16, "learning_rate": 0.1, "weight_decay": 0.0, "schedule": "constant"}
+#: What stays as it is, by strategy. Memories hold 200 rows in all.
+FIXED: dict[str, dict[str, Any]] = {
+    "replay": {"mem_size": 200, "batch_size_mem": 16},
+    "der": {"mem_size": 200, "batch_size_mem": 16},
+    "gdumb": {"mem_size": 200},
+    "agem": {"patterns_per_experience": 40, "sample_size": 40},
+    "gem": {"patterns_per_experience": 40},
+}
+#: What ``--tune`` tries, by strategy.
+GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gem": {"memory_strength": (0.0, 0.5)},
+    "der": {"alpha": (0.03, 0.1, 0.3)},
+    "ewc": {"ewc_lambda": (1, 10, 30, 100, 300)},
+    "online-ewc": {"ewc_lambda": (1, 10, 30, 100, 300)},
+    "si": {"si_lambda": (1, 10, 100, 1000)},
+    "mas": {"lambda_reg": (0.03, 0.1, 0.3, 1)},
+    "rwalk": {"ewc_lambda": (0.1, 0.3, 1, 3)},
+    "lwf": {"alpha": (0.3, 1, 3)},
+    "grafting-continual": {"sparsity": (0.1, 0.2)},
+    "graft-retrain": {"sparsity": (0.1, 0.2)},
+    "packnet": {"keep": (0.2, 0.5)},
+    "wsn": {"capacity": (0.1, 0.3, 0.5)},
+}
+#: What ``--tune`` chose: strategy, stream, options.
+CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
+    strategy: dict(zip(STREAMS, ({name: value} for value in values), strict=True))
+    for strategy, name, values in (
+        # strategy, option, on permuted, split-task, split-class
+        ("ewc", "ewc_lambda", (30, 300, 30)),
+        ("online-ewc", "ewc_lambda", (30, 300, 30)),
+        ("si", "si_lambda", (100, 100, 100)),
+        ("mas", "lambda_reg", (0.3, 0.1, 0.3)),
+        ("rwalk", "ewc_lambda", (3, 1, 1)),
+        ("lwf", "alpha", (3, 3, 0.3)),
+        ("gem", "memory_strength", (0.5, 0.5, 0.5)),
+        ("der", "alpha", (0.3, 0.1, 0.3)),
+        ("grafting-continual", "sparsity", (0.2, 0.2, 0.2)),
+        ("graft-retrain", "sparsity", (0.2, 0.2, 0.2)),
+        ("packnet", "keep", (0.2, 0.2, 0.2)),
+        ("wsn", "capacity", (0.3, 0.3, 0.3)),
+    )
+}
+
+#: Shown twice where the task is withheld: answered by the last task's model, and by a router.
+ROUTER = "router"
+
+
+def rows() -> dict[str, tuple[Tensor, Tensor]]:
+    """Images ``(n, 1, 8, 8)`` in [0, 1] and labels ``(n,)``, as ``train``, ``validation`` and ``test``."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    parts: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+    order = np.random.default_rng(0).permutation(len(labels))
+    for digit in range(10):
+        for position, row in enumerate(row for row in order if labels[row] == digit):
+            parts[("test", "validation", "train", "train", "train")[position % 5]].append(int(row))
+    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    y = torch.tensor(labels, dtype=torch.int64)
+    return {part: (x[chosen], y[chosen]) for part, chosen in parts.items()}
+
+
+class _Labelled(TensorDataset):
+    """Tensors with the ``targets`` that Avalanche's generators read."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__(x, y)
+        self.targets = y.tolist()
+
+
+def benchmark(name: str, evaluate_on: str = "test") -> Any:
+    """One of `STREAMS` by Avalanche's generators; its test stream is of the ``test`` or the ``validation`` rows."""
+    parts = rows()
+    if name == "permuted":
+        draw = np.random.default_rng(1)
+        orders = [np.arange(64), *(draw.permutation(64) for _ in range(TASKS - 1))]
+
+        def permuted(part: str) -> list[_Labelled]:
+            x, y = parts[part]
+            return [_Labelled(x.flatten(1)[:, order].reshape(x.shape), y) for order in orders]
+
+        return dataset_benchmark(
+            permuted("train"), permuted(evaluate_on), other_streams_datasets={"valid": permuted("validation")}
+        )
+
+    def split(part: str) -> Any:
+        task = name == "split-task"
+        return nc_benchmark(
+            _Labelled(*parts["train"]),
+            _Labelled(*parts[part]),
+            n_experiences=TASKS,
+            task_labels=task,
+            shuffle=False,
+            class_ids_from_zero_in_each_exp=task,
+        )
+
+    made = split(evaluate_on)
+    made.valid_stream = split("validation").test_stream
+    return made
+
+
+def make_stream(name: str, seed: int, evaluate_on: str = "test") -> Stream:
+    """One of `STREAMS`, with a network of its own."""
+    torch.manual_seed(seed)
+    network = SimpleMLP(num_classes=2 if name == "split-task" else 10, input_size=64, hidden_size=100, drop_rate=0.0)
+    return benchmark_stream(benchmark(name, evaluate_on), network, seed=seed, name=name)
+
+
+def learn(strategy: str, stream: Stream, seed: int, steps: int, options: dict[str, Any]) -> list[list[float]]:
+    """The learning matrix of one run: accuracies before training and after each task."""
+    cls = registry.strategy(strategy)
+    learner = cls(stream=stream, options=build(cls.Options, COMMON | {"steps": steps} | options, strategy), seed=seed)
+    answers = learner.evaluate()
+    matrix = [[answers[task.name].score("accuracy") for task in stream.tasks]]
+    for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
+        learner.train(experience)
+        answers |= learner.evaluate(learner.stale(task))
+        matrix.append([answers[task.name].score("accuracy") for task in stream.tasks])
+    return matrix
+
+
+def variants(strategy: str, stream: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of the table that a strategy has for a stream, with its options."""
+    options = FIXED.get(strategy, {}) | CHOSEN.get(strategy, {}).get(stream, {})
+    yield strategy, options
+    if stream != "split-task" and registry.strategy(strategy).taskwise:
+        yield f"{strategy}, {ROUTER}", options | {"task_inference": ROUTER}
+
+
+def measure(
+    strategies: Sequence[str], seeds: Sequence[int], steps: int, streams: Sequence[str]
+) -> list[dict[str, Any]]:
+    """One entry for each line of the table and stream, with accuracy and forgetting by seed."""
+    entries = []
+    for stream in streams:
+        for strategy in strategies:
+            for line, options in variants(strategy, stream):
+                start = time.perf_counter()
+                matrices = [learn(strategy, make_stream(stream, seed), seed, steps, options) for seed in seeds]
+                seconds = (time.perf_counter() - start) / len(seeds)
+                entry: dict[str, Any] = {"stream": stream, "strategy": line, "options": options, "seeds": list(seeds)}
+                entry["average"] = [round(metrics.average_accuracy(matrix), 4) for matrix in matrices]
+                entry["forgetting"] = [round(metrics.forgetting(matrix), 4) for matrix in matrices]
+                entries.append(entry | {"seconds": round(seconds, 2)})
+                print(f"{stream:12} {line:32} {_shown(entry['average'])} {_shown(entry['forgetting'])}", flush=True)
+    return entries
+
+
+def table(entries: Sequence[dict[str, Any]]) -> str:
+    """Average accuracy and forgetting in percent, mean (standard deviation) over seeds, as markdown."""
+    streams = list(dict.fromkeys(entry["stream"] for entry in entries))
+    cells = {(entry["strategy"], entry["stream"]): entry for entry in entries}
+    heads = [f"{stream}: {column}" for stream in streams for column in ("accuracy", "forgetting")]
+    lines = ["| strategy | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for strategy in dict.fromkeys(entry["strategy"] for entry in entries):
+        found = [cells.get((strategy, stream)) for stream in streams]
+        shown = [_shown(entry[column]) if entry else "–" for entry in found for column in ("average", "forgetting")]
+        lines.append(f"| {strategy} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _shown(values: Sequence[float]) -> str:
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{100 * statistics.fmean(values):.1f} ({100 * spread:.1f})"
+
+
+def tune(strategies: Sequence[str], steps: int, streams: Sequence[str], seed: int = 100) -> dict[str, Any]:
+    """The options with the best average accuracy on validation rows; a run that diverges is the worst."""
+    chosen: dict[str, Any] = {}
+    for strategy in strategies:
+        for stream in streams if strategy in GRIDS else ():
+            ((name, values),) = GRIDS[strategy].items()
+            scores = []
+            for value in values:
+                options = FIXED.get(strategy, {}) | {name: value}
+                try:
+                    matrix = learn(strategy, make_stream(stream, seed, "validation"), seed, steps, options)
+                    scores.append(metrics.average_accuracy(matrix))
+                except TrainingError:
+                    scores.append(0.0)
+            best = values[scores.index(max(scores))]
+            chosen.setdefault(strategy, {})[stream] = {name: best}
+            shown = ", ".join(f"{value:g}: {100 * score:.1f}" for value, score in zip(values, scores, strict=True))
+            print(f"{strategy} {stream} {name}={best:g} ({shown})", flush=True)
+    return chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, and write."""
+    known = [name for name in NAMES if name in registry.strategies()]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=150, help="updates per task")
+    parser.add_argument("--strategies", nargs="+", default=known)
+    parser.add_argument("--streams", nargs="+", default=STREAMS, choices=STREAMS)
+    parser.add_argument("--out", type=Path, help="JSON file; the table goes to standard output")
+    parser.add_argument("--tune", action="store_true", help="choose options on validation rows, and print them")
+    options = parser.parse_args(arguments)
+    for name in options.strategies:
+        if name not in registry.strategies():
+            raise UnknownNameError("strategy", name, known)
+    if options.tune:
+        print(json.dumps(tune(options.strategies, options.steps, options.streams), indent=1))
+        return
+    entries = measure(options.strategies, options.seeds, options.steps, options.streams)
+    print(f"\n{table(entries)}")
+    if options.out:
+        write_json(options.out, {"steps": options.steps, "common": COMMON, "entries": entries})
+
+
+if __name__ == "__main__":
+    main()

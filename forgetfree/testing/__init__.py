@@ -1,0 +1,36 @@
+"""Whether a strategy or a stream of one's own keeps its contract: `check_strategy`, `check_stream`.
+
+    from forgetfree.testing import check_strategy
+
+    def test_my_strategy() -> None:
+        check_strategy(MyStrategy, my_option=3)
+
+Both raise one `forgetfree.errors.ConformanceError` that names every fault found and the hook to look at. They need no
+download: `tiny_stream` is what they run on.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forgetfree.errors import ConformanceError as ConformanceError
+    from forgetfree.testing.strategies import check_strategy as check_strategy
+    from forgetfree.testing.streams import check_stream as check_stream
+    from forgetfree.testing.tiny_streams import tiny_stream as tiny_stream
+
+_HOME = {
+    "ConformanceError": "forgetfree.errors",
+    "check_strategy": "forgetfree.testing.strategies",
+    "check_stream": "forgetfree.testing.streams",
+    "tiny_stream": "forgetfree.testing.tiny_streams",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: the tiny model's parts are wanted without Avalanche, too.
+    if name not in _HOME:
+        raise AttributeError(f"module 'forgetfree.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

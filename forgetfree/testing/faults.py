@@ -1,0 +1,62 @@
+"""Faults are collected and reported together."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.errors import ConformanceError
+
+
+class Faults:
+    """What was found wrong so far."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self._cause: Exception | None = None
+
+    def add(self, fault: str) -> None:
+        """Once, though it be found in several places."""
+        if fault not in self.found:
+            self.found.append(fault)
+
+    @contextmanager
+    def catching(self, what: str, remedy: str) -> Iterator[None]:
+        """An error raised inside is a fault of ``what``."""
+        try:
+            yield
+        except Exception as error:
+            self._cause = self._cause or error
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}"
+            self.add(f"{what}: expected no error, got {type(error).__name__}: {error} ({where}). {remedy}")
+
+    def raise_any(self, subject: str) -> None:
+        """Raise ``ConformanceError`` with all of them, if there are any."""
+        if self.found:
+            raise ConformanceError(subject, self.found) from self._cause
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of every tensor of a model, buffers included."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """Names whose tensors differ by a bit, or that only one of the two has."""
+    return [
+        name
+        for name in dict.fromkeys([*one, *other])
+        if name not in one or name not in other or not torch.equal(one[name], other[name])
+    ]
+
+
+def listed(names: list[str]) -> str:
+    """A few of many names."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,209 @@
+"""Whether a stream gives what strategies and reports rely on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree.data.examples import Examples
+from forgetfree.data.sampling import evenly
+from forgetfree.data.sources import default_data, load_tasks
+from forgetfree.streams import Stream, StreamTask, load_stream, make_stream
+from forgetfree.tasks import SPLITS
+from forgetfree.testing.faults import Faults, differing, listed
+from forgetfree.testing.tiny_streams import tiny_model
+
+#: Above this share of a task's test rows in its training rows, a score says little; of MPQA's short phrases it is 0.1.
+TOLERATED = 0.2
+#: As long as any stream's rows are cut to.
+_POSITIONS = 128
+
+
+def check_stream(
+    stream: Stream | str, *, data: str | None = None, model: str | None = None, readout: str = "auto", **arguments: Any
+) -> None:
+    """Raise unless a stream can be learned and its scores mean something.
+
+    Checked are: tasks and their positions; labels, all of them in training and test rows; that no split is empty; test
+    rows among the training rows (a fault above 20 %, below that a warning); rows that hold no text; that the model reads
+    the rows; the Avalanche benchmark, rows, order and task labels; metrics; and that the same seed gives the same stream.
+
+    Args:
+        stream: one that is loaded; or a registered name, or task names separated by commas.
+        data: where the rows of named tasks are: ``hub``, ``demo`` or a directory; default: ``FORGETFREE_DATA`` if set,
+            else ``hub``.
+        model: that reads named tasks, see `forgetfree.streams.load_stream`; default: a tiny one, built in memory.
+        readout: of that model.
+        arguments: ``shots``, ``seed``, ``test_limit`` and ``scenario`` of `forgetfree.streams.load_stream`.
+
+    Raises:
+        ConformanceError: names every fault found.
+        UsageError, DataError, ModelError: a stream given by name cannot be loaded.
+    """
+    faults = Faults()
+    if isinstance(stream, str):
+        name, source = stream, data or default_data()
+
+        def load() -> Stream:
+            if model is not None:
+                return load_stream(name, data=source, model=model, readout=readout, **arguments)
+            return make_stream(name, load_tasks(name, source), tiny_model(_POSITIONS), **arguments)
+
+        stream = load()
+        _check_deterministic(stream, load(), faults)
+    _check_tasks(stream, faults)
+    for task in stream.tasks:
+        _check_splits(task, faults)
+        if all(len(getattr(task, split)) for split in SPLITS):
+            _check_rows(stream, task, faults)
+            _check_repeated(task, faults)
+    if not faults.found:  # else they would say the same again
+        _check_benchmark(stream, faults)
+    faults.raise_any(f"Stream {stream.name!r} cannot be relied on")
+
+
+def _check_tasks(stream: Stream, faults: Faults) -> None:
+    names = [task.name for task in stream.tasks]
+    if not names:
+        faults.add("tasks: expected one at least, got none.")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        faults.add(f"tasks: expected each once, got {listed(twice)} more than once. Give the data a second name.")
+    if [task.label for task in stream.tasks] != list(range(len(names))):
+        faults.add(f"tasks: expected labels 0, 1, … by position, got {[task.label for task in stream.tasks]}.")
+    for task in stream.tasks:
+        known = task.definition.metric in ("accuracy", "f1")
+        if not known or (task.definition.metric == "f1" and len(task.definition.labels) != 2):
+            faults.add(
+                f"{task.name}: expected the metric accuracy, or f1 for two labels, got {task.definition.metric!r} for "
+                f"{len(task.definition.labels)}."
+            )
+        if len(task.classes) != len(task.definition.labels):
+            faults.add(f"{task.name}: expected a class a label, got {task.classes} for {task.definition.labels}.")
+
+
+def _check_splits(task: StreamTask, faults: Faults) -> None:
+    for split in SPLITS:
+        labels = set(getattr(task, split).labels.tolist())
+        if not labels:
+            faults.add(f"{task.name}: expected rows in the {split} split, got none. Add some, or raise test_limit.")
+            continue
+        if beyond := sorted(labels - set(task.classes)):
+            faults.add(f"{task.name}: expected labels of {task.classes} in the {split} split, got {beyond} too.")
+        missing = sorted(set(task.classes) - labels)
+        if missing and split != "validation":
+            faults.add(
+                f"{task.name}: expected rows of every label in the {split} split, got none of {missing}. Add some, or drop "
+                "the labels."
+            )
+
+
+def _check_rows(stream: Stream, task: StreamTask, faults: Faults) -> None:
+    """The model reads the longest rows; rows hold a text; reading them twice gives the same."""
+    width = stream.model.heads[task.label].n_labels
+    special = set(stream.loaded.tokenizer.all_special_ids) if stream.loaded.tokenizer is not None else set()
+    for split in SPLITS:
+        rows: Examples = getattr(task, split)
+        longest = max(range(len(rows)), key=rows.lengths.__getitem__)
+        remedy = "Encode by make_stream with the stream's own model."
+        with faults.catching(f"{task.name}: its {split} rows read by the model", remedy), torch.no_grad():
+            x, _, t = rows.batch([0, longest])
+            logits = stream.model(x, t)
+            if logits.shape != (2, width) or not bool(torch.isfinite(logits).all()):
+                faults.add(
+                    f"{task.name}: expected finite logits (2, {width}) of two {split} rows, got {tuple(logits.shape)}. {remedy}"
+                )
+        if not torch.equal(rows.batch([0])[0], rows.batch([0])[0]):
+            faults.add(
+                f"{task.name}: expected to read the same {split} row twice, got two. Draw nothing while reading."
+            )
+        empty = sum(set(_ids(rows, i)) <= special for i in range(len(rows))) if special else 0
+        _weigh(
+            empty,
+            len(rows),
+            f"{task.name}: expected words that the tokenizer knows in every row, got {empty} of {len(rows)} {split} rows "
+            "without any. Mend or drop the rows, or take a model of their language.",
+            faults,
+        )
+
+
+def _check_repeated(task: StreamTask, faults: Faults) -> None:
+    """Test rows that are training rows too."""
+    known = {_key(x) for x in _inputs(task.train)}
+    repeated = sum(_key(x) in known for x in _inputs(task.test))
+    _weigh(
+        repeated,
+        len(task.test),
+        f"{task.name}: expected no test row among the training rows, got {repeated} of {len(task.test)}. Drop them from "
+        "the training rows.",
+        faults,
+    )
+
+
+def _weigh(count: int, total: int, message: str, faults: Faults) -> None:
+    """A fault where it is a large share, else a warning."""
+    if count > TOLERATED * total:
+        faults.add(message)
+    elif count:
+        warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def _check_benchmark(stream: Stream, faults: Faults) -> None:
+    """Avalanche's streams hold the tasks' rows, in order, under their task labels."""
+    for split in ("train", "test"):
+        experiences = list(getattr(stream.benchmark, f"{split}_stream"))
+        if [e.current_experience for e in experiences] != list(range(len(stream.tasks))):
+            faults.add(f"benchmark: expected one {split} experience a task, in order, got {len(experiences)}.")
+            continue
+        for task, experience in zip(stream.tasks, experiences, strict=True):
+            rows: Examples = getattr(task, split)
+            data, given = experience.dataset, task.label if stream.scenario == "task" else 0
+            where = f"benchmark: expected the {split} experience {task.label} to hold the rows of {task.name}"
+            if [int(label) for label in data.targets] != rows.labels.tolist():
+                faults.add(f"{where} in order, got other labels.")
+            elif not all(_same(data[i][0], rows.batch([i])[0][0]) for i in evenly(len(rows), 50)):
+                faults.add(f"{where} in order, got other inputs.")
+            if (labels := sorted({int(label) for label in experience.task_labels})) != [given]:
+                faults.add(f"{where} with task label {given} (scenario={stream.scenario}), got {labels}.")
+
+
+def _check_deterministic(one: Stream, other: Stream, faults: Faults) -> None:
+    """Loaded twice with the same seed."""
+    if [task.name for task in one.tasks] != [task.name for task in other.tasks]:
+        faults.add("seeds: expected the same tasks at every loading, got others.")
+        return
+    for first, second in zip(one.tasks, other.tasks, strict=True):
+        if other_rows := [s for s in SPLITS if getattr(first, s).digest != getattr(second, s).digest]:
+            faults.add(
+                f"seeds: expected the same rows of {first.name} at every loading, got others in {listed(other_rows)}. Draw "
+                "from generators that the seed determines."
+            )
+        readouts = (dict(each.pristine.readouts[first.name]) for each in (one, other))
+        if differing(*readouts):
+            faults.add(f"seeds: expected the same untrained readout of {first.name} at every loading, got another.")
+
+
+# -- Rows ------------------------------------------------------------------------------------------------
+
+
+def _inputs(rows: Examples) -> Iterable[Tensor]:
+    return (rows.batch([i])[0][0] for i in range(len(rows)))
+
+
+def _ids(rows: Examples, i: int) -> Sequence[int]:
+    ids: list[int] = rows.batch([i])[0][0].tolist()
+    return ids
+
+
+def _key(x: Tensor) -> bytes:
+    return x.contiguous().numpy().tobytes()
+
+
+def _same(given: Tensor, expected: Tensor) -> bool:
+    """The same input, or the same ids before padding."""
+    if given.dim() == 1:
+        given = given[: len(expected)]
+    return torch.equal(given, expected)

@@ -1,0 +1,46 @@
+"""BitFit: each task trains its own biases and nothing else (Ben Zaken et al., 2022)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from forgetfree.errors import ModelError
+from forgetfree.ledger import Composition
+from forgetfree.ledger_strategy import LedgerStrategy, Localized
+from forgetfree.parameters import ParameterSpace
+from forgetfree.regions import Region
+from forgetfree.streams import Stream, StreamTask
+
+
+class BitFit(LedgerStrategy):
+    """Train all biases from θ_pre, those of LayerNorm included (Ben Zaken et al., 2022, arXiv:2106.10199, §3).
+
+    The paper trains one model a task; so does this, and keeps the biases of each. With AdamW the rate is `learning_rate`
+    times √(N/s), about 20 to 30 for a transformer: what the paper's rates for biases are to those for whole models.
+    Difference: embeddings, pooler and LM head are no part of the parameter space, so that their biases stay.
+    """
+
+    composition: ClassVar[Composition] = "alone"
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """There must be a bias."""
+        _biases(stream.model.space())
+
+    def localize(self, task: StreamTask) -> Localized:
+        """The same for every task."""
+        region = _biases(self.space)
+        return Localized(region, len(region) / len(self.space))
+
+
+def _biases(space: ParameterSpace) -> Region:
+    """All entries of tensors that are biases."""
+    found = [torch.arange(t.offset, t.offset + t.size) for t in space.tensors if t.name.endswith("bias")]
+    if not found:
+        raise ModelError(
+            f"bitfit trains biases, and the model has none: expected a name that ends in 'bias' among its "
+            f"{len(space.tensors)} graftable tensors. Choose a model with biases, or another strategy."
+        )
+    return Region(torch.cat(found))

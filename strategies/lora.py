@@ -1,0 +1,33 @@
+"""LoRA: low-rank adapters per task, each on θ_pre alone. Nothing is shared, nothing forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from forgetfree.lora_strategy import LoraOptions, LoraStrategy
+from forgetfree.strategy import TaskwiseOptions
+from forgetfree.streams import StreamTask
+from forgetfree.training import TrainingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAOptions(LoraOptions, TaskwiseOptions):
+    """Adapters, and a model per task."""
+
+
+class LoRA(LoraStrategy):
+    """Low-rank adapters per task: W = W_pre + (α/r)·B·A, with W_pre frozen (Hu et al., 2021, arXiv:2106.09685, eq. 3).
+
+    The paper adapts one task; here each task of the stream gets adapters of its own on θ_pre and is answered by them, so
+    what other tasks do cannot reach it. A task that is not learned yet is answered by θ_pre. A task met again is refused.
+    The layers are PEFT's usual ones, as in the paper query and value.
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = LoRAOptions
+    forget_free: ClassVar[bool] = True
+    taskwise: ClassVar[bool] = True
+
+    def stale(self, learned: StreamTask) -> list[StreamTask]:
+        """Where the task is known, its own result alone."""
+        return [learned] if self.stream.scenario == "task" else super().stale(learned)

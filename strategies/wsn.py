@@ -1,0 +1,188 @@
+"""WSN: a mask per task, learned together with the weights it lets through (Kang et al., 2022)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from forgetfree.grafting import Graft
+from forgetfree.ledger import Composition
+from forgetfree.ledger_strategy import LedgerStrategy, Localized, RegionOptions, Trained
+from forgetfree.localization import weight_matrices
+from forgetfree.options import option
+from forgetfree.parameters import ParameterSpace
+from forgetfree.regions import Region
+from forgetfree.seeds import derive_seed
+from forgetfree.streams import Stream, StreamTask
+from forgetfree.training import TrainingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class WSNOptions(RegionOptions):
+    """Training weights and masks together."""
+
+    capacity: float = option(
+        0.1,
+        "c: share of each weight matrix a task is inferred with, its own entries and reused ones",
+        above=0,
+        at_most=1,
+    )
+    mask_every: int = option(
+        10, "updates between choices of the mask; on a CPU a choice costs about as much as an update", at_least=1
+    )
+
+
+class WSN(LedgerStrategy):
+    """Winning sub-networks: learn θ and the scores s behind a mask together (Kang et al., 2022, PMLR 162, §3, eqs. 1 to 5).
+
+    - m_t, the mask of task t, is the top-c share of each weight matrix by score. It may hold entries of earlier tasks, with
+      their values.
+    - Forward by θ(m_t); θ moves only where no earlier task owns it (eq. 4), s by the straight-through estimator (eq. 5):
+      ∂L/∂s = ∂L/∂θ(m) ⊙ (θ − θ_pre).
+    - Then M = M ∪ m_t. A task is inferred with m_t alone: its own entries, and those in it that earlier tasks own.
+
+    Differences to the paper:
+    - What lies outside of m_t is θ_pre and not 0: θ(m) = θ_pre + m ⊙ (θ − θ_pre). Every task's free weights start from θ_pre.
+    - θ gets its gradient straight through the mask too, ∂L/∂θ = ∂L/∂θ(m), outside of m as inside. In the paper it is
+      ∂L/∂θ(m) ⊙ m. There weights are random at first, and s feels those outside; here θ − θ_pre is 0 at first, would stay 0
+      outside of m, and with it the gradient of s: nothing outside of the first, random mask could gain a score.
+    - s starts at next to 0, at random only to break ties: there is no random network to find a part of. The authors' code
+      draws s as it draws weights, and ranks by |s|; this ranks by s, as the paper says.
+    - The mask is chosen anew every `mask_every` updates. m_t leaves out what did not move and nobody owns.
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = WSNOptions
+    composition: ClassVar[Composition] = "selection"
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """There must be a weight matrix."""
+        weight_matrices(stream.model.space())
+
+    def localize(self, task: StreamTask) -> Localized:
+        """Nothing yet: the region is known only after training."""
+        return Localized(Region.empty(), self.options.capacity)
+
+    def trained(self, task: StreamTask) -> Trained:
+        """θ and s, from θ_pre under what earlier tasks own."""
+        records = self.ledger.records
+        indices = torch.cat([torch.empty(0, dtype=torch.int64), *(r.owned.region.indices for r in records)])
+        values = torch.cat([self.pristine.theta[:0], *(r.owned.values for r in records)])
+        order = indices.argsort()
+        self._winning = Winning(
+            self.task_model.backbone,
+            self.space,
+            Graft(Region(indices[order]), values[order]),
+            capacity=self.options.capacity,
+            mask_every=self.options.mask_every,
+            seed=derive_seed(self.phase_seed("train", task), "scores"),
+        )
+        return self._winning
+
+    def region_budget(self) -> int:
+        """The share c of all entries."""
+        return max(1, int(self.options.capacity * len(self.space)))
+
+    def commit(self, task: StreamTask) -> None:
+        """M = M ∪ m_t; the model holds θ_pre after."""
+        assert self._localized is not None
+        region = self._winning.region()
+        self._localized, self._owned = replace(self._localized, region=region), self.ledger.free(region)
+        super().commit(task)
+        self.suspend()
+        del self._winning
+
+    def suspend(self) -> None:
+        """θ_pre everywhere: the mask may lie anywhere."""
+        self.space.load_(self.task_model.backbone, self.pristine.theta)
+
+
+class Winning:
+    """θ and s of one task, in training: the model holds θ(m).
+
+    Args:
+        model: holds θ_pre.
+        space: its parameter space of N entries.
+        owned: what earlier tasks own.
+        capacity: c.
+        mask_every: updates between choices of the mask.
+        seed: of the first mask.
+
+    Attributes:
+        parameters: θ and s of each weight matrix in turn.
+        touched: the weight matrices themselves.
+    """
+
+    def __init__(
+        self, model: nn.Module, space: ParameterSpace, owned: Graft, *, capacity: float, mask_every: int, seed: int
+    ) -> None:
+        tensors = space.parameters(model)
+        self._every, self._updates = mask_every, 0
+        self._pre = space.flatten(model)
+        device = self._pre.device
+        self._owned = owned.region.indices.to(device)
+        self._values = owned.values.to(device)
+        self._theta = self._pre.clone()
+        self._theta[self._owned] = self._values
+        # So small that the first gradient outweighs it.
+        ties = torch.rand(len(space), generator=torch.Generator().manual_seed(seed))
+        self._scores = ties.to(self._pre) * 1e-20
+        self._mask = torch.zeros(len(space), dtype=torch.bool, device=device)
+        flat = (self._pre, self._theta, self._scores, self._mask)
+        views = list(zip(*(space.views(vector) for vector in flat), strict=True))
+        matrices = weight_matrices(space)
+        self.touched = [tensors[i] for i in matrices]
+        # Tensor by tensor, which the optimiser reads at half the cost of one long vector: they fit the cache.
+        self._pieces = [
+            (tensors[i], pre, nn.Parameter(theta), nn.Parameter(scores), mask)
+            for i, (pre, theta, scores, mask) in ((i, views[i]) for i in matrices)
+        ]
+        self.parameters = [parameter for piece in self._pieces for parameter in piece[2:4]]
+        of_owned = {i: local for i, local, _ in space.split(self._owned)}
+        self._owned_in = [of_owned.get(i) for i in matrices]
+        self._counts = [max(1, math.floor(capacity * tensor.numel() + 1e-6)) for tensor in self.touched]
+        self._choose()
+        self._show()
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """∂L/∂θ and ∂L/∂s from ∂L/∂θ(m), which the tensors have, and free those."""
+        for (tensor, pre, theta, scores, _), owned in zip(self._pieces, self._owned_in, strict=True):
+            gradient = torch.zeros_like(pre) if tensor.grad is None else tensor.grad.contiguous()
+            scores.grad = (theta - pre).mul_(gradient)
+            if owned is not None:
+                gradient.view(-1)[owned] = 0
+            theta.grad, tensor.grad = gradient, None
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Put θ(m) into the tensors."""
+        self._theta[self._owned] = self._values  # momentum and decay move them without a gradient
+        self._updates += 1
+        if self._updates % self._every == 0:
+            self._choose()
+        self._show()
+
+    def region(self) -> Region:
+        """Of m, without the entries that did not move and nobody owns."""
+        moved = self._theta != self._pre
+        moved[self._owned] = True
+        return Region.from_mask(self._mask & moved)
+
+    @torch.no_grad()
+    def _choose(self) -> None:
+        """The top-c share of each tensor by score: fewer where scores tie, never more."""
+        for (_, _, _, scores, mask), count in zip(self._pieces, self._counts, strict=True):
+            if count == scores.numel():
+                mask.fill_(True)
+            else:  # only what beats the best of the others
+                torch.gt(scores, scores.view(-1).topk(count + 1, sorted=False).values.min(), out=mask)
+
+    @torch.no_grad()
+    def _show(self) -> None:
+        for tensor, pre, theta, _, mask in self._pieces:
+            torch.where(mask, theta, pre, out=tensor.detach())

@@ -1,0 +1,57 @@
+"""Rows of any data set: batches, subsets, digests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from forgetfree.data.examples import DatasetExamples
+
+X = torch.arange(12.0).reshape(4, 3)
+LABELS = [1, 0, 2, 1]
+
+
+class Rows(Sequence[Any]):
+    """Items with a task label and a weight beside, as Avalanche's and others' data sets have them."""
+
+    def __init__(self, x: torch.Tensor = X) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.x[i], LABELS[i], 7, 0.5
+
+
+def test_a_batch_is_inputs_labels_and_the_task() -> None:
+    rows = DatasetExamples(Rows(), LABELS, 3)
+    x, y, t = rows.batch([2, 0])
+    assert torch.equal(x, torch.tensor([[6.0, 7.0, 8.0], [0.0, 1.0, 2.0]]))
+    assert (y.tolist(), t.tolist()) == ([2, 1], [3, 3])
+    assert (y.dtype, t.dtype) == (torch.int64, torch.int64)
+
+
+@pytest.mark.parametrize("labels", [LABELS, tuple(LABELS), torch.tensor(LABELS)], ids=["list", "tuple", "tensor"])
+def test_labels_may_come_as_any_sequence(labels: Any) -> None:
+    assert DatasetExamples(Rows(), labels, 0).labels.tolist() == LABELS
+
+
+def test_a_subset_counts_anew_and_may_be_cut_again() -> None:
+    rows = DatasetExamples(Rows(), LABELS, 0).subset([3, 1, 2]).subset([2, 0])
+    assert len(rows) == 2
+    assert rows.labels.tolist() == [2, 1]
+    assert rows.lengths == [0, 0]
+    assert torch.equal(rows.batch([0, 1])[0], X[[2, 3]])
+
+
+def test_the_digest_names_inputs_and_labels_and_not_the_way_to_them() -> None:
+    rows = DatasetExamples(Rows(), LABELS, 0)
+    assert rows.digest == DatasetExamples(Rows(), LABELS, 5, [0, 1, 2, 3]).digest
+    assert rows.subset([1, 2]).digest == DatasetExamples(Rows(), LABELS, 0, [1, 2]).digest
+    assert rows.digest != rows.subset([1, 0, 2, 3]).digest
+    assert rows.digest != DatasetExamples(Rows(X + 1), LABELS, 0).digest
+    assert rows.digest != DatasetExamples(Rows(), [1, 0, 2, 2], 0).digest

@@ -1,0 +1,82 @@
+"""Any network with its last linear layer taken out: readouts, features, what may be grafted."""
+
+from __future__ import annotations
+
+import pytest
+import small_vision as vision
+import torch
+from torch import nn
+
+from forgetfree.errors import ModelError
+from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.readout_model import TaskHead
+
+X = vision.digits()[0][:5]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", vision.NETWORKS)
+def test_every_readout_starts_as_the_networks_own(kind: str, shared: bool) -> None:
+    network = vision.network(kind).eval()
+    model = ModuleModel(network, shared_readout=shared).eval()
+    for name in ("one", "two"):
+        model.add_task(TaskHead(name, model.n_labels))
+    with torch.no_grad():
+        for task in (0, 1, torch.tensor([0, 1, 0, 1, 1])):
+            assert torch.allclose(model(X, task), network(X))
+    assert len(model.linears) == (1 if shared else 2)
+    assert (model.hidden_size, model.n_labels) == ({"mlp": 24, "conv": 128}[kind], 10)
+
+
+def test_the_network_is_copied() -> None:
+    network = vision.network("conv")
+    before = vision.everything(network)
+    model = ModuleModel(network)
+    model.add_task(TaskHead("one", 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    model.train()(X, 0)
+    assert vision.different(vision.everything(network), before) == []
+
+
+def test_readouts_do_not_share_weights() -> None:
+    model = ModuleModel(vision.network("mlp"))
+    for name in ("one", "two"):
+        model.add_task(TaskHead(name, 10))
+    with torch.no_grad():
+        model.linears["0"].weight.add_(1)
+    assert not torch.equal(model.linears["0"].weight, model.linears["1"].weight)
+
+
+class Named(nn.Module):
+    """A network whose body is called as language models call what is not to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Linear(64, 6)
+        self.classifier = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.classifier(self.embeddings(x.flatten(1)))
+        return logits
+
+
+def test_all_but_the_last_layer_may_be_grafted_whatever_its_name() -> None:
+    names = ["embeddings.weight", "embeddings.bias", "classifier.0.weight", "classifier.0.bias"]
+    assert [spec.name for spec in ModuleModel(Named()).space().tensors] == names
+    assert [spec.name for spec in ModuleModel(Named(), graftable=r"weight$").space().tensors] == names[::2]
+
+
+def test_the_head_may_be_named() -> None:
+    class TwoHeads(Named):
+        def __init__(self) -> None:
+            super().__init__()
+            self.auxiliary = nn.Linear(6, 2)
+
+    model = ModuleModel(TwoHeads(), "classifier.2")
+    assert (model.n_labels, model.head_name) == (3, "classifier.2")
+    with pytest.raises(
+        ModelError, match=r"TwoHeads has no linear layer .head. to read out from\..*classifier\.0, classifier\.2"
+    ):
+        ModuleModel(TwoHeads(), "head")

@@ -1,0 +1,122 @@
+"""Small image benchmarks by Avalanche's generators, and networks with deterministic weights: digits, no download."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from avalanche.benchmarks import dataset_benchmark, nc_benchmark
+from avalanche.models import SimpleMLP
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from forgetfree import registry
+from forgetfree.data.examples import Examples
+from forgetfree.streams import Stream, benchmark_stream
+
+NETWORKS = ("mlp", "conv")
+#: Few steps, at rates that do learn; decay and momentum, so that frozen entries would move if they could.
+OPTIONS: dict[str, Any] = {
+    "steps": 12,
+    "batch_size": 8,
+    "learning_rate": 0.05,
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+    "sparsity": 0.2,
+    "mask_steps": 2,
+    "ewc_lambda": 1.0,
+    "mem_size": 20,
+}
+
+
+class Labelled(TensorDataset):
+    """Tensors with the ``targets`` that Avalanche's generators read."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__(x, y)
+        self.targets = y.tolist()
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(labels)
+
+
+def part(split: str, classes: int = 10, rows: int = 300) -> Labelled:
+    """The first rows of the first classes, or the last."""
+    x, y = digits()
+    x, y = x[y < classes], y[y < classes]
+    chosen = slice(0, rows) if split == "train" else slice(len(y) - rows // 2, None)
+    return Labelled(x[chosen], y[chosen])
+
+
+def split_digits(scenario: str, experiences: int = 5) -> Any:
+    """Two classes each; ``task``: each experience with a task label and classes from 0; ``class``: neither."""
+    task, parts = scenario == "task", [part(split, 2 * experiences) for split in ("train", "test")]
+    return nc_benchmark(*parts, experiences, task_labels=task, shuffle=False, class_ids_from_zero_in_each_exp=task)
+
+
+def permuted_digits(experiences: int = 3) -> Any:
+    """The pixels in another order for each experience; all classes in each."""
+    orders = [torch.randperm(64, generator=torch.Generator().manual_seed(i)) for i in range(experiences)]
+
+    def permuted(split: str) -> list[Labelled]:
+        x, y = part(split).tensors
+        return [Labelled(x.flatten(1)[:, order].reshape(x.shape), y) for order in orders]
+
+    return dataset_benchmark(permuted("train"), permuted("test"))
+
+
+def network(kind: str, classes: int = 10) -> nn.Module:
+    """Avalanche's MLP with dropout, or a small convolutional network with BatchNorm; the same at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "mlp":
+            return SimpleMLP(num_classes=classes, input_size=64, hidden_size=24, drop_rate=0.2)
+        return nn.Sequential(
+            *(nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()),
+            nn.Linear(8 * 16, classes),
+        )
+
+
+def stream(scenario: str, kind: str = "mlp", experiences: int = 3) -> Stream:
+    """A fresh stream over one of the benchmarks."""
+    benchmark = permuted_digits(experiences) if scenario == "domain" else split_digits(scenario, experiences)
+    return benchmark_stream(benchmark, network(kind))
+
+
+def make(name: str, stream: Stream, **changes: Any) -> Any:
+    """A strategy by name; of `OPTIONS`, those it has; what are not its options are arguments of the constructor."""
+    cls = registry.strategy(name)
+    known = cls.Options.__dataclass_fields__
+    options = {key: value for key, value in (OPTIONS | changes).items() if key in known}
+    rest = {key: value for key, value in changes.items() if key not in known}
+    return cls(stream=stream, options=cls.Options(**options), **rest)
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of every tensor, buffers included."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Names of the tensors that are not the same in both, bit for bit."""
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name]))]
+
+
+def inputs(rows: Examples) -> Tensor:
+    """All inputs of a task's rows of one length."""
+    return rows.batch(range(len(rows)))[0]
+
+
+def benchmark_rows(experience: Any) -> tuple[Tensor, Tensor]:
+    """All inputs and labels of an experience."""
+    rows = [experience.dataset[i] for i in range(len(experience.dataset))]
+    return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])

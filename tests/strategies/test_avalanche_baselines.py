@@ -1,0 +1,421 @@
+"""What every baseline made of Avalanche's code must do in our loop, and each mend of docs/baselines.md.
+
+That they compute what Avalanche's own do is in test_differential.py.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training.utils import ParamData
+from torch import Tensor, nn
+
+from forgetfree import registry
+from forgetfree.adapter import held_bytes
+from forgetfree.errors import OptionError, UsageError
+from forgetfree.models.state import ModelState
+from forgetfree.options import build
+from forgetfree.strategies import avalanche_baselines
+
+MakeStream = Callable[..., Any]
+
+BASELINES = [name for name, entry in registry.STRATEGIES.items() if ".avalanche_baselines:" in entry.target]
+STEPS, BATCH = 7, 4
+#: Small enough for models whose weights are drawn: their Fisher information is large.
+STEADY = {"ewc": {"ewc_lambda": 1e-3}, "online-ewc": {"ewc_lambda": 1e-3}, "mas": {"lambda_reg": 1e-3}}
+
+
+def make(name: str, stream: Any, *, seed: int = 0, extra: Any = None, **options: Any) -> Any:
+    cls = registry.strategy(name)
+    small = {"steps": STEPS, "batch_size": BATCH, "learning_rate": 0.05} | STEADY.get(name, {})
+    return cls(stream=stream, options=cls.Options(**(small | options)), seed=seed, plugins=extra)
+
+
+def learn(strategy: Any) -> Any:
+    for experience in strategy.stream.benchmark.train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+def weights(strategy: Any) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in strategy.model.parameters()])
+
+
+class Updates(SupervisedPlugin):
+    """Counts updates by task, and the task labels of the rows of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[list[Counter[int]]] = []
+
+    def before_training_exp(self, strategy: Any, **_: Any) -> None:
+        self.tasks.append([])
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        self.tasks[-1].append(Counter(strategy.mb_task_id.tolist()))
+
+
+# -- All of them -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    ("kind", "readout", "scenario"),
+    [
+        ("bert", "linear", "task"),
+        ("bert", "linear", "class"),
+        ("roberta-mlm", "prompt", "task"),
+        ("gpt2-lm", "causal", "task"),
+    ],
+)
+def test_runs_on_every_readout_for_as_many_steps_as_told(
+    tiny_stream: MakeStream, name: str, kind: str, readout: str, scenario: str
+) -> None:
+    stream, updates = tiny_stream(kind, readout, scenario=scenario), Updates()
+    strategy = make(name, stream, extra=[updates])
+    before = weights(strategy).clone()
+    learn(strategy)
+    assert [len(task) for task in updates.tasks] == ([3 * STEPS] if name == "joint" else [STEPS] * 3)
+    assert [task.name for task in strategy.learned] == [task.name for task in stream.tasks]
+    assert not torch.equal(weights(strategy), before)
+    for answer in strategy.evaluate().values():
+        assert bool(torch.isfinite(torch.from_numpy(answer.logits)).all())
+    assert strategy.model is stream.model
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_seeds_determine_the_weights(tiny_stream: MakeStream, name: str) -> None:
+    def run(seed: int) -> Tensor:
+        torch.rand(7)  # what was drawn before must not matter
+        return weights(learn(make(name, tiny_stream("bert", "linear"), seed=seed)))
+
+    first = run(0)
+    assert torch.equal(first, run(0))
+    assert not torch.equal(first, run(1))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulation": 2}, "expected accumulation=1, got 2. Leave it at 1"),
+        ({"precision": "fp16"}, "Set precision=bf16 or fp32"),
+    ],
+)
+def test_refuses_what_avalanches_code_cannot_do(
+    tiny_stream: MakeStream, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(name, tiny_stream("bert", "linear"), **options)
+
+
+#: Options as ``--set`` gives them, and what the plugin or strategy must hold then.
+SET: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "replay": ({"mem_size": "30", "batch_size_mem": "3"}, {"mem_size": 30, "batch_size_mem": 3}),
+    "agem": (
+        {"patterns_per_experience": "9", "sample_size": "5"},
+        {"patterns_per_experience": 9, "sample_size": 5},
+    ),
+    "gem": (
+        {"patterns_per_experience": "9", "memory_strength": "0.25"},
+        {"patterns_per_experience": 9, "memory_strength": 0.25},
+    ),
+    "gdumb": ({"mem_size": "30"}, {"mem_size": 30, "storage_policy.max_size": 30}),
+    "der": (
+        {"mem_size": "30", "batch_size_mem": "3", "alpha": "0.25", "beta": "0"},
+        {"mem_size": 30, "storage_policy.max_size": 30, "batch_size_mem": 3, "alpha": 0.25, "beta": 0.0},
+    ),
+    "ewc": ({"ewc_lambda": "7"}, {"ewc_lambda": 7.0, "mode": "separate"}),
+    "online-ewc": (
+        {"ewc_lambda": "7", "decay_factor": "0.5"},
+        {"ewc_lambda": 7.0, "decay_factor": 0.5, "mode": "online"},
+    ),
+    "si": ({"si_lambda": "3", "eps": "0.001"}, {"si_lambda": [3.0], "eps": 0.001}),
+    "mas": ({"lambda_reg": "3", "alpha": "0.25"}, {"_lambda": 3.0, "alpha": 0.25}),
+    "rwalk": (
+        {"ewc_lambda": "3", "ewc_alpha": "0.25", "delta_t": "4"},
+        {"ewc_lambda": 3.0, "ewc_alpha": 0.25, "delta_t": 4},
+    ),
+    "lwf": ({"alpha": "3", "temperature": "4"}, {"lwf.alpha": 3.0, "lwf.temperature": 4.0}),
+}
+
+
+@pytest.mark.parametrize("name", SET)
+def test_options_reach_avalanches_code(tiny_stream: MakeStream, name: str) -> None:
+    texts, expected = SET[name]
+    cls = registry.strategy(name)
+    strategy = cls(stream=tiny_stream("bert", "linear"), options=build(cls.Options, texts, name))
+    subject = getattr(strategy, "avalanche_plugin", strategy)
+    for path, value in expected.items():
+        found = subject
+        for part in path.split("."):
+            found = getattr(found, part)
+        assert found == value, path
+    assert set(cls._own_options) == set(texts)  # none is left out here
+
+
+# -- Warnings --------------------------------------------------------------------------------------------
+
+
+class Warns(SupervisedPlugin):
+    """A user's plugin that has a deprecation warning of its own, once a task."""
+
+    def after_training_exp(self, strategy: Any, **_: Any) -> None:
+        warnings.warn("mine", DeprecationWarning, stacklevel=1)
+
+
+@pytest.mark.parametrize("name", ["replay", "gdumb", "der", "si"])
+def test_avalanches_own_warnings_are_silent_and_no_others(tiny_stream: MakeStream, name: str) -> None:
+    strategy = make(name, tiny_stream("bert", "linear"), extra=[Warns()])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        filters = list(warnings.filters)
+        learn(strategy)
+        assert warnings.filters == filters
+    assert [str(warning.message) for warning in caught] == ["mine"] * 3
+    with warnings.catch_warnings(), pytest.raises(DeprecationWarning, match="mine"):
+        warnings.simplefilter("error")
+        learn(make(name, tiny_stream("bert", "linear"), extra=[Warns()]))
+
+
+def test_avalanche_does_warn(tiny_stream: MakeStream) -> None:
+    """Else there is nothing to silence: `_without_its_warnings` can go when this fails."""
+    policy = avalanche_baselines._BalancedBuffer(10)
+    strategy = make("gdumb", tiny_stream("bert", "linear"))
+    strategy.experience = strategy.stream.benchmark.train_stream[0]
+    with pytest.warns(DeprecationWarning, match="Call to deprecated function update "):
+        policy.update(strategy)
+
+
+# -- Memory ----------------------------------------------------------------------------------------------
+
+
+def test_held_bytes_by_hand() -> None:
+    """float32 is 4 bytes a number, int64 8."""
+    three, six = torch.zeros(3), ParamData("six", (2, 3))
+    assert held_bytes(three) == 12
+    assert held_bytes([three, three, {"again": three}]) == 12  # once
+    assert held_bytes(six) == 24
+    assert held_bytes({"a": six, "b": ParamData("view", (2, 3), init_tensor=six.data)}) == 24
+    assert held_bytes((three, six, torch.zeros(2, dtype=torch.int64), "text", 5, None)) == 12 + 24 + 16
+    linear = nn.Linear(2, 1)
+    assert held_bytes(linear) == 12
+    assert held_bytes(nn.ModuleList([linear, linear])) == 12
+    assert held_bytes(SimpleNamespace(tensor=three)) == 0  # not Avalanche's
+
+
+def test_rows_are_counted_as_they_are_before_padding(tiny_stream: MakeStream) -> None:
+    """A row is its token ids, its label and its task label, 8 bytes each."""
+    stream = tiny_stream("bert", "linear")
+    rows, data = stream.tasks[0].train, stream.benchmark.train_stream[0].dataset
+    longest = len(data[0][0])
+    assert min(rows.lengths) < longest
+    assert held_bytes(data) == len(rows) * (longest + 2) * 8
+    assert held_bytes(data, stream.model.tokens) == (sum(rows.lengths) + 2 * len(rows)) * 8
+
+
+def _row_bytes(stream: Any, tasks: int) -> int:
+    return sum((sum(task.train.lengths) + 2 * len(task.train)) * 8 for task in stream.tasks[:tasks])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        # As large as all rows, so all are remembered.
+        ("replay", {"mem_size": 500}, lambda s, n: _row_bytes(s, n)),
+        ("gdumb", {"mem_size": 500}, lambda s, n: _row_bytes(s, n)),
+        ("cumulative", {}, lambda s, n: _row_bytes(s, n)),
+        ("joint", {}, lambda s, n: _row_bytes(s, 3)),
+        # Each row with 4 logits of 4 bytes: the widest task has 4 labels.
+        ("der", {"mem_size": 500}, lambda s, n: _row_bytes(s, n) + 24 * n * 16),
+        # Weights and importances of every parameter: by task, or once.
+        ("ewc", {}, lambda s, n: n * 2 * 4 * _parameters(s)),
+        ("online-ewc", {}, lambda s, n: 2 * 4 * _parameters(s)),
+        ("mas", {}, lambda s, n: 2 * 4 * _parameters(s)),
+        # The last model.
+        ("lwf", {}, lambda s, n: sum(t.numel() * t.element_size() for t in s.model.state_dict().values())),
+    ],
+)
+def test_bytes_kept_by_hand(
+    tiny_stream: MakeStream, name: str, options: dict[str, Any], expected: Callable[[Any, int], int]
+) -> None:
+    stream = tiny_stream("bert", "linear")
+    strategy = make(name, stream, **options)
+    assert strategy.bytes_kept() == 0
+    model = ModelState.of(stream.model).size_in_bytes
+    # Reservoirs keep a random weight of 4 bytes beside each row.
+    weight = 4 if name in ("replay", "gdumb", "der") else 0
+    for count, experience in enumerate(stream.benchmark.train_stream, 1):
+        strategy.train(experience)
+        assert strategy.bytes_kept() == model + expected(stream, count) + weight * 24 * count
+
+
+def _parameters(stream: Any) -> int:
+    return sum(parameter.numel() for parameter in stream.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["agem", "gem"])
+def test_episodic_memories_grow_by_task(tiny_stream: MakeStream, name: str) -> None:
+    strategy, kept = make(name, tiny_stream("bert", "linear"), patterns_per_experience=8), []
+    for experience in strategy.stream.benchmark.train_stream:
+        strategy.train(experience)
+        kept.append(strategy.bytes_kept())
+    assert 0 < kept[0] < kept[1] < kept[2]
+
+
+# -- Rehearsal -------------------------------------------------------------------------------------------
+
+
+def test_every_batch_of_replay_has_rows_of_earlier_tasks(tiny_stream: MakeStream) -> None:
+    """24 rows are 6 batches of 4; a seventh step begins the next round."""
+    updates = Updates()
+    learn(make("replay", tiny_stream("bert", "linear"), mem_size=12, batch_size_mem=3, extra=[updates]))
+    first, second, third = updates.tasks
+    assert first == [Counter({0: BATCH})] * STEPS
+    assert second == [Counter({1: BATCH, 0: 3})] * STEPS
+    assert all(batch[2] == BATCH and batch[0] + batch[1] == 3 for batch in third) and len(third) == STEPS
+    assert sum(batch[0] for batch in third) > 0 < sum(batch[1] for batch in third)
+
+
+@pytest.mark.parametrize("name", ["gdumb", "der"])
+def test_memories_are_balanced_over_the_labels_of_all_tasks(tiny_stream: MakeStream, name: str) -> None:
+    """16 rows for 2 + 4 + 2 labels; Avalanche's own would share them out over the numbers 0 to 3."""
+    strategy = learn(make(name, tiny_stream("bert", "linear"), mem_size=16))
+    rows = strategy.held().buffer
+    counts = Counter((row[2], row[1]) for row in (rows[i] for i in range(len(rows))))
+    labels = [(task.label, y) for task in strategy.stream.tasks for y in task.classes]
+    assert counts == dict.fromkeys(labels, 2)
+
+
+def test_labels_that_tasks_share_share_the_memory(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("bert", "linear", stream="qnli,sst2", scenario="domain")
+    rows = learn(make("gdumb", stream, mem_size=10)).held().buffer
+    assert Counter(row[1] for row in (rows[i] for i in range(len(rows)))) == {0: 5, 1: 5}
+
+
+@pytest.mark.parametrize("name", ["gdumb", "der"])
+def test_a_memory_without_a_row_for_each_label_is_refused(tiny_stream: MakeStream, name: str) -> None:
+    with pytest.raises(OptionError, match=r"got mem_size=7 for 8 labels\. Set mem_size=8 or more"):
+        make(name, tiny_stream("bert", "linear"), mem_size=7)
+    with pytest.raises(OptionError, match="for 8 labels"):
+        make(name, tiny_stream("bert", "linear", scenario="class"), mem_size=7)
+    make(name, tiny_stream("bert", "linear", stream="qnli,sst2", scenario="domain"), mem_size=2)
+
+
+def test_a_sample_without_a_row_for_each_earlier_task_is_refused(tiny_stream: MakeStream) -> None:
+    with pytest.raises(OptionError, match=r"got 1 for up to 2 tasks\. Set sample_size=2 or more"):
+        make("agem", tiny_stream("bert", "linear"), sample_size=1)
+    learn(make("agem", tiny_stream("bert", "linear"), sample_size=2))
+
+
+def test_der_rehearses_from_a_memory_smaller_than_its_batch(tiny_stream: MakeStream) -> None:
+    updates = Updates()
+    learn(make("der", tiny_stream("bert", "linear"), mem_size=10, batch_size_mem=64, extra=[updates]))
+    assert updates.tasks[0] == [Counter({0: BATCH})] * STEPS
+    assert updates.tasks[1] == [Counter({1: BATCH, 0: 10})] * STEPS
+    assert all(batch[2] == BATCH and batch.total() == BATCH + 10 for batch in updates.tasks[2])
+
+
+def test_gdumb_starts_from_the_first_weights(tiny_stream: MakeStream) -> None:
+    seen: list[Tensor] = []
+
+    class Note(SupervisedPlugin):
+        def before_training_epoch(self, strategy: Any, **_: Any) -> None:
+            seen.append(weights(strategy).clone())
+
+    strategy = make("gdumb", tiny_stream("bert", "linear"), extra=[Note()])
+    before = weights(strategy).clone()
+    learn(strategy)
+    assert len(seen) == 3 and all(torch.equal(each, before) for each in seen)
+
+
+def test_gem_says_what_to_install(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avalanche_baselines, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"Install it with: pip install 'forgetfree\[gem\]'"):
+        make("gem", tiny_stream("bert", "linear"))
+
+
+# -- Regularisation --------------------------------------------------------------------------------------
+
+
+def test_si_holds_weights_on_a_cpu(tiny_stream: MakeStream) -> None:
+    """Avalanche's own takes the same path whatever its strength: see test_differential.py."""
+    weak, strong = (
+        weights(learn(make("si", tiny_stream("bert", "linear"), si_lambda=strength))) for strength in (0.0, 1e3)
+    )
+    assert not torch.equal(weak, strong)
+
+
+def test_si_drives_no_weight_away(tiny_stream: MakeStream) -> None:
+    """Momentum and decay move some weights against their gradients: Avalanche's importances are below 0 there."""
+    plugin = learn(make("si", tiny_stream("bert", "linear"), momentum=0.9)).avalanche_plugin
+    importances, climbed = (
+        torch.cat([each.data for each in tensors.values()])
+        for tensors in (plugin.ewc_data[1], plugin.syn_data["cum_trajectory"])
+    )
+    assert float(climbed.max()) > 0
+    assert float(importances.min()) == 0.0 < float(importances.max())
+
+
+def test_rwalk_takes_scores_in_tasks_shorter_than_delta_t(tiny_stream: MakeStream) -> None:
+    strategy = learn(make("rwalk", tiny_stream("bert", "linear"), delta_t=100))
+    assert strategy.avalanche_plugin.delta_t == STEPS
+    assert bool(weights(strategy).isfinite().all())
+    assert max(float(each.data.max()) for each in strategy.avalanche_plugin.exp_scores.values()) > 0
+
+
+def test_lwfs_teacher_answers_without_dropout(tiny_stream: MakeStream) -> None:
+    teacher = learn(make("lwf", tiny_stream("bert", "linear"))).avalanche_plugin.lwf.prev_model
+    assert not any(module.training for module in teacher.modules())
+
+
+def test_mas_goes_on_at_a_loss_of_0() -> None:
+    plugin, model = avalanche_baselines._MASPlugin(lambda_reg=2.0), nn.Linear(1, 1, bias=False)
+    plugin.importance = {"weight": ParamData("weight", (1, 1), init_tensor=torch.tensor([[3.0]]))}
+    plugin.params = {"weight": ParamData("weight", (1, 1), init_tensor=model.weight.detach() - 1)}
+    strategy = SimpleNamespace(loss=torch.zeros(1), model=model, clock=SimpleNamespace(train_exp_counter=1))
+    plugin.before_backward(strategy)
+    assert float(strategy.loss.detach()) == pytest.approx(2 * 3 * 1)
+
+
+@pytest.mark.parametrize("name", ["ewc", "online-ewc", "mas"])
+@pytest.mark.parametrize(("rows", "expected"), [(5, 5), (24, 24), (1000, 24), (None, 24)])
+def test_importances_are_taken_from_as_many_rows_as_told(
+    tiny_stream: MakeStream, name: str, rows: int | None, expected: int
+) -> None:
+    seen: list[int] = []
+
+    class Count(SupervisedPlugin):
+        """After the last step, the model is called for importances only."""
+
+        def after_training_epoch(self, strategy: Any, **_: Any) -> None:
+            self.hook = strategy.model.register_forward_hook(lambda model, inputs, _: seen.append(len(inputs[0])))
+
+        def after_training_exp(self, strategy: Any, **_: Any) -> None:
+            self.hook.remove()
+            assert len(strategy.experience.dataset) == 24  # others see all rows
+
+    learn(make(name, tiny_stream("bert", "linear"), importance_rows=rows, extra=[Count()]))
+    assert sum(seen) == 3 * expected
+
+
+# -- Dropout ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_no_pass_has_dropout_where_none_is_wanted(tiny_stream: MakeStream, name: str) -> None:
+    """A-GEM, GEM and MAS set training mode themselves before passes of their own."""
+    modes: list[bool] = []
+    strategy = make(name, tiny_stream("bert", "linear"), dropout=False)
+    hook = strategy.model.backbone.register_forward_hook(lambda module, *_: modes.append(module.training))
+    learn(strategy)
+    hook.remove()
+    assert modes and not any(modes)
+    assert not strategy.model._forward_pre_hooks

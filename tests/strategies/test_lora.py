@@ -1,0 +1,608 @@
+"""LoRA and O-LoRA: what adapters add, what they leave alone, and what comes back from their file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from avalanche.benchmarks.scenarios.deprecated.generators import tensors_benchmark
+from avalanche.core import SupervisedPlugin
+from avalanche.models import SimpleMLP
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from forgetfree import cli, registry
+from forgetfree.errors import OptionError, RunError, TaskError
+from forgetfree.lora import LoraAdapters, overlap, targets
+from forgetfree.streams import benchmark_stream
+
+MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "momentum": {"optimizer": "sgd", "lora_learning_rate": 0.5, "momentum": 0.9, "weight_decay": 0.1},
+    "adamw": {"optimizer": "adamw", "learning_rate": 0.005, "weight_decay": 0.1},
+}
+BOTH = ["lora", "o-lora"]
+MakeStream = Callable[..., Any]
+
+
+def make(name: str, stream: Any, *, seed: int = 0, **changes: Any) -> Any:
+    """A strategy by its registered name; options that are not its own are arguments of the constructor."""
+    cls = registry.strategy(name)
+    known = cls.Options.__dataclass_fields__
+    defaults = {"steps": 4, "batch_size": 4, "rank": 4} | OPTIMIZERS["momentum"]
+    options = {key: value for key, value in (defaults | changes).items() if key in known}
+    rest = {key: value for key, value in changes.items() if key not in known}
+    return cls(stream=stream, options=cls.Options(**options), seed=seed, **rest)
+
+
+def logits(strategy: Any) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(answer.logits) for name, answer in strategy.evaluate().items()}
+
+
+def learn(strategy: Any) -> list[dict[str, Tensor]]:
+    """Train on the whole stream; the answers before it and after each task."""
+    rows = [logits(strategy)]
+    for experience in strategy.stream.benchmark.train_stream:
+        strategy.train(experience)
+        rows.append(logits(strategy))
+    return rows
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+# -- Forget-free, and θ_pre --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_later_tasks_leave_every_earlier_logit_of_lora_as_it_was(
+    tiny_stream: MakeStream, kind: str, optimizer: str
+) -> None:
+    stream = tiny_stream(kind, MODELS[kind])
+    strategy = make("lora", stream, lora_dropout=0.1, **OPTIMIZERS[optimizer])
+    rows = learn(strategy)
+    for position, task in enumerate(stream.tasks):
+        assert not torch.equal(rows[position][task.name], rows[position + 1][task.name])
+        for row, answers in enumerate(rows):
+            expected = rows[position + 1] if row > position else rows[0]
+            assert torch.equal(answers[task.name], expected[task.name])
+
+
+def test_o_lora_lets_later_adapters_reach_earlier_tasks(tiny_stream: MakeStream) -> None:
+    """So that the test above is seen to be able to fail."""
+    rows = learn(make("o-lora", tiny_stream("bert", "linear")))
+    assert not torch.equal(rows[1]["qnli"], rows[2]["qnli"])
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_streams_model_is_as_it_was_and_serves_the_next_strategy(
+    tiny_stream: MakeStream, kind: str, name: str
+) -> None:
+    """θ_pre keeps every bit, flags and modules are the model's own, and fine-tuning right after is as on a new stream."""
+    used, fresh = (tiny_stream(kind, MODELS[kind], stream="qnli,sst2") for _ in range(2))
+    before, flags = everything(used.model.backbone), [p.requires_grad for p in used.model.parameters()]
+    backbone = used.model.backbone
+    strategy = make(name, used, weight_decay=0.1)
+    for experience in used.benchmark.train_stream:
+        strategy.train(experience)
+        assert_same(everything(used.model.backbone), before)
+    strategy.evaluate()
+    assert used.model.backbone is backbone
+    assert_same(everything(used.model.backbone), before)
+    assert [p.requires_grad for p in used.model.parameters()] == flags
+    answers = [learn(make("continual-ft", stream, learning_rate=0.05)) for stream in (used, fresh)]
+    for one, other in zip(*answers, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_only_the_newest_adapters_and_the_readout_get_gradients(tiny_stream: MakeStream, name: str) -> None:
+    class Watch(SupervisedPlugin):
+        def before_update(self, strategy: Any, **_: Any) -> None:
+            named = strategy.task_model.named_parameters()
+            wanting = {key for key, parameter in named if parameter.requires_grad}
+            newest = {key for key in wanting if f".{strategy.newest}." in key and ".lora_" in key}
+            label = strategy.task.label
+            assert wanting - newest == {f"linears.{label}.weight", f"linears.{label}.bias"}
+            assert len(newest) == 8  # A and B of query and value in two layers
+            with_gradient = {k for k, p in strategy.task_model.named_parameters() if p.grad is not None}
+            assert with_gradient == wanting
+
+    learn(make(name, tiny_stream("bert", "linear"), plugins=[Watch()]))
+
+
+def test_o_lora_freezes_earlier_adapters_bit_for_bit(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("gpt2-lm", "causal")
+    strategy = make("o-lora", stream, **OPTIMIZERS["adamw"])
+    kept: dict[str, dict[str, Tensor]] = {}
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+        for name, tensors in kept.items():
+            assert_same(strategy.adapters.tensors(name), tensors)
+        kept = {name: {k: t.clone() for k, t in strategy.adapters.tensors(name).items()} for name in strategy.records}
+    assert list(kept) == ["task-0", "task-1", "task-2"]
+
+
+# -- What adapters add -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("kind", ["bert", "gpt2-lm"])
+def test_adapters_add_their_scaled_products_to_the_weight(tiny_stream: MakeStream, kind: str, name: str) -> None:
+    """W_pre + (α/r)·B·A, written into a plain model by hand (transposed in GPT-2), answers as the strategy does.
+
+    Of the task's own adapters for LoRA, of all three tasks' for O-LoRA.
+    """
+    stream, plain = (tiny_stream(kind, MODELS[kind]) for _ in range(2))
+    strategy = make(name, stream, rank=2, lora_alpha=6)
+    rows = learn(strategy)
+    suffixes = ("query", "value") if kind == "bert" else ("c_attn",)
+    for acting in ["task-1"] if name == "lora" else ["task-0", "task-1", "task-2"]:
+        tensors = strategy.adapters.tensors(acting)
+        layers = sorted({key.partition(".lora_")[0] for key in tensors})
+        assert len(layers) == 2 * len(suffixes) and all(layer.endswith(suffixes) for layer in layers)
+        for layer in layers:
+            product = 3 * tensors[f"{layer}.lora_B.weight"] @ tensors[f"{layer}.lora_A.weight"]
+            with torch.no_grad():
+                weight = plain.model.backbone.get_submodule(layer).weight
+                weight.add_(product.T if kind == "gpt2-lm" else product)
+    plain.model.linears.load_state_dict(stream.model.linears.state_dict())
+    x, _, t = plain.tasks[1].test.batch(range(16))
+    with torch.no_grad():
+        by_hand = plain.model.eval()(x, t)
+    torch.testing.assert_close(rows[-1]["ag_news"], by_hand, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(rows[0]["ag_news"], by_hand, atol=1e-2)
+
+
+def test_the_layers_to_adapt_can_be_named(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("roberta-mlm", "prompt")
+    backbone, space = stream.model.backbone, stream.model.space()
+    everywhere = targets(backbone, space, ".")
+    assert len(everywhere) == 12  # query, key, value, output, and two feed-forward in two layers; nothing of the head
+    assert all(".encoder.layer." in f".{name}" for name in everywhere)
+    assert targets(backbone, space, r"layer\.1.*key") == ["roberta.encoder.layer.1.attention.self.key"]
+    backbone.config.model_type = "an architecture that PEFT does not know"
+    assert targets(backbone, space) == everywhere
+    strategy = make("lora", tiny_stream("bert", "linear"), target_modules=r"layer\.0.*intermediate")
+    learn(strategy)
+    assert list(strategy.adapters.projections("task-0")) == ["encoder.layer.0.intermediate.dense"]
+
+
+def test_graftable_bounds_the_adapters_too(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("bert", "linear", graftable=r"layer\.1\.attention")
+    names = targets(stream.model.backbone, stream.model.space())
+    assert names == [f"encoder.layer.1.attention.self.{part}" for part in ("query", "value")]
+
+
+def test_adapters_share_every_tensor_with_the_backbone(tiny_stream: MakeStream) -> None:
+    backbone = tiny_stream("bert", "linear").model.backbone
+    adapters = LoraAdapters(backbone)
+    own = {id(tensor) for tensor in (*backbone.parameters(), *backbone.buffers())}
+    assert {id(tensor) for tensor in (*adapters.model.parameters(), *adapters.model.buffers())} == own
+    assert not {id(module) for module in backbone.modules()} & {id(module) for module in adapters.model.modules()}
+
+
+def test_torchs_own_encoder_layers_are_not_adapted() -> None:
+    """In evaluation they read their layers' weights past any adapter."""
+    from forgetfree.parameters import ParameterSpace
+
+    encoder = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    model = nn.Sequential(nn.Linear(8, 8), encoder, nn.MultiheadAttention(8, 2))
+    assert targets(model, ParameterSpace.of(model)) == ["0"]
+
+
+def test_adapters_learn_at_ten_times_the_rate_unless_told_otherwise(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("bert", "linear")
+    options = make("lora", stream, learning_rate=1e-3, lora_learning_rate=None, l1=0.1).training_options()
+    assert (options.learning_rate, options.readout_learning_rate, options.l1) == (pytest.approx(1e-2), 1e-3, 0)
+    options = make("lora", stream, lora_learning_rate=0.3, readout_learning_rate=0.2).training_options()
+    assert (options.learning_rate, options.readout_learning_rate) == (0.3, 0.2)
+
+
+# -- Orthogonality -----------------------------------------------------------------------------------------
+
+
+def test_the_penalty_by_hand() -> None:
+    """A_1 = (1 2 0; 0 1 1), A_2 = (1 0 3): A_1·A_2ᵀ = (1, 3)ᵀ, so 1 + 9 = 10; the other layer adds (2·0.5)² = 1."""
+    earlier = {"a": torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]]), "b": torch.tensor([[2.0]])}
+    newest = {"a": torch.tensor([[1.0, 0.0, 3.0]]), "b": torch.tensor([[0.5]]), "only here": torch.ones(1, 1)}
+    assert overlap(earlier, newest).item() == 11
+
+
+def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> None:
+    """λ·Σ_i over both earlier tasks, at the first step of the third."""
+    seen: list[float] = []
+
+    class Watch(SupervisedPlugin):
+        def after_forward(self, strategy: Any, **_: Any) -> None:
+            if len(strategy.records) == 2 and not seen:
+                plain = nn.functional.cross_entropy(strategy.mb_output, strategy.mb_y)
+                newest = strategy.adapters.projections("task-2")
+                products = [
+                    a @ newest[layer].T
+                    for name in ("task-0", "task-1")
+                    for layer, a in strategy.adapters.projections(name).items()
+                ]
+                by_hand = (torch.stack(products) ** 2).sum()
+                seen.extend([(strategy.criterion() - plain).item(), 0.7 * by_hand.item()])
+
+        def after_eval_forward(self, strategy: Any, **_: Any) -> None:
+            assert strategy.criterion() == nn.functional.cross_entropy(strategy.mb_output, strategy.mb_y)
+
+    learn(make("o-lora", tiny_stream("bert", "linear"), plugins=[Watch()], orthogonality=0.7))
+    assert seen[0] == pytest.approx(seen[1], rel=1e-4) and seen[1] > 0.01
+
+
+def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) -> None:
+    def largest_cosine(strength: float) -> float:
+        strategy = make(
+            "o-lora",
+            tiny_stream("bert", "linear", stream="qnli,sst2"),
+            optimizer="adamw",
+            lora_learning_rate=0.02,
+            weight_decay=0.0,
+            orthogonality=strength,
+            steps=100,
+        )
+        learn(strategy)
+        first, second = (strategy.adapters.projections(f"task-{k}") for k in range(2))
+        unit = nn.functional.normalize
+        return max((unit(first[layer]) @ unit(second[layer]).T).abs().max().item() for layer in first)
+
+    assert largest_cosine(0.0) > 0.3
+    assert largest_cosine(100.0) < 0.02
+
+
+# -- Seeds, interruptions, evaluation in the midst -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tiny_stream: MakeStream, name: str) -> None:
+    def run(seed: int, disturb: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        stream = tiny_stream("bert", "linear", stream="qnli,sst2")
+        torch.manual_seed(disturb)  # what ran before must not matter
+        strategy = make(name, stream, seed=seed)
+        answers = learn(strategy)[-1]
+        return answers, strategy.adapters.tensors("task-1")
+
+    first, same, other = run(0, 1), run(0, 2), run(1, 1)
+    for one, two in zip(first, same, strict=True):
+        assert_same(one, two)
+    for one, two in zip(first, other, strict=True):
+        assert not any(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_first_weights_leave_the_global_generator_alone(tiny_stream: MakeStream) -> None:
+    from peft import LoraConfig
+
+    adapters = LoraAdapters(tiny_stream("bert", "linear").model.backbone)
+    torch.manual_seed(5)
+    adapters.add("one", LoraConfig(r=2, target_modules=["query"]), seed=3)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("name", BOTH)
+def test_evaluating_in_the_midst_of_training_changes_nothing(tiny_stream: MakeStream, name: str, scenario: str) -> None:
+    def run(**periodic: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        stream = tiny_stream("bert", "linear", scenario=scenario)
+        router = {"task_inference": "router"} if name == "lora" else {}
+        strategy = make(name, stream, accumulation=2, lora_dropout=0.2, **router, **periodic)
+        for experience in stream.benchmark.train_stream:
+            strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
+        return everything(stream.model), strategy.adapters.tensors("task-2"), logits(strategy)
+
+    for one, other in zip(run(), run(eval_every=1, peval_mode="iteration"), strict=True):
+        assert_same(one, other)
+
+
+def test_lora_answers_for_a_learned_task_in_the_midst_of_another(tiny_stream: MakeStream) -> None:
+    seen: list[Tensor] = []
+
+    class Watch(SupervisedPlugin):
+        def after_eval_exp(self, strategy: Any, **_: Any) -> None:
+            if strategy._in_training is not None and len(strategy.learned) == 1 and strategy.task.name == "qnli":
+                seen.append(torch.from_numpy(strategy.predictions["qnli"].logits))
+
+    stream = tiny_stream("gpt2-lm", "causal", stream="qnli,sst2")
+    strategy = make("lora", stream, plugins=[Watch()], eval_every=1, peval_mode="iteration")
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
+    assert len(seen) >= 3
+    assert all(torch.equal(answers, logits(strategy)["qnli"]) for answers in seen)
+
+
+class Interrupt(SupervisedPlugin):
+    """Stops training at its second update, as Ctrl-C does."""
+
+    armed = False
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        if self.armed and strategy.clock.train_exp_iterations == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("name", BOTH)
+def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(
+    tiny_stream: MakeStream, name: str, scenario: str
+) -> None:
+    """And the task can be trained after all, to the same result as without the interrupt."""
+    stream, twin = (tiny_stream("bert", "linear", stream="qnli,sst2", scenario=scenario) for _ in range(2))
+    interrupt = Interrupt()
+    strategy = make(name, stream, plugins=[interrupt])
+    first, second = stream.benchmark.train_stream
+    strategy.train(first)
+    before, weights = logits(strategy), everything(stream.model)
+    interrupt.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(second)
+    interrupt.armed = False
+    assert_same(logits(strategy), before)
+    assert_same(everything(stream.model), weights)
+    strategy.train(second)
+    assert_same(logits(strategy), learn(make(name, twin))[-1])
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream, name: str) -> None:
+    stream = tiny_stream("bert", "linear", stream="qnli,sst2")
+    strategy = make(name, stream)
+    before = learn(strategy)[-1]
+    with pytest.raises(TaskError, match="'qnli' has adapters already"):
+        strategy.train(next(iter(stream.benchmark.train_stream)))
+    assert_same(logits(strategy), before)
+
+
+# -- Where the task is withheld ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inference", ["last", "router"])
+def test_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, inference: str) -> None:
+    """By hand: the last task's adapters under the readouts' own rows; or each row by the adapters surest of it."""
+    stream = tiny_stream("bert", "linear", scenario="class")
+    before = everything(stream.model.backbone)
+    strategy = make("lora", stream, task_inference=inference, steps=20)
+    answers = learn(strategy)[-1]
+    assert_same(everything(stream.model.backbone), before)
+    x, _, _ = stream.tasks[0].test.batch(range(16))
+    lowest = torch.finfo(torch.float32).min
+    by_task = []
+    for acting in strategy.records:
+        stream.model.backbone = strategy.adapters.activate([acting]).eval()
+        with torch.no_grad():
+            features = stream.model.features(x)
+        logits_by_task = torch.full((16, 8), lowest)
+        for task, record in zip(stream.tasks, strategy.records.values(), strict=True):
+            own = list(task.classes)
+            if inference == "last" or record is strategy.records[acting]:
+                logits_by_task[:, own] = (features @ record.readout["weight"].T + record.readout["bias"])[:, own]
+        by_task.append(logits_by_task)
+    if inference == "last":
+        expected = by_task[-1]
+    else:
+        sizes = [len(task.classes) for task in stream.tasks]
+        chances = [each.softmax(1) for each in by_task]
+        doubts = [torch.special.entr(p).sum(1) / math.log(n) for p, n in zip(chances, sizes, strict=True)]
+        chosen = torch.stack(doubts).argmin(0)
+        assert len(set(chosen.tolist())) > 1
+        expected = torch.stack(by_task)[chosen, torch.arange(16)]
+    torch.testing.assert_close(answers["qnli"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_o_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, tmp_path: Path) -> None:
+    """One readout for all: the newest is what is kept."""
+    stream = tiny_stream("bert", "linear", scenario="class")
+    strategy = make("o-lora", stream)
+    answers = learn(strategy)[-1]
+    assert [bool(record.readout) for record in strategy.records.values()] == [False, False, True]
+    strategy.save(tmp_path)
+    again = make("o-lora", tiny_stream("bert", "linear", scenario="class"))
+    again.load(tmp_path)
+    assert_same(logits(again), answers)
+
+
+# -- The file ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_loaded_strategy_answers_as_the_saved_one(
+    tiny_stream: MakeStream, kind: str, name: str, tmp_path: Path
+) -> None:
+    """With other options too: the file's own count. The next task may be learned on top."""
+    strategy = make(name, tiny_stream(kind, MODELS[kind]), lora_dropout=0.1)
+    first, second, third = strategy.stream.benchmark.train_stream
+    strategy.train(first)
+    strategy.train(second)
+    strategy.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["adapters.safetensors"]
+    answers = logits(strategy)
+    stream = tiny_stream(kind, MODELS[kind])
+    again = make(name, stream, rank=2, lora_alpha=3)
+    again.load(tmp_path)
+    assert_same(logits(again), answers)
+    assert again.bytes_kept() == strategy.bytes_kept()
+    same = make(name, tiny_stream(kind, MODELS[kind]), lora_dropout=0.1)
+    same.load(tmp_path)
+    same.train(third)
+    strategy.train(third)
+    assert_same(logits(same), logits(strategy))
+    again.train(third)
+    again.save(tmp_path)
+    last = make(name, tiny_stream(kind, MODELS[kind]))
+    last.load(tmp_path)
+    assert_same(logits(last), logits(again))
+
+
+def test_what_is_kept_is_adapters_and_readouts(tiny_stream: MakeStream, tmp_path: Path) -> None:
+    """Rank 4, width 16, two layers, query and value: 4·4·(16 + 16) numbers a task; readouts 17·(2 + 4 + 2)."""
+    strategy = make("lora", tiny_stream("bert", "linear"))
+    assert strategy.bytes_kept() == 0
+    learn(strategy)
+    assert strategy.bytes_kept() == 4 * (3 * 4 * 4 * 32 + 17 * 8)
+    strategy.save(tmp_path)
+    with safe_open(tmp_path / "adapters.safetensors", "pt") as file:
+        header = file.metadata()
+    config = json.loads(header["configs"])[0]
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 16)
+    assert json.loads(header["tasks"]) == ["qnli", "ag_news", "sst2"]
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_stream: MakeStream, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    strategy = make("lora", tiny_stream("bert", "linear"))
+    learn(strategy)
+    directory = tmp_path_factory.mktemp("saved")
+    strategy.save(directory)
+    return directory / "adapters.safetensors"
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def _retell(path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    save_file(load_file(path), path, header | {"tasks": '["qnli", "sst2", "ag_news"]'})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_flip, "do not match its checksum"),
+        (_retell, "do not match its checksum"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "cannot be read"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (lambda path: save_file({"a": torch.ones(1)}, path), "does not say that it holds adapters"),
+        (lambda path: path.unlink(), "There are no adapters at"),
+    ],
+    ids=["flipped", "retold", "cut", "empty", "other", "gone"],
+)
+def test_a_damaged_file_is_refused_with_the_reason(
+    tiny_stream: MakeStream, saved: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    path = tmp_path / saved.name
+    path.write_bytes(saved.read_bytes())
+    damage(path)
+    strategy = make("lora", tiny_stream("bert", "linear"))
+    before = logits(strategy)
+    with pytest.raises(RunError, match=message):
+        strategy.load(tmp_path)
+    assert_same(logits(strategy), before)
+    assert strategy.learned == []
+
+
+def test_a_file_of_something_else_is_refused(tiny_stream: MakeStream, saved: Path) -> None:
+    with pytest.raises(RunError, match=r"each alone \(lora\).*lets them act all together \(o-lora\)"):
+        make("o-lora", tiny_stream("bert", "linear")).load(saved.parent)
+    with pytest.raises(RunError, match="belong to other weights"):
+        make("lora", tiny_stream("bert-pooler", "linear")).load(saved.parent)
+    with pytest.raises(RunError, match="'ag_news', which this stream lacks"):
+        make("lora", tiny_stream("bert", "linear", stream="qnli,sst2")).load(saved.parent)
+    with pytest.raises(RunError, match="do not fit the readout of 'qnli'"):
+        make("lora", tiny_stream("bert", "linear", scenario="class")).load(saved.parent)
+
+
+# -- Any network -----------------------------------------------------------------------------------------------
+
+
+def _benchmark() -> Any:
+    """Two tasks of two classes each, told apart by their label; rows are 8 numbers."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = []
+    for task in range(2):
+        y = torch.arange(24) % 2 + 2 * task
+        tensors.append((torch.randn(24, 8, generator=generator) + y[:, None], y))
+    return tensors_benchmark(train_tensors=tensors, test_tensors=tensors, task_labels=[0, 1])
+
+
+def test_a_network_with_linear_layers_learns_by_adapters() -> None:
+    torch.manual_seed(0)
+    network = SimpleMLP(num_classes=4, input_size=8, hidden_size=6, hidden_layers=2, drop_rate=0)
+    stream = benchmark_stream(_benchmark(), network)
+    before = everything(stream.model.backbone)
+    strategy = make("lora", stream)
+    rows = learn(strategy)
+    assert len(strategy.adapters.projections("task-0")) == 2
+    assert not torch.equal(rows[0]["experience-0"], rows[1]["experience-0"])
+    assert torch.equal(rows[1]["experience-0"], rows[2]["experience-0"])
+    assert_same(everything(stream.model.backbone), before)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_buffers_that_training_changes_come_and_go_with_their_adapters(name: str, tmp_path: Path) -> None:
+    """BatchNorm's running statistics move in every forward pass of training."""
+
+    def stream() -> Any:
+        torch.manual_seed(0)
+        return benchmark_stream(_benchmark(), nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)))
+
+    strategy = make(name, stream())
+    before = everything(strategy.stream.model.backbone)
+    rows = learn(strategy)
+    kept = [set(record.buffers) for record in strategy.records.values()]
+    statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert kept == ([statistics, statistics] if name == "lora" else [set(), statistics])
+    steps = [int(record.buffers["1.num_batches_tracked"]) for record in strategy.records.values() if record.buffers]
+    assert steps == ([4, 4] if name == "lora" else [8])
+    assert torch.equal(rows[1]["experience-0"], rows[2]["experience-0"]) == (name == "lora")
+    assert_same(everything(strategy.stream.model.backbone), before)
+    strategy.save(tmp_path)
+    again = make(name, stream())
+    again.load(tmp_path)
+    assert_same(logits(again), rows[-1])
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    network = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(12, 4))
+    with pytest.raises(OptionError, match="LoRA adapts linear layers, and finds none to adapt in Sequential"):
+        make("lora", benchmark_stream(_benchmark(), network))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("quary", "finds none to adapt in BertModel by target_modules='quary'.*Name some"), ("(", "regular expression")],
+)
+def test_target_modules_must_name_layers(tiny_stream: MakeStream, pattern: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make("o-lora", tiny_stream("bert", "linear"), target_modules=pattern)
+
+
+# -- The command line --------------------------------------------------------------------------------------------
+
+
+def test_both_run_from_the_command_line(
+    data_directory: Path, model_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "3"]
+    chosen = ["--strategy", "lora", "--strategy", "o-lora", "--set", "lora.rank=4", "--set", "orthogonality=1.5"]
+    assert cli.main(["run", "qnli,ag_news,sst2", *given, *chosen, "--out", str(out)]) == 0
+    runs = {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
+    assert (runs["lora"]["options"]["rank"], runs["o-lora"]["options"]["rank"]) == (4, 8)
+    assert runs["o-lora"]["options"]["orthogonality"] == 1.5
+    assert runs["lora"]["summary"]["forgetting"] == runs["lora"]["summary"]["bwt"] == 0
+    for name in BOTH:
+        assert (out / name / "seed-0" / "adapters.safetensors").is_file()
+        assert all(math.isfinite(value) for row in runs[name]["matrix"] for value in row)

@@ -1,0 +1,72 @@
+"""The example package as its author would use it, and the document that quotes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "my_strategy"
+
+
+@pytest.mark.parametrize(
+    ("file", "language"),
+    [("my_strategy.py", "python"), ("pyproject.toml", "toml"), ("tests/test_my_strategy.py", "py")],
+)
+def test_the_document_quotes_the_example(file: str, language: str) -> None:
+    document = (ROOT / "docs" / "plug-in.md").read_text(encoding="utf-8")
+    assert f"```{language}\n{(EXAMPLE / file).read_text(encoding='utf-8')}```\n" in document
+
+
+def test_the_contract_table_names_hooks_that_there_are() -> None:
+    from forgetfree.strategy import ContinualStrategy
+
+    document = (ROOT / "docs" / "plug-in.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in document.splitlines() if line.startswith("| `")]
+    hooks = [hook.strip(" `") for row in rows for hook in row.split(",")]
+    assert len(hooks) > 20
+    assert [hook for hook in hooks if hook not in vars(ContinualStrategy)] == []
+
+
+@pytest.mark.slow
+def test_the_example_is_a_package_that_works(tmp_path: Path, data_directory: Path, model_directory: Any) -> None:
+    """Wheel → an environment of its own, which borrows this one's packages → its tests, `list`, `run` and `report`."""
+    source = Path(shutil.copytree(EXAMPLE, tmp_path / "source", ignore=shutil.ignore_patterns("build", "*.egg-info")))
+    environment = tmp_path / "environment"
+    python = environment / "bin" / "python"
+
+    def call(*command: str | Path, cwd: Path = tmp_path) -> str:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=cwd, env=clean, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", source)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    call(sys.executable, "-m", "venv", "--without-pip", environment)
+    call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    (packages,) = (environment / "lib").glob("python*/site-packages")
+    (packages / "borrowed.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{ROOT}\n")
+
+    shutil.rmtree(source / "build", ignore_errors=True)
+    (source / "my_strategy.py").unlink()  # its tests are to find the installed one
+    assert "2 passed" in call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=source)
+
+    forgetfree = (python, "-m", "forgetfree")
+    assert "my-strategy  " in call(*forgetfree, "list", "strategies")
+    assert "sst2 → qnli" in call(*forgetfree, "list", "streams")
+    out = tmp_path / "out"
+    small = ["--shots", "4", "--steps", "2", "--set", "pull=0.5", "--out", str(out)]
+    where = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
+    call(*forgetfree, "run", "my-stream", "--strategy", "my-strategy", *where, *small)
+    (run,) = json.loads((out / "results.json").read_text())["runs"]
+    assert (run["strategy"], run["options"]["pull"], len(run["matrix"])) == ("my-strategy", 0.5, 3)
+    assert "my-strategy" in call(*forgetfree, "report", str(out), "--format", "markdown")
