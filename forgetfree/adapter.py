@@ -44,6 +44,10 @@ class AvalancheStrategy(ContinualStrategy):
 
     def __init_subclass__(cls, *, fixed: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init_subclass__()
+        if without := [name for name, field in options.items() if field.default is None]:
+            raise TypeError(
+                f"{cls.__name__}: the default of {', '.join(without)} is None, from which no type can be told. Give a value."
+            )
         if options:
             fields: Any = [(name, type(field.default), field) for name, field in options.items()]
             cls.Options = dataclasses.make_dataclass(

@@ -270,7 +270,8 @@ def _ledger(options: argparse.Namespace) -> int:
     if options.action == "show":
         print(render_ledger(ledger, path))
         return 0
-    checked = "layout, bounds, order, disjointness, dtypes, finiteness, checksum"
+    disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
+    checked = f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"
     if options.model:
         _verify_model(ledger, options.model)
         checked += f", and the fingerprint of {options.model}"
@@ -293,7 +294,7 @@ def _predict(options: argparse.Namespace) -> int:
     _quiet_libraries()
     from forgetfree.inference import Predictor
 
-    predictor = Predictor.of_run(Path(options.directory), options.seed)
+    predictor = Predictor.of_run(Path(options.directory), options.seed, options.strategy)
     pair = len(predictor.definition(options.task).text_columns) == 2
     if not options.texts and sys.stdin.isatty():
         print("Reading texts from the terminal, one a line; end with Ctrl-D.", file=sys.stderr)
@@ -419,6 +420,9 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("directory", metavar="DIR")
     predict.add_argument("--task", required=True, metavar="NAME")
     predict.add_argument("--seed", type=int, metavar="S", help="whose ledger (default: the first)")
+    predict.add_argument(
+        "--strategy", metavar="NAME", help="whose ledger (default: grafting-continual's, else the first)"
+    )
     predict.add_argument("texts", nargs="*", metavar="TEXT", help="default: lines of stdin; pairs with a tab between")
 
     lists = commands.add_parser("list", parents=[common], help="what there is by name")

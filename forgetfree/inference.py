@@ -1,4 +1,4 @@
-"""Answering from a finished run: its model under the union graft of a task."""
+"""Answering from a finished run: its model with what the ledger holds for a task."""
 
 from __future__ import annotations
 
@@ -71,12 +71,13 @@ class Predictor:
             load_tensors_(readout, stored)
 
     @classmethod
-    def of_run(cls, directory: Path, seed: int | None = None) -> Predictor:
+    def of_run(cls, directory: Path, seed: int | None = None, strategy: str | None = None) -> Predictor:
         """The predictor of a run directory.
 
         Args:
             directory: what ``forgetfree run --out`` wrote.
             seed: whose ledger; default: the first there is.
+            strategy: whose ledger; default: ``grafting-continual``'s, else the first there is.
 
         Raises:
             RunError: it is no run directory, or holds no ledger.
@@ -93,12 +94,13 @@ class Predictor:
                 f"{directory} is not a finished run: {path.name} cannot be read ({error}). Give the directory that "
                 "`forgetfree run --out` wrote."
             ) from error
-        pattern = f"*/seed-{'*' if seed is None else seed}/ledger.safetensors"
+        pattern = f"{strategy or '*'}/seed-{'*' if seed is None else seed}/ledger.safetensors"
         ledgers = sorted(directory.glob(pattern), key=lambda p: (p.parts[-3] != "grafting-continual", p))
         if not ledgers:
             of_seed = "" if seed is None else f" of seed {seed}"
+            of_strategy = "" if strategy is None else f" of {strategy}"
             raise RunError(
-                f"{directory} holds no ledger{of_seed}. Run a strategy that keeps one, such as grafting-continual."
+                f"{directory} holds no ledger{of_strategy}{of_seed}. Run a strategy that keeps one, such as grafting-continual."
             )
         return cls(load_model(name, readout), Ledger.load(ledgers[0]), tasks, shared_labels=shared_labels)
 
@@ -112,7 +114,7 @@ class Predictor:
         return self._tasks[task]
 
     def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
-        """Logits ``(n, n_labels)`` of rows under the union graft of ``task``."""
+        """Logits ``(n, n_labels)`` of rows by the model that infers ``task``."""
         definition = self.definition(task)
         model = self._loaded.model
         label = model.task_label(task)

@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
-from forgetfree.errors import LedgerError
+from forgetfree.errors import LedgerError, OptionError
 from forgetfree.grafting import Graft, RegionParameters
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.models.state import load_tensors_, tensors_of
 from forgetfree.options import option
 from forgetfree.regions import Region
 from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
-from forgetfree.streams import StreamTask
+from forgetfree.streams import Stream, StreamTask
 from forgetfree.training import TrainingOptions
 
 
@@ -82,8 +82,17 @@ class LedgerStrategy(ContinualStrategy):
     #: What a task is inferred with, see `forgetfree.ledger.Composition`.
     composition: ClassVar[Composition] = "union"
 
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """A rate is for one optimiser."""
+        if options.region_optimizer not in (None, options.optimizer) and options.region_learning_rate is None:
+            raise OptionError(
+                f"region_optimizer={options.region_optimizer} beside optimizer={options.optimizer} needs a "
+                "region_learning_rate of its own. Set it."
+            )
+
     def localize(self, task: StreamTask) -> Localized:
-        """Choose γ; the model holds θ_pre before and after."""
+        """Choose γ; the model holds θ_pre before."""
         raise NotImplementedError
 
     def trained(self, task: StreamTask) -> Trained:
@@ -106,8 +115,9 @@ class LedgerStrategy(ContinualStrategy):
         self._switch.to(len(self.ledger.records) if self.composition == "union" else 0)
         self._owned = self.ledger.free(localized.region)
         self._switch.remember(self._owned)
+        readout = self.task_model.readout_module(task.label)
+        self._readout_before = readout, tensors_of(readout)
         try:
-            readout = self.task_model.readout_module(task.label)
             load_tensors_(readout, localized.readout or self.pristine.readouts[task.name])
             if localized.theta is not None:
                 indices = self._owned.indices
@@ -183,13 +193,16 @@ class LedgerStrategy(ContinualStrategy):
         self._region = self._localized = None
 
     def suspend(self) -> None:
-        """θ_pre where the region is being trained."""
+        """θ_pre where the region is being trained, and the readout as it was."""
         self._switch.revert_uncommitted()
+        load_tensors_(*self._readout_before)
 
     def enter_evaluation(self, task: StreamTask) -> None:
-        """What the ledger says; a task that is not learned yet is answered as the last one is."""
-        known = task.name in self.ledger.tasks
-        self._switch.to(self.ledger.position(task.name) + 1 if known else len(self.ledger.records))
+        """What the ledger says; a task not learned yet is answered by the union so far, or θ_pre where there is none."""
+        if task.name in self.ledger.tasks:
+            self._switch.to_task(task.name)
+        else:
+            self.leave_evaluation(task)
 
     def leave_evaluation(self, task: StreamTask) -> None:
         """Back to what the next task starts from."""
@@ -208,13 +221,25 @@ class LedgerStrategy(ContinualStrategy):
                 f"{path} has composition {ledger.composition}, and {type(self).__name__.lower()} needs {self.composition}. "
                 "Load it by the strategy that wrote it."
             )
+        tasks = {task.name: task for task in self.stream.tasks}
+        for record in ledger.records:  # all of it, before anything is changed
+            if record.task not in tasks:
+                raise LedgerError(
+                    f"{path} holds task {record.task!r}, which this stream lacks. Load it with its stream."
+                )
+            readout = self.task_model.readout_module(tasks[record.task].label).state_dict()
+            expected, got = ({n: tuple(t.shape) for n, t in named.items()} for named in (readout, record.readout))
+            if expected != got:
+                raise LedgerError(
+                    f"{path}: the readout of task {record.task!r} does not fit: expected {expected}, got {got}. Load it with "
+                    "the model and scenario of its stream."
+                )
         self._switch.to(0)
+        self._switch = LedgerSwitch(ledger, self.task_model.backbone)
         self.ledger = ledger
-        self._switch = LedgerSwitch(self.ledger, self.task_model.backbone)
-        for record in self.ledger.records:
-            task = next(task for task in self.stream.tasks if task.name == record.task)
-            load_tensors_(self.task_model.readout_module(task.label), record.readout)
-            self.note_learned(task, dict(record.readout))
+        for record in ledger.records:
+            load_tensors_(self.task_model.readout_module(tasks[record.task].label), record.readout)
+            self.note_learned(tasks[record.task], dict(record.readout))
 
     def bytes_kept(self) -> int:
         """The ledger's."""

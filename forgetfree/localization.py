@@ -66,11 +66,6 @@ def check_grafting(options: LocalizationOptions, stream: Stream) -> None:
     budget(len(stream.model.space()), options.sparsity)
     if options.base == "empty" and options.mask_steps == 0:
         raise OptionError("base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or base=movement.")
-    if options.region_optimizer not in (None, options.optimizer) and options.region_learning_rate is None:
-        raise OptionError(
-            f"region_optimizer={options.region_optimizer} beside optimizer={options.optimizer} needs a "
-            "region_learning_rate of its own. Set it."
-        )
 
 
 def localize(strategy: ContinualStrategy, task: StreamTask, fine_tuned: ModelState) -> LearnedRegion:

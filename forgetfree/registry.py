@@ -102,9 +102,9 @@ class ModelEntry:
 
     Attributes:
         summary: one line.
-        recipe: options measured to suit the model. They stand in for the strategies' defaults on the command
-            line, as a whole, unless ``--set optimizer=…`` chooses another way to train; any single one gives
-            way to ``--set``.
+        recipe: options measured to suit the model, ``STRATEGY.OPTION`` for one strategy's alone. They stand in for
+            the strategies' defaults on the command line, as a whole, unless ``--set optimizer=…`` chooses another way
+            to train; any single one gives way to ``--set``.
     """
 
     summary: str
@@ -125,6 +125,11 @@ MODELS: dict[str, ModelEntry] = {
             "mask_steps": 4,
             "mask_batch_size": 256,
             "mask_evaluations": 2,
+            # Chosen on validation rows of QNLI and AG News: see docs/results.md, "The baselines".
+            "ewc.ewc_lambda": 1e5,
+            "online-ewc.ewc_lambda": 1e5,
+            "si.si_lambda": 1e3,
+            "mas.lambda_reg": 100.0,
         },
     ),
     "roberta-base": ModelEntry("the paper's masked LM, from the hub (125 M parameters)"),
@@ -174,7 +179,7 @@ def streams() -> dict[str, tuple[str, ...]]:
 
 
 def broken(group: Group) -> dict[str, str]:
-    """The plug-ins of a group that cannot be used, by name: a paragraph on each. Imports them all, and nothing of ours."""
+    """The plug-ins of a group that cannot be used, by name: a paragraph on each. Imports them all, so heavy ones too."""
     return {name: str(found) for name, found in _loaded(group).items() if isinstance(found, UsageError)}
 
 

@@ -66,7 +66,12 @@ class RunConfig:
         set_here = {key.removeprefix(f"{strategy}.") for key in self.settings}
         if entry is None or "optimizer" in set_here:
             return {}
-        return {key: value for key, value in entry.recipe.items() if key not in set_here}
+        own = {key.removeprefix(f"{strategy}."): value for key, value in entry.recipe.items()}
+        return {
+            key: value
+            for key, value in own.items()
+            if not set_here & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *self.strategies)
+        }
 
     def checked(self) -> CheckedConfig:
         """The strategies' classes and options.

@@ -102,6 +102,7 @@ class RunDirectory:
         if (self.path / "results.json").is_file():
             self.results = load_results(self.path)
             self.results.pop("source")
+            self.results.setdefault("scenario", "task")  # before there were others
             for run in self.results["runs"]:
                 run.pop("seconds_per_task", None)
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree import __version__, metrics
+from forgetfree import __version__, metrics, registry
 from forgetfree.errors import LedgerError, MetricError, TrainingError, UsageError
 from forgetfree.files import write_json
 from forgetfree.monitor import PHASES, Monitor
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
 MakeMonitor = Callable[[str], Monitor]
+#: The answers before training, by the precision and batch size they are computed in.
+FirstRows = dict[tuple[str, int], "dict[str, Predictions]"]
 
 
 def run(config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None = None) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def _run_seed(
 ) -> None:
     """All strategies with one seed; each starts from the stream's θ_pre."""
     results = directory.results
-    first_row: dict[str, Predictions] = {}
+    first_rows: FirstRows = {}
     for name in config.strategies:
         if directory.entry(name, seed):
             continue
@@ -100,7 +102,7 @@ def _run_seed(
             store=store,
         )
         try:
-            entry, last = _run_strategy(name, strategy, first_row, directory)
+            entry, last = _run_strategy(name, strategy, first_rows, directory)
         except (TrainingError, MetricError, LedgerError) as error:
             # It diverged. The other strategies and seeds of a long run are worth having.
             results["failed"].append({**results["unfinished"].pop(), "error": str(error)})
@@ -114,15 +116,13 @@ def _run_seed(
 
 
 def _run_strategy(
-    name: str, strategy: ContinualStrategy, first_row: dict[str, Predictions], directory: RunDirectory
+    name: str, strategy: ContinualStrategy, first_rows: FirstRows, directory: RunDirectory
 ) -> tuple[dict[str, Any], dict[str, Predictions]]:
     """One strategy over the whole stream: its entry of results.json, and its last answers."""
     tasks = strategy.stream.tasks
     unfinished: dict[str, Any] = {"strategy": name, "seed": strategy.seed, "matrix": []}
     directory.results["unfinished"] = [unfinished]
-    if not first_row:  # before training, all strategies answer with the same model
-        first_row |= strategy.evaluate()
-    current = dict(first_row)
+    current = _before_training(name, strategy, first_rows)
     rows, kept, seconds = [dict(current)], list[int](), list[float]()
 
     def scores(row: Mapping[str, Predictions]) -> list[float]:
@@ -135,7 +135,7 @@ def _run_strategy(
         strategy.train(experience)
         seconds.append(round(time.perf_counter() - begin, 3))
         strategy.save(directory.of(name, strategy.seed))
-        current |= strategy.evaluate(strategy.stale(strategy.stream.task(experience.task_label)))
+        current |= strategy.evaluate(strategy.stale(strategy.stream.task_of(experience)))
         rows.append(dict(current))
         kept.append(strategy.bytes_kept())
     entry = {
@@ -154,6 +154,16 @@ def _run_strategy(
     # Beside results.json, which repeats but for one key.
     write_json(directory.of(name, strategy.seed) / SECONDS_PER_TASK, seconds)
     return entry, current
+
+
+def _before_training(name: str, strategy: ContinualStrategy, first_rows: FirstRows) -> dict[str, Predictions]:
+    """Ours all answer with the pre-trained model then, so one evaluation serves them; of others that is not known."""
+    if name not in registry.STRATEGIES:
+        return dict(strategy.evaluate())
+    how = strategy.options.precision, strategy.options.evaluation_batch_size
+    if how not in first_rows:
+        first_rows[how] = dict(strategy.evaluate())
+    return dict(first_rows[how])
 
 
 def _compare_with_fine_tuned(directory: RunDirectory, seed: int) -> None:

@@ -40,6 +40,7 @@ from torch.utils.data import DataLoader
 from forgetfree import __version__, metrics
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import OptionError
+from forgetfree.files import write_json
 from forgetfree.ledger import Ledger
 from forgetfree.models.readout_model import LOWEST, ReadoutModel
 from forgetfree.models.state import ModelState, StateStore, load_tensors_, tensors_of
@@ -58,6 +59,7 @@ from forgetfree.training import (
     parts,
     plan,
     trainable,
+    training_mode,
 )
 
 
@@ -249,10 +251,14 @@ class ContinualStrategy(SupervisedTemplate):
     def save(self, directory: Path) -> None:
         """Write what is needed to answer later: by default all that training may change."""
         ModelState.of(self.task_model).save(directory / "checkpoint.safetensors")
+        write_json(directory / "learned.json", [task.name for task in self.learned])
 
     def load(self, directory: Path) -> None:
         """Answer as the strategy did that wrote ``directory`` by `save`; to be called on a new one."""
         ModelState.load(directory / "checkpoint.safetensors").load_(self.task_model)
+        for name in json.loads((directory / "learned.json").read_text(encoding="utf-8")):
+            task = next(task for task in self.stream.tasks if task.name == name)
+            self.note_learned(task, tensors_of(self.task_model.readout_module(task.label)))
 
     def bytes_kept(self) -> int:
         """Bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
@@ -328,7 +334,7 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _model_config(self) -> Any:
         config = getattr(self.task_model.backbone, "config", None)
-        # Networks without one: a fingerprint is of weights, and does not tell ReLU from Tanh.
+        # Networks without one: a fingerprint is of weights, and does not tell a module of ReLU from one of Tanh.
         return config.to_diff_dict() if config is not None else repr(self.task_model.backbone)
 
     def _fine_tune(self, task: StreamTask) -> ModelState:
@@ -391,8 +397,7 @@ class ContinualStrategy(SupervisedTemplate):
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """The planned batches of this task, cut into parts where gradients are accumulated."""
         task, data, options = self.task, self.adapted_dataset, self.training_options()
-        # Rows that a plugin added (replay) come without known lengths.
-        lengths = task.train.lengths if len(data) == len(task.train) else _lengths(data)
+        lengths = task.train.lengths if data is self.experience.dataset else self._lengths(data)
         batches = plan(lengths, options, self.steps(task), self.phase_seed(self.training_phase, task))
         self._parts = [part for batch in batches for part in parts(batch, options.accumulation)]
         self._planned = self.dataloader = DataLoader(
@@ -446,11 +451,18 @@ class ContinualStrategy(SupervisedTemplate):
                     self._after_update(**kwargs)
                 self._after_training_iteration(**kwargs)
 
+    def _lengths(self, data: Any) -> list[int]:
+        """Tokens per row of rows that a plugin put together; 0 where rows are no texts."""
+        tokens = getattr(self.task_model, "tokens", None)
+        if tokens is None:
+            return [0] * len(data)
+        return [int(tokens.attention_mask(data[i][0].unsqueeze(0)).sum()) for i in range(len(data))]
+
     @contextmanager
     def training_steps(self) -> Iterator[None]:
         """Around all steps of one task: the mode, the draws of dropout, and what the monitor hears."""
         seed, steps = self.phase_seed(self.training_phase, self.task), self.steps(self.task)
-        self.model.train(self.options.dropout)
+        training_mode(self.model, self.options.dropout)
         torch.manual_seed(derive_seed(seed, "dropout"))
         self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
         with self.phase(self.training_phase, self.task, steps) as self._on_step:
@@ -464,10 +476,9 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
-        if (
-            self.model.training != self.options.dropout
-        ):  # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode
-            self.model.train(self.options.dropout)
+        training_mode(
+            self.model, self.options.dropout
+        )  # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode
 
     def forward(self) -> Tensor:
         """Logits of the mini-batch in float32, computed in the precision of the options."""
@@ -519,7 +530,7 @@ class ContinualStrategy(SupervisedTemplate):
         """All rows once, rows of similar length together."""
         data = self.adapted_dataset
         rows = getattr(self.task, self.experience.origin_stream.name, None)
-        lengths = rows.lengths if rows is not None and len(rows) == len(data) else _lengths(data)
+        lengths = rows.lengths if rows is not None and len(rows) == len(data) else self._lengths(data)
         batches = by_length(lengths, self.eval_mb_size)
         self._order = [row for batch in batches for row in batch]
         self.dataloader = DataLoader(
@@ -533,7 +544,10 @@ class ContinualStrategy(SupervisedTemplate):
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self._in_evaluation = self.task
         if self._task_is_withheld():
-            self._answer_for_all()
+            if self.taskwise:
+                self._answer_for_all()
+            elif self._in_training is None:  # in the midst of training, the model as it is
+                self.enter_evaluation(self.task)
         elif self._in_training is not self.task:
             if self._in_training is not None:
                 self._suspended = self.snapshot()
@@ -543,7 +557,7 @@ class ContinualStrategy(SupervisedTemplate):
         super()._before_eval_exp(**kwargs)
 
     def _task_is_withheld(self) -> bool:
-        return self.stream.scenario != "task" and self.taskwise
+        return self.stream.scenario != "task"
 
     def _answer_for_all(self) -> None:
         """Make the model one that answers whatever the task; in the midst of training, the task in training is the last."""
@@ -638,12 +652,6 @@ class ContinualStrategy(SupervisedTemplate):
 
 #: What a forward pass takes of a batch that is not cut.
 _WHOLE = Part((), 1.0, True, True)
-
-
-def _lengths(data: Any) -> list[int]:
-    """Tokens per row; 0 where rows are not token ids."""
-    inputs = (data[i][0] for i in range(len(data)))
-    return [len(x) if x.dim() == 1 and not x.is_floating_point() else 0 for x in inputs]
 
 
 def _seed_generators(seed: int) -> None:

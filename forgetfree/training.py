@@ -172,6 +172,15 @@ def parts(batch: Sequence[int], accumulation: int) -> Iterator[Part]:
         yield Part(rows, len(rows) / len(batch), i == 0, i == count - 1)
 
 
+def training_mode(model: nn.Module, dropout: bool) -> None:
+    """Put ``model`` into training mode; without ``dropout`` only what gathers statistics, such as BatchNorm."""
+    model.train(dropout)
+    if not dropout:
+        for module in model.modules():
+            if getattr(module, "track_running_stats", False):
+                module.train()
+
+
 @contextmanager
 def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Only ``parameters`` want gradients inside; the model's flags, mode and gradients are put back after."""
@@ -220,7 +229,7 @@ def fine_tune(
     with trainable(model, [*backbone, *readout]):
         update = Update(backbone, readout, options, steps, anchors)
         torch.manual_seed(derive_seed(seed, "dropout"))
-        model.train(options.dropout)
+        training_mode(model, options.dropout)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed), 1):
             update.optimizer.zero_grad()
             total = 0.0

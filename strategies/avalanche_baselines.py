@@ -328,6 +328,17 @@ class LwF(
 class Cumulative(TemplateStrategy, supervised.Cumulative):
     """Train on each task's rows together with those of all earlier tasks."""
 
+    dataset: Any
+
+    def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
+        """A task that is cut short does not count."""
+        before = self.dataset
+        try:
+            return super().train(experiences, eval_streams, **kwargs)
+        except BaseException:
+            self.dataset = before
+            raise
+
     def held(self) -> Any:
         """All rows."""
         return self.dataset

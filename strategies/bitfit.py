@@ -27,6 +27,7 @@ class BitFit(LedgerStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """There must be a bias."""
+        super().check(options, stream)
         _biases(stream.model.space())
 
     def localize(self, task: StreamTask) -> Localized:

@@ -36,6 +36,7 @@ class GraftRetrain(LedgerStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """The sparsity must leave an entry, and something must choose the region."""
+        super().check(options, stream)
         check_grafting(options, stream)
 
     def localize(self, task: StreamTask) -> Localized:

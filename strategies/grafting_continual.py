@@ -35,6 +35,7 @@ class GraftingContinual(LedgerStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """The sparsity must leave an entry, and something must choose the region."""
+        super().check(options, stream)
         check_grafting(options, stream)
 
     def setup(self) -> None:

@@ -53,6 +53,7 @@ class PackNet(LedgerStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """There must be a weight matrix."""
+        super().check(options, stream)
         weight_matrices(stream.model.space())
 
     def localize(self, task: StreamTask) -> Localized:

@@ -61,6 +61,7 @@ class WSN(LedgerStrategy):
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """There must be a weight matrix."""
+        super().check(options, stream)
         weight_matrices(stream.model.space())
 
     def localize(self, task: StreamTask) -> Localized:
@@ -98,6 +99,7 @@ class WSN(LedgerStrategy):
 
     def suspend(self) -> None:
         """θ_pre everywhere: the mask may lie anywhere."""
+        super().suspend()
         self.space.load_(self.task_model.backbone, self.pristine.theta)
 
 

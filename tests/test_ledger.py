@@ -335,7 +335,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "tasks that are no JSON": (note("tasks", "[one]"), "its tasks are not valid JSON"),
     "a task too few": (note("tasks", '["one", "two"]'), "names 2 tasks but 3 sparsities"),
     "sparsities that are texts": (note("sparsity", '["a", "b", "c"]'), "its sparsity are not a list of the expected kind"),
-    "another schema": (note("schema", "2"), "it has schema '2', and this version reads schema 1"),
+    "another schema": (note("schema", "3"), "it has schema '3', and this version reads schema 1 and 2"),
     **{f"no {key}": (drop(key), f"its metadata lacks {key}") for key in
        ("schema", "tasks", "sparsity", "layout_hash", "fingerprint", "checksum")},
 }  # fmt: skip

@@ -11,7 +11,9 @@ Of each digit, a fifth of the rows is for testing and a fifth for validation. `C
 
 What to expect (van de Ven & Tolias, 2019; Hsu et al., 2018): ``continual-ft`` forgets; where the task is known or the
 labels are shared, regularisation and rehearsal forget less; in ``split-class`` regularisation is known to fail (no
-row ever shows labels of two tasks side by side) and rehearsal to work; ``joint`` is the ceiling.
+row ever shows labels of two tasks side by side) and rehearsal to work; ``joint`` is the ceiling. At equal updates
+``joint`` is a low one on ``permuted``: it has all five tasks to learn in one network, and rehearsal reads 32 rows an update
+to its 16. With 600 steps instead of 150 it reaches 94 %.
 """
 
 from __future__ import annotations
@@ -79,16 +81,16 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
         # strategy, option, on permuted, split-task, split-class
         ("ewc", "ewc_lambda", (30, 300, 30)),
         ("online-ewc", "ewc_lambda", (30, 300, 30)),
-        ("si", "si_lambda", (100, 100, 100)),
+        ("si", "si_lambda", (100, 100, 1000)),
         ("mas", "lambda_reg", (0.3, 0.1, 0.3)),
         ("rwalk", "ewc_lambda", (3, 1, 1)),
         ("lwf", "alpha", (3, 3, 0.3)),
         ("gem", "memory_strength", (0.5, 0.5, 0.5)),
         ("der", "alpha", (0.3, 0.1, 0.3)),
-        ("grafting-continual", "sparsity", (0.2, 0.2, 0.2)),
-        ("graft-retrain", "sparsity", (0.2, 0.2, 0.2)),
+        ("grafting-continual", "sparsity", (0.2, 0.1, 0.2)),
+        ("graft-retrain", "sparsity", (0.1, 0.1, 0.2)),
         ("packnet", "keep", (0.2, 0.2, 0.2)),
-        ("wsn", "capacity", (0.3, 0.3, 0.3)),
+        ("wsn", "capacity", (0.5, 0.3, 0.3)),
     )
 }
 

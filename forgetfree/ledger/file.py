@@ -31,6 +31,8 @@ from forgetfree.parameters import ParameterSpace, TensorSpec
 from forgetfree.regions import Region
 
 SCHEMA = 1
+#: Of ledgers that are no unions: what reads schema 1 alone would take them for unions.
+SCHEMA_OF_OTHERS = 2
 
 
 def serialize(ledger: Ledger) -> bytes:
@@ -48,7 +50,7 @@ def serialize(ledger: Ledger) -> bytes:
             for name, tensor in named.items():
                 tensors[f"{kind}/{k}/{name}"] = tensor
     header = {
-        "schema": str(SCHEMA),
+        "schema": str(SCHEMA if ledger.composition == "union" else SCHEMA_OF_OTHERS),
         "format": "forgetfree.ledger",
         "tasks": json.dumps(ledger.tasks),
         "sparsity": json.dumps([record.sparsity for record in ledger.records]),
@@ -93,8 +95,10 @@ class _Reader:
         missing = {"schema", "tasks", "sparsity", "layout", "layout_hash", "fingerprint", "checksum"} - set(self.header)
         if missing:
             raise self.fail(f"its metadata lacks {', '.join(sorted(missing))}")
-        if self.header["schema"] != str(SCHEMA):
-            raise self.fail(f"it has schema {self.header['schema']!r}, and this version reads schema {SCHEMA}")
+        if self.header["schema"] not in (str(SCHEMA), str(SCHEMA_OF_OTHERS)):
+            raise self.fail(
+                f"it has schema {self.header['schema']!r}, and this version reads schema {SCHEMA} and {SCHEMA_OF_OTHERS}"
+            )
         space = self.space()
         tasks, sparsity = self.json("tasks", str), self.json("sparsity", (int, float))
         if len(tasks) != len(sparsity):

@@ -33,9 +33,13 @@ class ModelState:
     def of(cls, model: ReadoutModel, tasks: Iterable[str] | None = None) -> ModelState:
         """What ``model`` holds now, with the readouts of ``tasks`` (default: all)."""
         names = [head.name for head in model.heads] if tasks is None else list(tasks)
+        if model.shared_readout:
+            readouts = dict.fromkeys(names, tensors_of(model.readout_module(0)))
+        else:
+            readouts = {name: tensors_of(model.readout_module(model.task_label(name))) for name in names}
         return cls(
             model.space().flatten(model.backbone).cpu(),
-            {name: tensors_of(model.readout_module(model.task_label(name))) for name in names},
+            readouts,
             {name: buffer.cpu().clone() for name, buffer in persistent_buffers(model.backbone).items()},
         )
 
@@ -51,8 +55,9 @@ class ModelState:
     @property
     def size_in_bytes(self) -> int:
         """Of all its tensors."""
-        readouts = [tensor for named in self.readouts.values() for tensor in named.values()]
-        return sum(t.numel() * t.element_size() for t in (self.theta, *readouts, *self.buffers.values()))
+        readouts = {id(named): named for named in self.readouts.values()}.values()  # a shared one counts once
+        tensors = [self.theta, *self.buffers.values(), *(tensor for named in readouts for tensor in named.values())]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def save(self, path: Path) -> None:
         """Write it as one safetensors file, atomically."""
