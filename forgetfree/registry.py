@@ -130,6 +130,7 @@ MODELS: dict[str, ModelEntry] = {
             "online-ewc.ewc_lambda": 1e5,
             "si.si_lambda": 1e3,
             "mas.lambda_reg": 100.0,
+            "rwalk.ewc_lambda": 1000.0,
         },
     ),
     "roberta-base": ModelEntry("the paper's masked LM, from the hub (125 M parameters)"),

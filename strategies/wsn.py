@@ -94,12 +94,16 @@ class WSN(LedgerStrategy):
         region = self._winning.region()
         self._localized, self._owned = replace(self._localized, region=region), self.ledger.free(region)
         super().commit(task)
-        self.suspend()
+        self._leave()
         del self._winning
 
     def suspend(self) -> None:
-        """θ_pre everywhere: the mask may lie anywhere."""
+        """θ_pre, and the readout as it was."""
         super().suspend()
+        self._leave()
+
+    def _leave(self) -> None:
+        """θ_pre everywhere: the mask may lie anywhere."""
         self.space.load_(self.task_model.backbone, self.pristine.theta)
 
 

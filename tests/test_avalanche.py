@@ -36,16 +36,12 @@ from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, LR
 from torch import nn
 
 from forgetfree import metrics, registry
-from forgetfree.errors import ModelError, OptionError, UsageError
+from forgetfree.errors import LedgerError, ModelError, OptionError, UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.streams import benchmark_stream
 
 #: Those that keep what a task learned, and that any network can be trained by.
-FORGET_FREE = [
-    name
-    for name in ("fine-tune", "grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit")
-    if name in registry.STRATEGIES
-]
+FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free and name != "lora"]
 OTHERS = ["continual-ft", "replay", "ewc"]
 Answers = dict[str, np.ndarray[Any, Any]]
 
@@ -145,7 +141,7 @@ def own_model(strategy: Any, task: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", vision.NETWORKS)
 @pytest.mark.parametrize("scenario", ["task", "class", "domain"])
-@pytest.mark.parametrize("name", [name for name in OTHERS if name in registry.STRATEGIES])
+@pytest.mark.parametrize("name", OTHERS)
 def test_strategies_that_forget_run_save_and_load(name: str, scenario: str, kind: str, tmp_path: Path) -> None:
     strategy = vision.make(name, vision.stream(scenario, kind))
     rows = run(strategy, strategy.stream.benchmark)
@@ -456,3 +452,73 @@ def test_a_scheduler_of_ones_own_is_refused_for_it_would_do_nothing() -> None:
     plugin = LRSchedulerPlugin(torch.optim.lr_scheduler.StepLR(optimizer, 1))
     with pytest.raises(OptionError, match="an optimiser of its own for every task"):
         vision.make("continual-ft", vision.stream("task"), plugins=[plugin])
+
+
+# -- What interrupts and options leave behind --------------------------------------------------------------
+
+
+class InterruptAt(SupervisedPlugin):
+    """Ctrl-C after two updates of the first task."""
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        if strategy.clock.train_exp_iterations == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("name", [*FORGET_FREE, "lora"])
+def test_an_interrupted_first_task_leaves_the_model_as_it_was(name: str, scenario: str) -> None:
+    """Weights, readouts and BatchNorm's statistics."""
+    stream = vision.stream(scenario, "mlp" if name == "lora" else "conv")
+    strategy = vision.make(name, stream, plugins=[InterruptAt()])
+    before = vision.everything(strategy.task_model)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(stream.benchmark.train_stream[0])
+    assert vision.different(before, vision.everything(strategy.task_model)) == []
+
+
+def test_an_interrupted_task_does_not_count_for_cumulative() -> None:
+    stream = vision.stream("task", "mlp")
+    interrupt = InterruptAt()
+    strategy = vision.make("cumulative", stream, plugins=[interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(stream.benchmark.train_stream[0])
+    strategy.plugins.remove(interrupt)
+    strategy.train(stream.benchmark.train_stream[0])
+    assert len(strategy.dataset) == len(stream.tasks[0].train)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_batchnorm_gathers_statistics_with_dropout_or_without(dropout: bool) -> None:
+    stream = vision.stream("task", "conv")
+    strategy = vision.make("continual-ft", stream, dropout=dropout)
+    strategy.train(stream.benchmark.train_stream[0])
+    buffers = dict(stream.model.named_buffers())
+    assert min(int(b) for name, b in buffers.items() if name.endswith("num_batches_tracked")) > 0
+
+
+def test_a_shared_readout_is_kept_once() -> None:
+    """All of SimpleMLP's entries and its one readout, four bytes each."""
+    stream = vision.stream("class", "mlp")
+    strategy = vision.make("continual-ft", stream)
+    strategy.train(stream.benchmark.train_stream[0])
+    assert strategy.bytes_kept() == 4 * sum(parameter.numel() for parameter in stream.model.parameters())
+
+
+def test_a_ledger_of_another_scenario_is_refused_and_nothing_changed(tmp_path: Path) -> None:
+    """Readouts of as many labels differ in nothing; here the network reads out fewer."""
+    strategy = vision.make("bitfit", vision.stream("task", "mlp"))
+    strategy.train(strategy.stream.benchmark.train_stream[0])
+    strategy.save(tmp_path)
+    other = vision.make("bitfit", benchmark_stream(vision.split_digits("task"), vision.network("mlp", 12)))
+    with pytest.raises(
+        LedgerError, match=r"the readout of task 'experience-0' does not fit: expected .*12.*, got .*10"
+    ):
+        other.load(tmp_path)
+    assert (other.ledger.tasks, other.learned) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["bitfit", "packnet", "wsn"])
+def test_a_rate_is_for_one_optimizer(name: str) -> None:
+    with pytest.raises(OptionError, match="region_optimizer=adamw beside optimizer=sgd needs a region_learning_rate"):
+        vision.make(name, vision.stream("task", "mlp"), region_optimizer="adamw")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -588,3 +589,60 @@ def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, 
         rows = Rows(("a lovely film",), texts, (0,))
         assert predictor.logits(name, rows).shape == (1, labels)
         assert ledger.records[ledger.position(name)].readout["weight"].shape[0] == 8
+
+
+# -- Several ledgers, older runs, recipes ------------------------------------------------------------------
+
+
+def test_predict_takes_the_ledger_of_the_strategy_asked_for(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "bitfit", "--strategy", "grafting-continual") == 0
+    from forgetfree.inference import Predictor
+
+    assert Predictor.of_run(out).ledger.composition == "union"
+    assert Predictor.of_run(out, strategy="bitfit").ledger.composition == "alone"
+    capsys.readouterr()
+    assert cli.main(["predict", str(out), "--task", "sst2", "--strategy", "packnet", "a film"]) == 1
+    assert "holds no ledger of packnet" in " ".join(capsys.readouterr().err.split())
+    ledger = out / "bitfit" / "seed-0" / "ledger.safetensors"
+    assert cli.main(["ledger", "verify", str(ledger)]) == 0
+    assert "disjointness" not in capsys.readouterr().out
+
+
+def test_a_run_from_before_there_were_scenarios_is_resumed(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(finished, tmp_path / "out"))
+    results = results_of(out)
+    del results["scenario"]
+    (out / "results.json").write_text(json.dumps(results))
+    seeds = ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
+    assert tiny_cli.run(out, *seeds, "--resume") == 0
+    assert results_of(out)["scenario"] == "task"
+
+
+def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """joint answers anew after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
+    arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", "--set", "scenario=class")
+    at = arguments.index("--sparsity")
+    assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0
+    shown = capsys.readouterr()
+    assert len(re.findall(r"evaluate \d+/\d+ done", shown.out + shown.err)) == 6
+
+
+def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forgetfree.registry import ModelEntry
+    from forgetfree.run_config import RunConfig
+
+    recipe = {"learning_rate": 0.5, "ewc.ewc_lambda": 7.0}
+    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", recipe))
+
+    def options(**settings: Any) -> dict[str, Any]:
+        config = RunConfig(stream="sst2", strategies=("ewc", "rwalk"), model="toy", settings=settings)
+        return dict(config.checked().options)
+
+    given = options()
+    assert (given["ewc"].ewc_lambda, given["ewc"].learning_rate) == (7.0, 0.5)
+    assert given["rwalk"].ewc_lambda == registry.strategy("rwalk").Options().ewc_lambda
+    assert options(ewc_lambda=3.0)["ewc"].ewc_lambda == 3.0
+    assert options(**{"ewc.ewc_lambda": 2.0})["ewc"].ewc_lambda == 2.0
+    assert options(optimizer="adamw")["ewc"].learning_rate != 0.5
+    assert RunConfig(stream="sst2", strategies=("rwalk",), model="toy").recipe() == {"learning_rate": 0.5}

@@ -42,7 +42,7 @@ from forgetfree.streams import Stream, benchmark_stream
 STREAMS = ("permuted", "split-task", "split-class")
 TASKS = 5
 
-#: Every strategy by name, as far as it is registered; baselines first, ceilings last.
+#: Every strategy that needs no linear layer below the head; baselines first, ceilings last.
 NAMES = (
     *("continual-ft", "replay", "agem", "gem", "gdumb", "der", "ewc", "online-ewc", "si", "mas", "rwalk", "lwf"),
     *("fine-tune", "bitfit", "grafting-continual", "graft-retrain", "packnet", "wsn"),

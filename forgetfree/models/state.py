@@ -65,7 +65,7 @@ class ModelState:
         tensors |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
         for task, named in self.readouts.items():
             tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
-        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
         write_atomically(path, save(tensors, {"checksum": checksum(tensors)}))
 
     @classmethod

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.adapter import held_bytes
+from forgetfree.adapter import PluginStrategy, held_bytes
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.state import ModelState
-from forgetfree.options import build
+from forgetfree.options import build, option
 from forgetfree.strategies import avalanche_baselines
 
 MakeStream = Callable[..., Any]
@@ -419,3 +420,10 @@ def test_no_pass_has_dropout_where_none_is_wanted(tiny_stream: MakeStream, name:
     hook.remove()
     assert modes and not any(modes)
     assert not strategy.model._forward_pre_hooks
+
+
+def test_an_option_needs_a_default_that_has_a_type() -> None:
+    with pytest.raises(TypeError, match="Untyped: the default of batch_size_mem is None"):
+
+        class Untyped(PluginStrategy, plugin=ReplayPlugin, batch_size_mem=option(None, "rows")):
+            """Nothing."""
