@@ -74,6 +74,9 @@ def _run(options: argparse.Namespace) -> int:
     if config.data == "hub" or not (config.model == "minilm" or Path(config.model).is_dir()):
         _go_offline_if_cut_off()
     print(f"Running {config.stream} into {config.out}", file=sys.stderr)
+    for name, note in registry.shadowed("strategies").items():
+        if name in config.strategies:
+            print(f"note: {note}", file=sys.stderr)
     if recipe := config.recipe():
         chosen = " ".join(f"{key}={value}" for key, value in recipe.items())
         print(f"Recipe of {config.model}: {chosen} (each gives way to --set)", file=sys.stderr)
@@ -328,9 +331,13 @@ def _list(options: argparse.Namespace) -> int:
     else:
         rows = {name: entry.summary for name, entry in registry.MODELS.items()}
     rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
+    group: registry.Group = "strategies" if options.what == "strategies" else "streams"
+    notes = registry.shadowed(group).values() if options.what != "models" else ()
     width = max(map(len, rows))
     for name, summary in rows.items():
         print(f"{name:{width}}  {summary}".rstrip())
+    for note in notes:
+        print(f"note: {note}")
     return 0
 
 

@@ -10,8 +10,8 @@ A strategy is registered here by one line. Any installed package adds names of i
 prompts gets the defaults. A task's rows come from ``--data DIR`` or from its ``hub``, whose ``path`` may be a
 folder that the package itself ships.
 
-A plug-in never takes a name of ours. One that cannot be used is listed with the reason, and stops only the runs
-that name it.
+A plug-in never takes a name of ours: it is listed as not used. One that cannot be used is listed with the reason,
+and stops only the runs that name it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import importlib
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -148,7 +148,7 @@ Group = Literal["strategies", "streams"]
 
 def strategies() -> dict[str, Entry]:
     """All strategies: ours first, then those of installed packages, which cannot take our names."""
-    return STRATEGIES | _plugins("strategies", STRATEGIES)
+    return STRATEGIES | _plugins("strategies")
 
 
 def strategy(name: str) -> Any:
@@ -184,13 +184,31 @@ def broken(group: Group) -> dict[str, str]:
     return {name: str(found) for name, found in _loaded(group).items() if isinstance(found, UsageError)}
 
 
-def _loaded(group: Group) -> dict[str, Any]:
-    """What each plug-in of a group gives, or the error that it ends in."""
+def shadowed(group: Group) -> dict[str, str]:
+    """The plug-ins of a group whose name is ours, and which therefore are not used: a sentence on each."""
+    return {
+        point.name: f"The plug-in {point.name!r} of package {_package(point)!r} is not used, for that name is forgetfree's "
+        "own. Give its entry point another name."
+        for point in entry_points(group=f"forgetfree.{group}")
+        if point.name in _ours(group)
+    }
+
+
+def _ours(group: Group) -> Container[str]:
     from forgetfree.benchmarks.streams import STREAMS
     from forgetfree.benchmarks.tasks import TASKS
 
+    return STRATEGIES if group == "strategies" else {*STREAMS, *TASKS}
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "unknown"
+
+
+def _loaded(group: Group) -> dict[str, Any]:
+    """What each plug-in of a group gives, or the error that it ends in."""
     found: dict[str, Any] = {}
-    for name, entry in _plugins(group, STRATEGIES if group == "strategies" else {*STREAMS, *TASKS}).items():
+    for name, entry in _plugins(group).items():
         try:
             found[name] = entry.load(_strategy if group == "strategies" else partial(_stream_or_task, name))
         except UsageError as error:
@@ -198,14 +216,12 @@ def _loaded(group: Group) -> dict[str, Any]:
     return found
 
 
-def _plugins(group: Group, ours: Container[str]) -> dict[str, Entry]:
-    found = {}
-    for point in entry_points(group=f"forgetfree.{group}"):
-        if point.name not in ours:
-            package = point.dist.name if point.dist else "unknown"
-            found[point.name] = Entry(
-                point.value, f"from {package}", f"The plug-in {point.name!r} of package {package!r}"
-            )
+def _plugins(group: Group) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for point in sorted(entry_points(group=f"forgetfree.{group}"), key=_package):
+        if point.name not in _ours(group):  # of two packages with one name, the first by its own name counts
+            origin = f"The plug-in {point.name!r} of package {_package(point)!r}"
+            found.setdefault(point.name, Entry(point.value, f"from {_package(point)}", origin))
     return found
 
 

@@ -171,6 +171,17 @@ def test_an_installed_package_cannot_take_a_name_of_ours(install: Install) -> No
     assert registry.streams()["qnli-agnews-sst2"] == ("qnli", "ag_news", "sst2")
     assert "sst2" not in registry.streams() and "long" not in registry.tasks()
     assert registry.broken("strategies") == registry.broken("streams") == {}
+    assert registry.shadowed("strategies") == {
+        "fine-tune": "The plug-in 'fine-tune' of package 'own-package' is not used, for that name is forgetfree's own. Give "
+        "its entry point another name."
+    }
+    assert set(registry.shadowed("streams")) == set(streams)
+
+
+def test_of_two_packages_with_one_name_the_first_counts(install: Install) -> None:
+    install("b-package", "STREAM = ('sst2',)", streams={"mine": "STREAM"})
+    install("a-package", "STREAM = ('qnli',)", streams={"mine": "STREAM"})
+    assert registry.streams()["mine"] == ("qnli",)
 
 
 def complaint(reason: str) -> str:
