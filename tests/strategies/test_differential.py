@@ -132,7 +132,9 @@ class Planned:
 
     def make_train_dataloader(self: Any, **kwargs: Any) -> None:
         data, rows = self.adapted_dataset, self.task.train
-        lengths = rows.lengths if len(data) == len(rows) else [0] * len(data)
+        pad = rows.pad  # no token of these texts
+        own = data is self.experience.dataset
+        lengths = rows.lengths if own else [int((data[i][0] != pad).nonzero().max()) + 1 for i in range(len(data))]
         steps = STEPS * len(self.tasks) if isinstance(self, supervised.JointTraining) else STEPS
         batches = plan(lengths, TrainingOptions(batch_size=BATCH), steps, self.task_seed)
         loader = DataLoader(data, batch_sampler=batches, collate_fn=data.collate_fn, generator=torch.Generator())
