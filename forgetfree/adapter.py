@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -121,6 +122,14 @@ class PluginStrategy(AvalancheStrategy):
     def __init_subclass__(cls, *, plugin: Any = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.plugin = plugin
+        if plugin is None:  # a base of several
+            return
+        known = inspect.signature(plugin).parameters
+        unknown = sorted({*cls._own_options, *cls._fixed} - set(known))
+        if unknown and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+            raise TypeError(
+                f"{cls.__name__}: {plugin.__name__} takes no {', '.join(unknown)}. It takes: {', '.join(known)}."
+            )
 
     def own_plugins(self) -> list[Any]:
         """The plugin."""

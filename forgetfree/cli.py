@@ -51,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         reason = (str(error).strip().splitlines() or [""])[0]
         return _fail(
-            f"Unexpected {type(error).__name__}: {reason} This is a fault of forgetfree: run again with --debug and report "
-            "the traceback.",
+            f"Unexpected {type(error).__name__}: {reason.rstrip('.')}. This is a fault of forgetfree, or of a plug-in: run "
+            "again with --debug, and report the traceback. A strategy of your own is checked by "
+            "forgetfree.testing.check_strategy.",
             1,
         )
 
@@ -344,6 +345,7 @@ def _list(options: argparse.Namespace) -> int:
 def _list_strategies_in_full() -> None:
     """Every strategy with its own options, then the options that all of them take; within 80 columns."""
     from forgetfree.options import Description, describe
+    from forgetfree.run_config import RunOptions
     from forgetfree.training import TrainingOptions
 
     def write(text: str, indent: int) -> None:
@@ -371,7 +373,15 @@ def _list_strategies_in_full() -> None:
         print()
     print("what all strategies take:")
     write_options(shared)
-    print("\nEach is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE.")
+    print("\nwhat a run takes:")
+    write_options(describe(RunOptions))
+    print()
+    write(
+        "Each is set by --set NAME=VALUE, for one strategy by --set STRATEGY.NAME=VALUE. A model may bring a recipe:", 0
+    )
+    for name, model in registry.MODELS.items():
+        if model.recipe:
+            write(f"{name}: " + " ".join(f"{key}={value}" for key, value in model.recipe.items()), 2)
 
 
 # -- Arguments -------------------------------------------------------------------------------------------
@@ -396,13 +406,20 @@ def _parser() -> argparse.ArgumentParser:
         help="may be given several times; all: every one of 'forgetfree list strategies' that comes with forgetfree",
     )
     run.add_argument("--model", metavar="NAME|DIR", help="minilm (default), a directory, or a hub name")
-    run.add_argument("--data", metavar="hub|demo|DIR", help="default: $FORGETFREE_DATA, else hub")
+    run.add_argument(
+        "--data", metavar="hub|demo|DIR", help="default: $FORGETFREE_DATA, else hub; demo: qnli, ag_news, sst2"
+    )
     run.add_argument("--readout", choices=("auto", "prompt", "linear", "causal"))
     run.add_argument("--shots", type=int, metavar="K", help="training rows per label (default: all)")
     run.add_argument("--steps", type=int, metavar="N", help="updates per task (default: the paper's 16·n·k)")
     run.add_argument("--seed", type=int, action="append", metavar="S", help="may be given several times (default: 0)")
     run.add_argument("--sparsity", type=float, metavar="F", help="share of parameters a region may have")
-    run.add_argument("--set", action="append", metavar="key=value", help="any option of a strategy")
+    run.add_argument(
+        "--set",
+        action="append",
+        metavar="key=value",
+        help="any option of a strategy or of the run: see 'forgetfree list strategies --verbose'",
+    )
     run.add_argument("--config", metavar="FILE", help="TOML or JSON with these options, or a run's config.json")
     run.add_argument("--device", choices=("auto", "cpu", "cuda"))
     run.add_argument("--out", metavar="DIR", help="run directory (default: runs/STREAM)")
@@ -422,7 +439,9 @@ def _parser() -> argparse.ArgumentParser:
         if action == "verify":
             sub.add_argument("--model", metavar="NAME|DIR", help="also compare the fingerprint with this model's")
 
-    predict = commands.add_parser("predict", parents=[common], help="answer from a finished run")
+    predict = commands.add_parser(
+        "predict", parents=[common], help="answer from a finished run of a strategy with a ledger"
+    )
     predict.set_defaults(command=_predict)
     predict.add_argument("directory", metavar="DIR")
     predict.add_argument("--task", required=True, metavar="NAME")

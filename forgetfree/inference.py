@@ -99,8 +99,12 @@ class Predictor:
         if not ledgers:
             of_seed = "" if seed is None else f" of seed {seed}"
             of_strategy = "" if strategy is None else f" of {strategy}"
+            held = ", ".join(
+                sorted({f"{p.parts[-3]} ({p.parts[-2]})" for p in directory.glob("*/seed-*/ledger.safetensors")})
+            )
             raise RunError(
-                f"{directory} holds no ledger{of_strategy}{of_seed}. Run a strategy that keeps one, such as grafting-continual."
+                f"{directory} holds no ledger{of_strategy}{of_seed}. It holds those of: {held or 'none'}. Run a strategy that "
+                "keeps one: grafting-continual, packnet, wsn, bitfit or graft-retrain."
             )
         return cls(load_model(name, readout), Ledger.load(ledgers[0]), tasks, shared_labels=shared_labels)
 

@@ -112,6 +112,12 @@ class RunConfig:
         }
         mine = {key: value for key, value in self.settings.items() if key in own}
         run_options = attempt(build, RunOptions, mine, "the run")
+        routed = [name for name, each in options.items() if getattr(each, "task_inference", "") == "router"]
+        if routed and run_options is not None and run_options.scenario == "task":
+            faults.append(
+                f"task_inference=router is for streams that withhold the task, and {', '.join(routed)} would be told it. Set "
+                "scenario=class or scenario=domain, too."
+            )
         if faults:
             raise UsageError(" ".join(dict.fromkeys(faults)))
         return CheckedConfig(classes, options, run_options)

@@ -19,6 +19,7 @@ import hashlib
 import json
 import math
 import random
+import reprlib
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ from torch.utils.data import DataLoader
 
 from forgetfree import __version__, metrics
 from forgetfree.data.sampling import by_length
-from forgetfree.errors import OptionError
+from forgetfree.errors import ConformanceError, OptionError
 from forgetfree.files import write_json
 from forgetfree.ledger import Ledger
 from forgetfree.models.readout_model import LOWEST, ReadoutModel
@@ -412,11 +413,24 @@ class ContinualStrategy(SupervisedTemplate):
         """A fresh optimiser for every task, over what the strategy trains and nothing else."""
         task, options = self.task, self.training_options()
         self.model = self.model_adaptation()
-        backbone, readout = self.parameters(task)
+        backbone, readout = self._checked_parameters(task)
         anchors = [parameter.detach().clone() for parameter in backbone] if options.l1 else []
         self._update = Update(backbone, readout, options, self.steps(task), anchors)
         self.optimizer = self._update.optimizer
         self._training_scope.enter_context(trainable(self.model, self.gradients(task)))
+
+    def _checked_parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        given: Any = self.parameters(task)
+        groups = given if isinstance(given, tuple) and len(given) == 2 else ()
+        if not groups or not all(isinstance(each, nn.Parameter) for group in groups for each in group):
+            raise ConformanceError(
+                type(self).__name__,
+                [
+                    "parameters(task): expected two lists of parameters, of the backbone and of the readout, got "
+                    f"{reprlib.repr(given)}. Leave the hook out to train everything."
+                ],
+            )
+        return list(groups[0]), list(groups[1])
 
     def training_epoch(self, **kwargs: Any) -> None:
         """All steps of one task, with Avalanche's callbacks around each.

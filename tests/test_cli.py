@@ -603,7 +603,9 @@ def test_predict_takes_the_ledger_of_the_strategy_asked_for(tiny_cli: Tiny, tmp_
     assert Predictor.of_run(out, strategy="bitfit").ledger.composition == "alone"
     capsys.readouterr()
     assert cli.main(["predict", str(out), "--task", "sst2", "--strategy", "packnet", "a film"]) == 1
-    assert "holds no ledger of packnet" in " ".join(capsys.readouterr().err.split())
+    assert "holds no ledger of packnet. It holds those of: bitfit (seed-0), grafting-continual (seed-0)." in " ".join(
+        capsys.readouterr().err.split()
+    )
     ledger = out / "bitfit" / "seed-0" / "ledger.safetensors"
     assert cli.main(["ledger", "verify", str(ledger)]) == 0
     assert "disjointness" not in capsys.readouterr().out
@@ -646,3 +648,16 @@ def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch)
     assert options(**{"ewc.ewc_lambda": 2.0})["ewc"].ewc_lambda == 2.0
     assert options(optimizer="adamw")["ewc"].learning_rate != 0.5
     assert RunConfig(stream="sst2", strategies=("rwalk",), model="toy").recipe() == {"learning_rate": 0.5}
+
+
+def test_a_router_needs_a_task_that_is_withheld(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    assert tiny_cli.run(tmp_path / "out", "--set", "task_inference=router") == 2
+    assert "task_inference=router is for streams that withhold the task" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_full_list_says_what_a_run_takes_and_what_a_recipe_sets(capsys) -> None:
+    assert cli.main(["list", "strategies", "--verbose"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "what a run takes: test_limit = none" in shown
+    assert "scenario = task (task or class or domain)" in shown
+    assert "minilm: optimizer=adamw learning_rate=0.0001" in shown

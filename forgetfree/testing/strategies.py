@@ -187,7 +187,9 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Faults, dire
     watch, monitor, observer = _Watch(), _Recorder(), _Observer(faults)
     store = StateStore(directory / "fine-tuned")
     run = None
-    with faults.catching("run: two tasks trained and evaluated", "The traceback above shows the hook."):
+    with faults.catching(
+        "run: two tasks trained and evaluated", "The hook is in the traceback that this error was raised from."
+    ):
         run = _learn(cls, options, stream, observe=observer, watch=watch, monitor=monitor, store=store)
     if run is None:
         return False

@@ -427,3 +427,10 @@ def test_an_option_needs_a_default_that_has_a_type() -> None:
 
         class Untyped(PluginStrategy, plugin=ReplayPlugin, batch_size_mem=option(None, "rows")):
             """Nothing."""
+
+
+def test_an_option_must_be_an_argument_of_the_plugin() -> None:
+    with pytest.raises(TypeError, match=r"Misspelt: ReplayPlugin takes no memsize\. It takes: mem_size, batch_size"):
+
+        class Misspelt(PluginStrategy, plugin=ReplayPlugin, memsize=option(10, "rows")):
+            """Nothing."""

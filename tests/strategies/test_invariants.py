@@ -24,7 +24,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor
 
 from forgetfree import metrics, registry
-from forgetfree.errors import LedgerError, OptionError, TaskError
+from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.localization import localize
 from forgetfree.models.loading import fingerprint_of
@@ -654,3 +654,14 @@ def test_evaluating_in_the_midst_of_training_changes_nothing(tiny_stream: MakeSt
     assert all(len(row) == 2 for row in with_evaluation[2])
     if registry.strategy(name).forget_free:
         assert torch.equal(with_evaluation[2][-1]["qnli"], answers["qnli"])
+
+
+def test_what_parameters_gives_is_checked(tiny_stream: MakeStream) -> None:
+    class Loose(registry.strategy("continual-ft")):  # type: ignore[misc]
+        def parameters(self, task: Any) -> Any:
+            return list(self.task_model.parameters())
+
+    stream = tiny_stream("bert", "linear")
+    strategy = Loose(stream=stream, options=Loose.Options(**SMALL))
+    with pytest.raises(ConformanceError, match=r"Loose .*\n- parameters\(task\): expected two lists of parameters"):
+        strategy.train(stream.benchmark.train_stream[0])
