@@ -39,6 +39,18 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file.
+
+    Raises:
+        SafetensorError, OSError: the file is damaged or missing.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+
+
 def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:
     """SHA-256 over tensors (names, dtypes, shapes, bytes) and a header, but for its own ``checksum``."""
     digest = hashlib.sha256()

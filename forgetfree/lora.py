@@ -36,13 +36,13 @@ from peft.functional import (
 )
 from peft.tuners.lora import LoraLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL_TARGETS
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from forgetfree.errors import RunError
-from forgetfree.files import checksum, write_atomically
+from forgetfree.files import checksum, read_tensors, write_atomically
 from forgetfree.parameters import ParameterSpace
 
 SCHEMA = 1
@@ -235,9 +235,7 @@ def load_records(path: Path, *, together: bool, fingerprint: str) -> list[LoraRe
         RunError: the file is missing or damaged, or belongs to another model or strategy.
     """
     try:
-        with safe_open(path, "pt") as file:
-            header = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+        header, tensors = read_tensors(path)
     except FileNotFoundError as error:
         raise RunError(f"There are no adapters at {path}. Give the directory that `save` wrote.") from error
     except (SafetensorError, OSError) as error:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
 from forgetfree.options import Options, build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
+from forgetfree.tasks import Scenario
 
 if TYPE_CHECKING:
     from forgetfree.strategy import ContinualStrategy
@@ -25,7 +26,7 @@ class RunOptions(Options):
     cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
     threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1)
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
-    scenario: Literal["task", "class", "domain"] = option(
+    scenario: Scenario = option(
         "task",
         "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
         "labels in all tasks (domain)",

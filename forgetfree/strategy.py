@@ -22,7 +22,7 @@ import random
 import reprlib
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -421,8 +421,10 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _checked_parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         given: Any = self.parameters(task)
-        groups = given if isinstance(given, tuple) and len(given) == 2 else ()
-        if not groups or not all(isinstance(each, nn.Parameter) for group in groups for each in group):
+        groups = (
+            [list(each) if isinstance(each, Iterable) else [None] for each in given] if isinstance(given, tuple) else []
+        )
+        if len(groups) != 2 or not all(isinstance(each, nn.Parameter) for group in groups for each in group):
             raise ConformanceError(
                 type(self).__name__,
                 [
@@ -430,7 +432,7 @@ class ContinualStrategy(SupervisedTemplate):
                     f"{reprlib.repr(given)}. Leave the hook out to train everything."
                 ],
             )
-        return list(groups[0]), list(groups[1])
+        return groups[0], groups[1]
 
     def training_epoch(self, **kwargs: Any) -> None:
         """All steps of one task, with Avalanche's callbacks around each.
@@ -490,9 +492,9 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
-        training_mode(
-            self.model, self.options.dropout
-        )  # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode
+        # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode; without dropout, the model's flag tells neither.
+        if not (self.options.dropout and self.model.training):
+            training_mode(self.model, self.options.dropout)
 
     def forward(self) -> Tensor:
         """Logits of the mini-batch in float32, computed in the precision of the options."""

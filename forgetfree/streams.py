@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline, with_task_labels
@@ -30,12 +30,7 @@ from forgetfree.models.readout_model import ReadoutModel, TaskHead
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import TaskDefinition
-
-#: What is known at inference (van de Ven & Tolias, 2019): the task; or neither the task nor which of all tasks'
-#: labels are meant (``class``), or not the task but the labels, which all tasks share (``domain``).
-Scenario = Literal["task", "class", "domain"]
-SCENARIOS: tuple[Scenario, ...] = ("task", "class", "domain")
+from forgetfree.tasks import Scenario, TaskDefinition
 
 
 class StreamModel(TaskModel, MultiTaskModule):
@@ -106,10 +101,6 @@ class Stream:
     def model(self) -> ReadoutModel:
         """The model all strategies train."""
         return self.loaded.model
-
-    def task(self, label: int) -> StreamTask:
-        """The task at a position in the stream."""
-        return self.tasks[label]
 
     def task_of(self, experience: Any) -> StreamTask:
         """The task of an experience of the benchmark."""
@@ -206,8 +197,8 @@ def make_stream(
 
 def check_scenario(scenario: str) -> None:
     """Raise ``UsageError`` unless ``scenario`` is one."""
-    if scenario not in SCENARIOS:
-        raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(SCENARIOS)}.")
+    if scenario not in get_args(Scenario):
+        raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(get_args(Scenario))}.")
 
 
 def _label_space(

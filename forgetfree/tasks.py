@@ -33,6 +33,11 @@ class HubSource:
     labels: Mapping[int, int] | None = None
 
 
+#: What is known at inference (van de Ven & Tolias, 2019): the task; or neither the task nor which of all tasks'
+#: labels are meant (``class``), or not the task but the labels, which all tasks share (``domain``).
+Scenario = Literal["task", "class", "domain"]
+
+
 @dataclass(frozen=True)
 class TaskDefinition:
     """One classification task over a text or a pair of texts.

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
 from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.files import checksum
+from forgetfree.files import checksum, read_tensors
 from forgetfree.grafting import Graft
 from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
 from forgetfree.parameters import ParameterSpace, TensorSpec
@@ -67,9 +67,7 @@ def serialize(ledger: Ledger) -> bytes:
 def read(path: Path) -> Ledger:
     """Read and verify; see `Ledger.load`."""
     try:
-        with safe_open(path, "pt") as file:
-            header = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+        header, tensors = read_tensors(path)
     except FileNotFoundError as error:
         raise LedgerError(f"There is no ledger at {path}. Give the path of a ledger.safetensors.") from error
     except (SafetensorError, OSError) as error:

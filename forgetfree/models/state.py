@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from forgetfree.files import checksum, write_atomically
+from forgetfree.files import checksum, read_tensors, write_atomically
 from forgetfree.models.readout_model import ReadoutModel
 
 
@@ -75,9 +75,7 @@ class ModelState:
         Raises:
             SafetensorError, OSError: the file is damaged or missing.
         """
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no dict
+        header, tensors = read_tensors(path)
         if header.get("checksum") != checksum(tensors):
             raise SafetensorError(f"{path} does not match its checksum")
         theta = tensors.pop("theta")

@@ -22,7 +22,8 @@ from forgetfree.models.state import StateStore
 from forgetfree.monitor import PHASES, Monitor
 from forgetfree.options import build
 from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
-from forgetfree.streams import Scenario, Stream
+from forgetfree.streams import Stream
+from forgetfree.tasks import Scenario
 from forgetfree.testing.faults import Faults, differing, listed, tensors
 from forgetfree.testing.tiny_streams import tiny_stream
 from forgetfree.training import TrainingOptions

@@ -11,8 +11,8 @@ from transformers import BertModel
 from forgetfree.data.sources import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, fingerprint_of
 from forgetfree.models.tokens import TokenLayout
-from forgetfree.streams import Scenario, Stream, StreamModel, make_stream
-from forgetfree.tasks import TaskDefinition
+from forgetfree.streams import Stream, StreamModel, make_stream
+from forgetfree.tasks import Scenario, TaskDefinition
 from forgetfree.testing.tiny import HIDDEN, LABELS, POSITIONS, SIZES, bert_config, pre_trained, tiny_rows, wordpiece
 
 
