@@ -154,6 +154,7 @@ _ALL = (
     _sentiment("sst2_sentence", HubSource("SetFit/sst2", splits=_VALIDATED)),
     _sentiment("imdb", HubSource("stanfordnlp/imdb")),
     # Zhang et al., "Character-level Convolutional Networks for Text Classification", 2015.
+    _sentiment("yelp_polarity", HubSource("fancyzhx/yelp_polarity")),
     _stars("yelp", HubSource("Yelp/yelp_review_full")),
     _stars(
         "amazon",

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,15 +72,13 @@ def _run(options: argparse.Namespace) -> int:
 
     config = _config(options)
     _quiet_libraries()
-    if config.data == "hub" or not (config.model == "minilm" or Path(config.model).is_dir()):
+    if _needs_hub(config.model, config.data):
         _go_offline_if_cut_off()
     print(f"Running {config.stream} into {config.out}", file=sys.stderr)
     for name, note in registry.shadowed("strategies").items():
         if name in config.strategies:
             print(f"note: {note}", file=sys.stderr)
-    if recipe := config.recipe():
-        chosen = " ".join(f"{key}={value}" for key, value in recipe.items())
-        print(f"Recipe of {config.model}: {chosen} (each gives way to --set)", file=sys.stderr)
+    _print_recipe(config.model, config.recipe())
     try:
         results = runner.run(config, resume=options.resume, monitor=lambda title: make_monitor(title, sys.stderr))
     except KeyboardInterrupt:
@@ -98,6 +96,16 @@ def _run(options: argparse.Namespace) -> int:
     for failed in results["failed"]:
         _fail(f"{failed['strategy']}, seed {failed['seed']}: {failed['error']}", 1)
     return 1 if results["failed"] else 0
+
+
+def _needs_hub(model: str, data: str) -> bool:
+    return data == "hub" or not (model == "minilm" or Path(model).is_dir())
+
+
+def _print_recipe(model: str, recipe: Mapping[str, Any]) -> None:
+    if recipe:
+        chosen = " ".join(f"{key}={value}" for key, value in recipe.items())
+        print(f"Recipe of {model}: {chosen} (each gives way to --set)", file=sys.stderr)
 
 
 def _config(options: argparse.Namespace) -> RunConfig:
@@ -124,12 +132,7 @@ def _config(options: argparse.Namespace) -> RunConfig:
             values[name] = given
     if not values.get("stream"):
         raise UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
-    settings = dict(values.get("set") or {})
-    for setting in options.set or ():
-        key, separator, value = setting.partition("=")
-        if not separator or not key:
-            raise UsageError(f"--set needs key=value, got {setting!r}.")
-        settings[key.strip()] = value.strip()
+    settings = dict(values.get("set") or {}) | _settings(options.set)
     seeds = tuple(values.get("seed") or (0,))
     if options.resume and not options.out:
         raise UsageError("--resume needs --out DIR: the run directory to continue.")
@@ -148,6 +151,17 @@ def _config(options: argparse.Namespace) -> RunConfig:
         device=values.get("device") or "auto",
         out=out,
     )
+
+
+def _settings(given: Sequence[str] | None) -> dict[str, str]:
+    """What ``--set key=value`` says."""
+    settings = {}
+    for setting in given or ():
+        key, separator, value = setting.partition("=")
+        if not separator or not key:
+            raise UsageError(f"--set needs key=value, got {setting!r}.")
+        settings[key.strip()] = value.strip()
+    return settings
 
 
 _CONFIG_TYPES: dict[str, tuple[type, ...]] = {
@@ -255,13 +269,107 @@ def _go_offline_if_cut_off() -> None:
             os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-# -- report, ledger, predict, list -----------------------------------------------------------------------
+# -- experiment ------------------------------------------------------------------------------------------
+
+
+def _experiment(options: argparse.Namespace) -> int:
+    from forgetfree import experiments
+    from forgetfree.data.sources import default_data
+    from forgetfree.environment import find_device, set_threads
+    from forgetfree.options import build
+    from forgetfree.progress import make_monitor
+    from forgetfree.reports import render_page
+    from forgetfree.run_config import CommonOptions
+
+    experiment = experiments.load_experiment(options.name)
+    given = {
+        "model": options.model,
+        "readout": options.readout,
+        "tasks": tuple(options.task or ()),
+        "shots": tuple(options.shots or ()),
+        "seeds": tuple(options.seed or ()),
+        "sparsities": tuple(options.sparsity or ()),
+    }
+    changes = {key: value for key, value in given.items() if value}
+    settings = _settings(options.set)
+    here = build(CommonOptions, {k: settings.pop(k) for k in ("cache", "threads") if k in settings}, "the experiment")
+    if options.resume and not options.out:
+        raise UsageError("--resume needs --out DIR: the experiment to continue.")
+    preset = experiments.adjusted(experiment.presets[options.preset], changes, settings)
+    out = Path(options.out or _free_directory(f"experiment-{options.name}"))
+    cache = Path(options.cache or here.cache or out.parent / "fine-tuned")
+    set_threads(here.threads)
+    data = options.data or default_data()
+    _quiet_libraries()
+    if _needs_hub(preset.model, data):
+        _go_offline_if_cut_off()
+    print(f"Measuring {options.name} ({experiment.paper}) into {out}; fine-tuned models: {cache}", file=sys.stderr)
+    try:
+        results = experiments.run_experiment(
+            options.name,
+            preset,
+            preset_name=options.preset,
+            data=data,
+            device=find_device(options.device or "auto"),
+            out=out,
+            cache=cache,
+            monitor=lambda title: make_monitor(f"{options.name} · {title}", sys.stderr),
+            resume=options.resume,
+        )
+    except KeyboardInterrupt:
+        return _fail(
+            f"Interrupted. {out} holds the units that are done; the same command with --resume --out {out} goes on.", 1
+        )
+    print(render_page(experiments.outcome(results), "rich"))
+    print(f"Report: {out / 'report.md'}  Figure: {out / options.name}.png")
+    return 0
+
+
+# -- report, ledger, predict, apply, list ----------------------------------------------------------------
 
 
 def _report(options: argparse.Namespace) -> int:
-    from forgetfree.reports import load_results, merge, render
+    from forgetfree.reports import load_results, merge, render, what_wrote
 
-    print(render(merge([load_results(Path(directory)) for directory in options.directories]), options.format))
+    paths = [Path(directory) for directory in options.directories]
+    wrote = {what_wrote(path) for path in paths}
+    if len(wrote) > 1:
+        raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
+    if "experiment" in wrote:
+        return _report_experiments(paths, options)
+    if options.draw:
+        raise UsageError("--draw is for the results of experiments: others have no figure. Leave it out.")
+    if "graft" in wrote:
+        return _report_grafts(paths, options)
+    print(render(merge([load_results(path) for path in paths]), options.format))
+    return 0
+
+
+def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> int:
+    from forgetfree.experiments import draw_outcome, load_experiment_results, outcome
+    from forgetfree.reports import render_page
+
+    all_results = [load_experiment_results(path) for path in paths]
+    if options.format == "json":
+        raise UsageError("--format json is for runs of strategies: an experiment's results.json is JSON already.")
+    for results in all_results:
+        print(render_page(outcome(results), options.format))
+        if options.draw:
+            draw_outcome(results, Path(options.draw))
+    return 0
+
+
+def _report_grafts(paths: Sequence[Path], options: argparse.Namespace) -> int:
+    import json
+
+    from forgetfree.graft_report import lay_out_graft
+    from forgetfree.reports import render_page
+
+    if options.format == "json":
+        raise UsageError("--format json is for runs of strategies: a graft's results.json is JSON already.")
+    for path in paths:
+        file = path / "results.json" if path.is_dir() else path
+        print(render_page(lay_out_graft(json.loads(file.read_text(encoding="utf-8"))), options.format))
     return 0
 
 
@@ -312,6 +420,73 @@ def _predict(options: argparse.Namespace) -> int:
     return 0
 
 
+def _graft(options: argparse.Namespace) -> int:
+    from forgetfree.data.sources import default_data
+    from forgetfree.graft_config import GraftConfig
+    from forgetfree.progress import make_monitor
+
+    config = GraftConfig(
+        task=options.task,
+        model=options.model,
+        data=options.data or default_data(),
+        readout=options.readout,
+        shots=options.shots,
+        steps=options.steps,
+        seeds=tuple(options.seed or (0,)),
+        sparsities=tuple(options.sparsity or ()),
+        base=options.base,
+        fine_tuned=options.fine_tuned,
+        settings=_settings(options.set),
+        device=options.device,
+        out=options.out or _free_directory(f"graft-{options.task}"),
+    )
+    _quiet_libraries()
+    if _needs_hub(config.model, config.data):
+        _go_offline_if_cut_off()
+    from forgetfree.graft_report import lay_out_graft
+    from forgetfree.graft_run import run_graft
+    from forgetfree.reports import render_page
+
+    print(f"Grafting {config.task} into {config.out}", file=sys.stderr)
+    _print_recipe(config.model, config.recipe())
+    out = Path(config.out)
+    try:
+        results = run_graft(config, monitor=lambda title: make_monitor(title, sys.stderr))
+    except KeyboardInterrupt:
+        return _fail(f"Interrupted. {_held_grafts(out)}", 1)
+    print(render_page(lay_out_graft(results), "rich"))
+    for graft in results["grafts"]:
+        print(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)")
+    print(f"Report: {out / 'report.md'}")
+    return 0
+
+
+def _held_grafts(out: Path) -> str:
+    """What a graft that was cut short has left behind."""
+    names = ", ".join(sorted(path.name for path in out.glob("*.safetensors")))
+    return f"{out} holds {names or 'no graft yet'}; --set cache={out / 'fine-tuned'} takes up the models fine-tuned so far."
+
+
+def _apply(options: argparse.Namespace) -> int:
+    _quiet_libraries()
+    from forgetfree.apply import apply_graft
+    from forgetfree.graft_file import find_graft
+    from forgetfree.grafting import Graft
+
+    graft = Graft.load(find_graft(Path(options.graft)))
+    model = options.model or (graft.origin.model if graft.origin else "minilm")
+    if not (model == "minilm" or Path(model).is_dir()):
+        _go_offline_if_cut_off()
+    written = apply_graft(graft, model, Path(options.out))
+    print(
+        f"{written.directory}: {written.architecture} with {len(graft.region)} grafted entries. It loads by "
+        f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
+    )
+    if written.note:
+        print(f"note: {written.note}")
+    return 0
+
+
 def _list(options: argparse.Namespace) -> int:
     if options.verbose:
         if options.what != "strategies":
@@ -329,11 +504,13 @@ def _list(options: argparse.Namespace) -> int:
     elif options.what == "tasks":
         rows = {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
         broken = registry.broken("streams")
+    elif options.what == "experiments":
+        rows = {name: entry.summary for name, entry in registry.EXPERIMENTS.items()}
     else:
         rows = {name: entry.summary for name, entry in registry.MODELS.items()}
     rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
     group: registry.Group = "strategies" if options.what == "strategies" else "streams"
-    notes = registry.shadowed(group).values() if options.what != "models" else ()
+    notes = registry.shadowed(group).values() if options.what not in ("models", "experiments") else ()
     width = max(map(len, rows))
     for name, summary in rows.items():
         print(f"{name:{width}}  {summary}".rstrip())
@@ -428,6 +605,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", parents=[common], help="tables over runs")
     report.set_defaults(command=_report)
     report.add_argument("directories", nargs="+", metavar="DIR")
+    report.add_argument("--draw", metavar="DIR", help="of experiments: also draw their figures into DIR")
     report.add_argument("--format", default="rich", choices=("rich", "markdown", "json", "html", "latex"))
 
     ledger = commands.add_parser("ledger", help="look into a ledger, or check it")
@@ -451,8 +629,76 @@ def _parser() -> argparse.ArgumentParser:
     )
     predict.add_argument("texts", nargs="*", metavar="TEXT", help="default: lines of stdin; pairs with a tab between")
 
+    experiment = commands.add_parser(
+        "experiment", parents=[common], help="repeat an experiment of the paper: see 'forgetfree list experiments'"
+    )
+    experiment.set_defaults(command=_experiment)
+    experiment.add_argument("name", metavar="NAME")
+    experiment.add_argument(
+        "--preset", default="small", choices=("small", "paper"), help="small (default): two cores; paper: a GPU"
+    )
+    experiment.add_argument("--data", metavar="hub|demo|DIR", help="default: $FORGETFREE_DATA, else hub")
+    experiment.add_argument("--model", metavar="NAME|DIR", help="another model than the preset's")
+    experiment.add_argument("--readout", choices=("auto", "prompt", "linear", "causal"))
+    experiment.add_argument("--task", action="append", metavar="NAME", help="other tasks; may be given several times")
+    experiment.add_argument("--shots", type=int, action="append", metavar="K", help="may be given several times")
+    experiment.add_argument("--seed", type=int, action="append", metavar="S", help="may be given several times")
+    experiment.add_argument("--sparsity", type=float, action="append", metavar="F", help="may be given several times")
+    experiment.add_argument("--set", action="append", metavar="key=value", help="an option of training or localising")
+    experiment.add_argument("--device", choices=("auto", "cpu", "cuda"))
+    experiment.add_argument(
+        "--cache", metavar="DIR", help="fine-tuned models, shared (default: fine-tuned beside --out)"
+    )
+    experiment.add_argument("--out", metavar="DIR", help="default: runs/experiment-NAME")
+    experiment.add_argument("--resume", action="store_true", help="continue in --out; finished units are kept")
+
+    graft = commands.add_parser("graft", parents=[common], help="find a task's region, and write it as one small file")
+    graft.set_defaults(command=_graft)
+    graft.add_argument("task", metavar="TASK", help="a registered task, or one under --data DIR")
+    graft.add_argument(
+        "--model", default="minilm", metavar="NAME|DIR", help="minilm (default), a directory, or a hub name"
+    )
+    graft.add_argument("--data", metavar="hub|demo|DIR", help="default: $FORGETFREE_DATA, else hub")
+    graft.add_argument("--readout", default="auto", choices=("auto", "prompt", "linear", "causal"))
+    graft.add_argument("--shots", type=int, metavar="K", help="training rows per label (default: all)")
+    graft.add_argument("--steps", type=int, metavar="N", help="updates of fine-tuning (default: the paper's 16·n·k)")
+    graft.add_argument(
+        "--sparsity",
+        type=float,
+        action="append",
+        metavar="F",
+        help="share of parameters the region may have; may be given several times",
+    )
+    graft.add_argument(
+        "--base",
+        metavar="movement|empty|random|fisher|bias|FILE",
+        help="γ_base of eq. 4, or a graft whose region it is; --set mask_steps=0 grafts it as it is",
+    )
+    graft.add_argument(
+        "--fine-tuned",
+        metavar="DIR",
+        help="a model fine-tuned from --model, in Hugging Face layout; none is trained then",
+    )
+    graft.add_argument("--seed", type=int, action="append", metavar="S", help="may be given several times (default: 0)")
+    graft.add_argument(
+        "--set",
+        action="append",
+        metavar="key=value",
+        help="any option of fine-tuning and localising: see grafting-continual in 'forgetfree list strategies --verbose'",
+    )
+    graft.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    graft.add_argument("--out", metavar="DIR", help="where to write (default: runs/graft-TASK)")
+
+    apply = commands.add_parser(
+        "apply", parents=[common], help="put a graft into its base model: an ordinary Hugging Face model"
+    )
+    apply.set_defaults(command=_apply)
+    apply.add_argument("graft", metavar="GRAFT", help="a graft.safetensors, or the directory that holds it")
+    apply.add_argument("--model", metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
+    apply.add_argument("--out", required=True, metavar="DIR", help="where to write the model; must be new or empty")
+
     lists = commands.add_parser("list", parents=[common], help="what there is by name")
     lists.set_defaults(command=_list)
-    lists.add_argument("what", choices=("strategies", "streams", "tasks", "models"))
+    lists.add_argument("what", choices=("strategies", "streams", "tasks", "models", "experiments"))
     lists.add_argument("--verbose", action="store_true", help="strategies: with their options")
     return parser

@@ -7,6 +7,7 @@
     ├── DataError                a data file does not hold what a task needs
     ├── ModelError               a model cannot be loaded or lacks what the readout needs
     ├── RegionError              indices that do not fit their parameter space
+    ├── GraftError               a graft is damaged, says too little, or does not belong to this model
     ├── LedgerError              a ledger is damaged, or does not belong to this model
     ├── TaskError                a task is unknown, or met where it must not be
     ├── TrainingError            training went wrong, e.g. the loss is not finite
@@ -61,6 +62,10 @@ class ModelError(ForgetfreeError):
 
 class RegionError(ForgetfreeError):
     """Indices that do not fit their parameter space."""
+
+
+class GraftError(ForgetfreeError):
+    """A graft is damaged, says too little, or does not belong to the model at hand."""
 
 
 class LedgerError(ForgetfreeError):

@@ -8,43 +8,169 @@ and the steps by which entries are ranked may be smaller.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.data.encoding import Batch
-from forgetfree.errors import OptionError, RegionError
-from forgetfree.models.readout_model import autocast
+from forgetfree.errors import GraftError, OptionError, RegionError
+from forgetfree.files import write_atomically
+from forgetfree.models.body import body_fingerprint, body_of
+from forgetfree.models.readout_model import ReadoutKind, autocast
+from forgetfree.models.state import persistent_buffers
 from forgetfree.options import Options, option
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
+from forgetfree.tasks import TaskDefinition
 from forgetfree.training import OnStep, check_loss, trainable
 
-BaseKind = Literal["movement", "empty", "random"]
+#: How γ_base is chosen; ``fisher`` and ``bias`` by `forgetfree.localization.choose_base`, which has model and rows.
+BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
+
+
+@dataclass(frozen=True)
+class GraftOrigin:
+    """Where a graft comes from: what else is needed to answer with it.
+
+    Attributes:
+        task: what it was made for.
+        readout: how its logits are read: ``linear``, ``prompt``, ``causal`` or ``classifier``.
+        model: the base model's name, as it was asked for.
+        fingerprint: of the base model's body, see `forgetfree.models.body.body_fingerprint`.
+        sparsity: the share of the space that its region was allowed.
+        architecture: of ``classifier``: the Hugging Face class whose head the readout is.
+        classes: of ``classifier``: of each of the task's labels, the number of the head's class.
+    """
+
+    task: TaskDefinition
+    readout: ReadoutKind
+    model: str
+    fingerprint: str
+    sparsity: float
+    architecture: str = ""
+    classes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Graft:
-    """A region and the values the model takes there: ``(s,)`` each."""
+    """A region and the values the model takes there. With a space of its own it can go out into the world.
+
+    Attributes:
+        region: γ.
+        values: ``(s,)``.
+        space: what the region's indices mean: names, shapes and dtypes of tensors in the *body* of the model.
+        readout: the tensors that read out its task, by name.
+        buffers: the body's persistent buffers that training changed, by name.
+        origin: the task and the base model.
+    """
 
     region: Region
     values: Tensor
+    space: ParameterSpace | None = None
+    readout: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    origin: GraftOrigin | None = None
 
     @classmethod
     def of(cls, model: nn.Module, space: ParameterSpace, region: Region) -> Graft:
         """What ``model`` holds at ``region``."""
         return cls(region, space.gather(model, region.indices))
 
-    def apply_(self, model: nn.Module, space: ParameterSpace) -> Graft:
-        """Write the graft into ``model`` and return what stood there: applying that undoes this, bit for bit."""
-        before = Graft.of(model, space, self.region)
-        space.scatter_(model, self.region.indices, self.values)
+    def apply_(self, model: nn.Module, space: ParameterSpace | None = None, *, check: bool = True) -> Graft:
+        """Write the graft into ``model`` and return what stood there: applying that undoes this, bit for bit.
+
+        Args:
+            model: any model with the body that the graft was made for, be it with a head or without.
+            space: the space of ``model`` itself that the region belongs to; default: the graft's own, of the body.
+            check: compare the body's fingerprint with the origin's, where the graft has one (reads the whole body once).
+                Leave it out to put one graft on top of another.
+
+        Raises:
+            GraftError: the graft has no space, or does not belong to this model; nothing is changed.
+            RegionError: the model does not fit ``space``.
+        """
+        body = body_of(model)
+        target, own = (body, self._check(body, check)) if space is None else (model, space)
+        buffers = self._buffers_of(body)
+        before = replace(
+            self,
+            values=own.gather(target, self.region.indices),
+            readout={},
+            buffers={name: buffer.clone() for name, buffer in buffers.items()},
+            origin=None,
+        )
+        own.scatter_(target, self.region.indices, self.values)
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                buffer.copy_(self.buffers[name])
         return before
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as one file, atomically: see `forgetfree.graft_file`.
+
+        Raises:
+            GraftError: it has no space of its own, or holds NaN or infinity.
+        """
+        from forgetfree.graft_file import serialize
+
+        write_atomically(Path(path), serialize(self))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Graft:
+        """Read what `save` wrote and verify everything about it.
+
+        Raises:
+            GraftError: with the reason; a damaged file is never half-read.
+        """
+        from forgetfree.graft_file import read
+
+        return read(Path(path))
+
+    def _check(self, body: nn.Module, fingerprint: bool) -> ParameterSpace:
+        """The graft's own space, if ``body`` is one that the graft was made for."""
+        if self.space is None:
+            raise GraftError(
+                "This graft does not say which tensors its region means. Give the parameter space that it was made in: "
+                "apply_(model, space)."
+            )
+        try:
+            self.space.check(self.region.indices)
+            tensors = self.space.parameters(body)
+        except RegionError as error:
+            raise GraftError(f"The graft belongs to a model of another layout: {error}") from error
+        for spec, tensor in zip(self.space.tensors, tensors, strict=True):
+            if tensor.dtype != spec.dtype:
+                raise GraftError(
+                    f"The graft belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
+                    f"{tensor.dtype}. Load the model with dtype={spec.dtype}."
+                )
+        if fingerprint and self.origin is not None:
+            got, expected = body_fingerprint(body), self.origin.fingerprint
+            if got != expected:
+                raise GraftError(
+                    f"The graft belongs to other weights, those of {self.origin.model!r}: expected fingerprint "
+                    f"{expected[:12]}, the model's is {got[:12]}. Load the very weights it was made from; to put it on top of "
+                    "another graft, check=False."
+                )
+        return self.space
+
+    def _buffers_of(self, body: nn.Module) -> dict[str, Tensor]:
+        """The body's own buffers of the names that the graft has."""
+        found = persistent_buffers(body) if self.buffers else {}
+        for name, wanted in self.buffers.items():
+            if name not in found or found[name].shape != wanted.shape or found[name].dtype != wanted.dtype:
+                raise GraftError(
+                    f"The graft belongs to a model of another layout: it has no buffer {name!r} of shape "
+                    f"{tuple(wanted.shape)} in {wanted.dtype}. Load the model it was made from."
+                )
+        return {name: found[name] for name in self.buffers}
 
 
 @contextmanager
@@ -55,6 +181,26 @@ def grafted(model: nn.Module, space: ParameterSpace, graft: Graft) -> Iterator[N
         yield
     finally:
         before.apply_(model, space)
+
+
+# -- θ by a formula: flat vectors (N,) -------------------------------------------------------------------
+
+
+def graft_theta(theta_pre: Tensor, theta_ft: Tensor, region: Region) -> Tensor:
+    """Eq. 1: γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre."""
+    theta = theta_pre.clone()
+    theta[region.indices] = theta_ft[region.indices]
+    return theta
+
+
+def pruned_theta(theta_ft: Tensor, region: Region) -> Tensor:
+    """A lottery ticket: γ ⊙ θ_ft, all else set to 0 (paper, fig. 4)."""
+    return graft_theta(torch.zeros_like(theta_ft), theta_ft, region)
+
+
+def interpolate(theta_pre: Tensor, theta: Tensor, alpha: float) -> Tensor:
+    """WiSE-FT (Wortsman et al., 2022): (1 − α) θ_pre + α θ; exactly θ_pre at α = 0 and θ at α = 1."""
+    return torch.lerp(theta_pre, theta, alpha)
 
 
 # -- Base regions ----------------------------------------------------------------------------------------
@@ -93,7 +239,16 @@ def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
     return Region.of(torch.cat([chosen, ties]))
 
 
-def base_region(kind: BaseKind, theta_pre: Tensor, theta_ft: Tensor, count: int, seed: int = 0) -> Region:
+def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:
+    """The ``count`` entries of largest |θ_ft − θ_pre|, of those ``among`` a region; fewer where fewer moved."""
+    movement = (theta_ft - theta_pre).abs_()
+    moved = movement > 0
+    return top(movement, count, moved if among is None else moved & among.mask(len(moved)).to(moved.device))
+
+
+def base_region(
+    kind: Literal["movement", "empty", "random"], theta_pre: Tensor, theta_ft: Tensor, count: int, seed: int = 0
+) -> Region:
     """γ_base (paper, §2.2).
 
     Args:
@@ -109,8 +264,7 @@ def base_region(kind: BaseKind, theta_pre: Tensor, theta_ft: Tensor, count: int,
     if kind == "random":
         generator = torch.Generator().manual_seed(seed)
         return Region.of(torch.randperm(len(theta_pre), generator=generator)[:count])
-    movement = (theta_ft - theta_pre).abs_()
-    return top(movement, count, movement > 0)
+    return most_moved(theta_pre, theta_ft, count)
 
 
 # -- Learning the mask (eqs. 3 and 4) --------------------------------------------------------------------
@@ -166,7 +320,7 @@ def hard_region(climbed: Tensor, start: float, base: Tensor, eligible: Tensor, c
     return top(scores, count, eligible)
 
 
-def learn_region(
+def learn_regions(
     model: nn.Module,
     space: ParameterSpace,
     theta_pre: Tensor,
@@ -174,14 +328,15 @@ def learn_region(
     batches: Iterable[Sequence[Batch]],
     forward: Callable[[Tensor, Tensor], Tensor],
     *,
-    sparsity: float,
+    sparsities: Sequence[float],
     base: Region,
     options: MaskOptions,
     validate: Callable[[], float] | None = None,
     on_step: OnStep | None = None,
-) -> LearnedRegion:
-    """Localise a skill: learn S by SGD on the loss of θ(γ), then take the hard region (paper, eqs. 3 and 4).
+) -> list[LearnedRegion]:
+    """Localise a skill: learn S by SGD on the loss of θ(γ), then take hard regions (paper, eqs. 3 and 4).
 
+    S does not depend on how many entries are taken in the end, so one search from one γ_base serves several sparsities.
     The gradient is ∂L/∂S = ∂L/∂θ ⊙ (θ_ft − θ_pre) ⊙ (1 − 2 γ_base) ⊙ σ′(S).
 
     Args:
@@ -191,12 +346,15 @@ def learn_region(
         theta_ft: θ_ft ``(N,)``.
         batches: one item a step: the mini-batches that make up its batch.
         forward: ``(x, t)`` to logits, through ``model``; dropout is off.
-        sparsity: the region has at most ``sparsity · N`` entries.
+        sparsities: each asks for a region of at most ``sparsity · N`` entries.
         base: γ_base.
         options: the search.
         validate: score of the model as it stands, higher is better; asked for hard masks every ``evaluate_every`` steps.
             The best one wins, the earlier of equals. Without it the last one does.
         on_step: told of every step.
+
+    Returns:
+        One region a sparsity, each as if it had been asked for alone.
 
     Raises:
         RegionError: θ_pre or θ_ft do not fit the space.
@@ -213,30 +371,32 @@ def learn_region(
     device = parameters[0].device
     # float16 gradients of a mean over many rows would vanish without it.
     loss_scale = 1024.0 if options.precision == "fp16" else 1.0
-    count = budget(len(space), sparsity)
+    counts = [budget(len(space), sparsity) for sparsity in sparsities]
     climbed = torch.zeros_like(theta_pre)  # S − S_0
     is_base = base.mask(len(space)).to(device)
     moved = theta_ft != theta_pre
     pieces = list(
         zip(parameters, *(space.views(flat) for flat in (theta_pre, theta_ft, climbed, is_base)), strict=True)
     )
-    validation: list[tuple[int, float]] = []
+    validation: list[list[tuple[int, float]]] = [[] for _ in counts]
     losses: list[float] = []
-    best: tuple[float, int, Region] | None = None
+    best: list[tuple[float, int, Region]] = []
 
     def consider(step: int) -> None:
-        nonlocal best
         # An entry that fine-tuning did not move carries nothing. Before the first step, nothing speaks for any but the base.
         eligible = moved & is_base if step == 0 else moved
-        region = hard_region(climbed, options.score_init, is_base, eligible, count)
-        value = -math.inf
-        if validate is not None:
-            space.load_(model, theta_pre)
-            with grafted(model, space, Graft(region, theta_ft[region.indices.to(device)])):
-                value = validate()
-            validation.append((step, value))
-        if best is None or value > best[0] or validate is None:
-            best = (value, step, region)
+        for i, count in enumerate(counts):
+            region = hard_region(climbed, options.score_init, is_base, eligible, count)
+            value = -math.inf
+            if validate is not None:
+                space.load_(model, theta_pre)
+                with grafted(model, space, Graft(region, theta_ft[region.indices.to(device)])):
+                    value = validate()
+                validation[i].append((step, value))
+            if len(best) == i:
+                best.append((value, step, region))
+            elif value > best[i][0] or validate is None:
+                best[i] = (value, step, region)
 
     mode = model.training
     model.eval()
@@ -269,10 +429,32 @@ def learn_region(
     finally:
         space.load_(model, theta_pre)
         model.train(mode)
-    if best is None:  # there were fewer batches than steps
+    if not best:  # there were fewer batches than steps
         consider(len(losses))
-    assert best is not None
-    return LearnedRegion(best[2], count, options.score_init + climbed, best[1], tuple(validation), tuple(losses))
+    scores = options.score_init + climbed
+    return [
+        LearnedRegion(region, count, scores, step, tuple(values), tuple(losses))
+        for (_, step, region), count, values in zip(best, counts, validation, strict=True)
+    ]
+
+
+def learn_region(
+    model: nn.Module,
+    space: ParameterSpace,
+    theta_pre: Tensor,
+    theta_ft: Tensor,
+    batches: Iterable[Sequence[Batch]],
+    forward: Callable[[Tensor, Tensor], Tensor],
+    *,
+    sparsity: float,
+    base: Region,
+    options: MaskOptions,
+    validate: Callable[[], float] | None = None,
+    on_step: OnStep | None = None,
+) -> LearnedRegion:
+    """`learn_regions` for one sparsity."""
+    how: Any = {"base": base, "options": options, "validate": validate, "on_step": on_step}
+    return learn_regions(model, space, theta_pre, theta_ft, batches, forward, sparsities=[sparsity], **how)[0]
 
 
 def _accumulate(

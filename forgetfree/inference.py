@@ -86,7 +86,7 @@ class Predictor:
         path = directory / "config.json"
         try:
             config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            tasks = [_definition(task) for task in config["tasks"]]
+            tasks = [TaskDefinition.of_fields(task) for task in config["tasks"]]
             name, readout = config["model"]["name"], config["model"]["readout"]
             shared_labels = config.get("scenario") == "class"
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -155,11 +155,6 @@ def _first_labels(tasks: Sequence[TaskDefinition]) -> dict[str, int]:
     """Where each task's labels begin among those of all tasks."""
     sizes = [len(task.labels) for task in tasks]
     return {task.name: sum(sizes[:i]) for i, task in enumerate(tasks)}
-
-
-def _definition(fields: dict[str, Any]) -> TaskDefinition:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return TaskDefinition(**values)
 
 
 __all__ = ["Answer", "Predictor"]

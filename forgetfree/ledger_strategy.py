@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from forgetfree.options import option
 from forgetfree.regions import Region
 from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
 from forgetfree.streams import Stream, StreamTask
-from forgetfree.training import TrainingOptions
+from forgetfree.training import Trained, TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,24 +53,6 @@ class Localized:
     sparsity: float
     theta: Tensor | None = None
     readout: dict[str, Tensor] | None = None
-
-
-class Trained(Protocol):
-    """What a task trains of the backbone: vectors beside the model, as `RegionParameters` has one.
-
-    Attributes:
-        parameters: what the optimiser moves.
-        touched: the model's tensors that need gradients.
-    """
-
-    parameters: list[nn.Parameter]
-    touched: list[nn.Parameter]
-
-    def collect(self) -> None:
-        """Take the gradients of ``parameters`` from the tensors', and free those."""
-
-    def write(self) -> None:
-        """Put what ``parameters`` say into the tensors."""
 
 
 class LedgerStrategy(ContinualStrategy):

@@ -1,36 +1,51 @@
-"""Which entries a task may train: localising its skill (paper, §2), and what strategies on weight matrices share.
-
-To localise, fine-tune θ_pre on the task alone, then learn the mask.
-"""
+"""Localising the skill of one task: from a fine-tuned model and its rows to a region (paper, §2, eqs. 3 and 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+
+from torch import Tensor
 
 from forgetfree.data.encoding import Batch
+from forgetfree.data.examples import Examples
 from forgetfree.data.sampling import evenly, micro_batches, plan_batches
-from forgetfree.errors import ModelError, OptionError
-from forgetfree.grafting import BaseKind, LearnedRegion, MaskOptions, base_region, budget, learn_region
-from forgetfree.ledger_strategy import RegionOptions
+from forgetfree.data.stream_task import StreamTask
+from forgetfree.errors import OptionError
+from forgetfree.fisher import diagonal_fisher
+from forgetfree.grafting import (
+    BaseKind,
+    LearnedRegion,
+    MaskOptions,
+    base_region,
+    budget,
+    learn_regions,
+    most_moved,
+    top,
+)
+from forgetfree.metrics import Predictions
+from forgetfree.models.readout_model import ReadoutModel
 from forgetfree.models.state import ModelState, load_tensors_, persistent_buffers, tensors_of
 from forgetfree.options import option
 from forgetfree.parameters import ParameterSpace
+from forgetfree.regions import Region, biases
 from forgetfree.seeds import derive_seed
-from forgetfree.strategy import ContinualStrategy, Predictions
-from forgetfree.streams import Stream, StreamTask
-from forgetfree.training import predict
+from forgetfree.training import OnStep, TrainingOptions, predict
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalizationOptions(RegionOptions):
-    """Fine-tuning, then localising, then training the region."""
+class LocalizationOptions(TrainingOptions):
+    """Fine-tuning, then localising."""
 
     sparsity: float = option(
         1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1
     )
-    base: BaseKind = option("movement", "γ_base: the most moved entries, none, or random ones (§2.2)")
+    base: BaseKind = option(
+        "movement",
+        "γ_base: the most moved entries, none, random ones (§2.2), those of largest Fisher information at θ_pre (FISH "
+        "masks, Sung et al., 2021), or the most moved of the biases",
+    )
+    fisher_rows: int = option(256, "training rows that base=fisher reads, at most", at_least=1)
     mask_steps: int | None = option(
         None,
         "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
@@ -43,44 +58,22 @@ class LocalizationOptions(RegionOptions):
     mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
     mask_evaluations: int = option(4, "hard masks tried on validation rows while S is learned", at_least=1)
     validation_rows: int = option(512, "validation rows those are scored on, at most", at_least=1)
-    region_start: Literal["fine-tuned", "pre-trained"] = option("fine-tuned", "values the region is trained from")
 
 
-def weight_matrices(space: ParameterSpace) -> list[int]:
-    """The numbers of the tensors that are neither a bias nor a normalisation's: those of two dimensions or more.
-
-    Raises:
-        ModelError: there is none.
-    """
-    found = [i for i, spec in enumerate(space.tensors) if len(spec.shape) >= 2]
-    if not found:
-        raise ModelError(
-            f"The model has no graftable weight matrix: expected a tensor of two dimensions or more among its "
-            f"{len(space.tensors)}. Choose another model, or a strategy that trains any tensor, such as grafting-continual."
-        )
-    return found
-
-
-def check_grafting(options: LocalizationOptions, stream: Stream) -> None:
+def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
     """Raise ``OptionError`` unless the sparsity leaves an entry, and something chooses the region."""
-    budget(len(stream.model.space()), options.sparsity)
+    budget(len(space), options.sparsity)
     if options.base == "empty" and options.mask_steps == 0:
         raise OptionError("base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or base=movement.")
 
 
-def localize(strategy: ContinualStrategy, task: StreamTask, fine_tuned: ModelState) -> LearnedRegion:
-    """γ of one task by eqs. 3 and 4, with the fine-tuned readout; the model holds θ_pre before and after."""
-    model, space, options = strategy.task_model, strategy.space, strategy.options
-    pre = strategy.pristine.theta.to(strategy.device)
-    ft = fine_tuned.theta.to(strategy.device)
-    count = budget(len(space), options.sparsity)
-    seed = strategy.phase_seed("localize", task)
-    base = base_region(options.base, pre, ft, count, derive_seed(seed, "base"))
-    size = min(options.mask_batch_size, len(task.train))
+def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int) -> MaskOptions:
+    """How S is learned on ``rows`` training rows, after as many updates of fine-tuning."""
+    size = min(options.mask_batch_size, rows)
     steps = options.mask_steps
     if steps is None:
-        steps = min(100, max(1, strategy.full_steps(task) * options.batch_size // size))
-    mask = MaskOptions(
+        steps = min(100, max(1, fine_tuning_steps * options.batch_size // size))
+    return MaskOptions(
         steps=steps,
         batch_size=size,
         micro_batch_size=options.mask_micro_batch_size,
@@ -89,6 +82,74 @@ def localize(strategy: ContinualStrategy, task: StreamTask, fine_tuned: ModelSta
         evaluate_every=max(1, -(-steps // options.mask_evaluations)),
         precision=options.precision,
     )
+
+
+def choose_base(
+    kind: BaseKind,
+    model: ReadoutModel,
+    rows: Examples,
+    theta_pre: Tensor,
+    theta_ft: Tensor,
+    count: int,
+    *,
+    seed: int,
+    fisher_rows: int,
+) -> Region:
+    """γ_base of any kind, of at most ``count`` entries.
+
+    Args:
+        kind: which.
+        model: holds θ_pre and the task's fine-tuned readout.
+        rows: the task's training rows.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        count: entries.
+        seed: of random entries.
+        fisher_rows: read at most so many rows for the Fisher information, spread evenly.
+    """
+    if kind == "bias":
+        return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
+    if kind == "fisher":
+        read = rows.subset(evenly(len(rows), fisher_rows))
+        return top(diagonal_fisher(model, model.space(), read), count, theta_ft != theta_pre)
+    return base_region(kind, theta_pre, theta_ft, count, seed)
+
+
+def localize(
+    model: ReadoutModel,
+    task: StreamTask,
+    pre: ModelState,
+    fine_tuned: ModelState,
+    options: LocalizationOptions,
+    mask: MaskOptions,
+    *,
+    sparsities: Sequence[float],
+    seed: int,
+    base: Region | None = None,
+    on_step: OnStep | None = None,
+) -> list[LearnedRegion]:
+    """γ of one task by eqs. 3 and 4, with the fine-tuned readout: one a sparsity, each as if asked for alone.
+
+    Args:
+        model: holds θ_pre, before and after.
+        task: its training rows teach S, its validation rows choose between hard masks.
+        pre: θ_pre.
+        fine_tuned: θ_ft, with the task's readout.
+        options: base, rows to validate on.
+        mask: how S is learned, see `mask_options`.
+        sparsities: the shares of the space that the regions may have.
+        seed: of a random base and of the batches.
+        base: γ_base; default: of the kind the options name.
+        on_step: told of every step.
+    """
+    if base is None and options.base != "empty" and len(sparsities) > 1:  # each has a γ_base of its own size
+        return [
+            localize(model, task, pre, fine_tuned, options, mask, sparsities=[each], seed=seed, on_step=on_step)[0]
+            for each in sparsities
+        ]
+    space = model.space()
+    device = next(model.parameters()).device
+    theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
     validation = task.validation.subset(evenly(len(task.validation), options.validation_rows))
 
     def score() -> float:
@@ -96,37 +157,47 @@ def localize(strategy: ContinualStrategy, task: StreamTask, fine_tuned: ModelSta
         return Predictions(logits.numpy(), validation.labels.numpy()).score(task.definition.metric)
 
     def batches() -> Iterator[list[Batch]]:
-        for rows in plan_batches(task.train.lengths, size, steps, derive_seed(seed, "batches")):
+        for rows in plan_batches(task.train.lengths, mask.batch_size, mask.steps, derive_seed(seed, "batches")):
             yield [task.train.batch(part) for part in micro_batches(rows, mask.micro_batch_size)]
 
     readout = model.readout_module(task.label)
     untrained = tensors_of(readout)
     load_tensors_(readout, fine_tuned.readouts[task.name])
     # BatchNorm's statistics of the task: a mask is judged as the trained region will be.
-    _load_buffers(strategy, fine_tuned)
+    _load_buffers(model, fine_tuned)
     mode = model.training
     model.eval()  # no dropout, the readout's included
     try:
-        with strategy.phase("localize", task, steps) as on_step:
-            return learn_region(
-                model.backbone,
-                space,
-                pre,
-                ft,
-                batches(),
+        if base is None:
+            base = choose_base(
+                options.base,
                 model,
-                sparsity=options.sparsity,
-                base=base,
-                options=mask,
-                validate=score,
-                on_step=on_step,
+                task.train,
+                theta_pre,
+                theta_ft,
+                budget(len(space), sparsities[0]),
+                seed=derive_seed(seed, "base"),
+                fisher_rows=options.fisher_rows,
             )
+        return learn_regions(
+            model.backbone,
+            space,
+            theta_pre,
+            theta_ft,
+            batches(),
+            model,
+            sparsities=sparsities,
+            base=base,
+            options=mask,
+            validate=score,
+            on_step=on_step,
+        )
     finally:
         model.train(mode)
         load_tensors_(readout, untrained)
-        _load_buffers(strategy, strategy.pristine)
+        _load_buffers(model, pre)
 
 
-def _load_buffers(strategy: ContinualStrategy, state: ModelState) -> None:
-    for name, buffer in persistent_buffers(strategy.task_model.backbone).items():
+def _load_buffers(model: ReadoutModel, state: ModelState) -> None:
+    for name, buffer in persistent_buffers(model.backbone).items():
         buffer.copy_(state.buffers[name])

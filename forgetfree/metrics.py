@@ -10,12 +10,17 @@ All results are fractions, never percent. All arithmetic is in float64.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from forgetfree.errors import MetricError
 
 __all__ = [
+    "Predictions",
+    "Reliability",
     "accuracy",
     "agreement",
     "average_accuracy",
@@ -26,6 +31,7 @@ __all__ = [
     "forgetting_per_task",
     "forward_transfer",
     "intransigence",
+    "reliability",
     "summarize",
 ]
 
@@ -200,11 +206,55 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     return 2 * int((actual & predicted).sum()) / positives if positives else 0.0
 
 
-def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> float:
-    """Expected calibration error (Guo et al., ICML 2017, eq. 3): Σ_b n_b/n · |accuracy_b − confidence_b|.
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """A reliability diagram (Guo et al., ICML 2017, fig. 1): what a model's confidence is worth, bin by bin.
 
-    The confidence of an example is its largest softmax probability. Examples are sorted by it into bins of
-    equal width, each open below and closed above: (lo, hi].
+    Attributes:
+        edges: of the bins over (0, 1], shape (bins + 1,).
+        counts: examples per bin, shape (bins,).
+        accuracy: share of them that are right; NaN in an empty bin.
+        confidence: mean of their largest softmax probability; NaN in an empty bin.
+    """
+
+    edges: Floats
+    counts: Integers
+    accuracy: Floats
+    confidence: Floats
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error (eq. 3 there): Σ_b n_b/n · |accuracy_b − confidence_b|, in [0, 1]."""
+        held = self.counts > 0
+        gaps = np.abs(self.accuracy[held] - self.confidence[held])
+        return float((self.counts[held] * gaps).sum() / self.counts.sum())
+
+
+def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> Reliability:
+    """Sort examples by their largest softmax probability into bins of equal width, open below and closed above.
+
+    Args:
+        logits: shape (n, n_labels), finite.
+        labels: integers in [0, n_labels), shape (n,).
+        bins: number of bins over (0, 1]; 15 as in the paper.
+    """
+    if bins < 1:
+        raise MetricError(f"bins must be at least 1; got {bins}. The usual number is 15.")
+    scores = _logits(logits)
+    correct = scores.argmax(axis=1) == _labels(labels, scores)
+    # The largest probability is exp(0) / Σ exp(logit − largest): it cannot overflow, nor exceed 1.
+    confidence = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    # side="left" puts a confidence equal to an edge into the bin below it.
+    member = np.searchsorted(edges, confidence, side="left") - 1
+    counts = np.bincount(member, minlength=bins)
+    with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin
+        means = [np.bincount(member, weights=of, minlength=bins) / counts for of in (correct, confidence)]
+    return Reliability(edges, counts.astype(np.int64), *means)
+
+
+def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> float:
+    """Expected calibration error (Guo et al., ICML 2017, eq. 3): see `reliability`.
 
     Args:
         logits: shape (n, n_labels), finite.
@@ -214,17 +264,7 @@ def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bin
     Returns:
         A fraction in [0, 1]; 0.0 is perfect calibration.
     """
-    if bins < 1:
-        raise MetricError(f"bins must be at least 1; got {bins}. The usual number is 15.")
-    scores = _logits(logits)
-    correct = scores.argmax(axis=1) == _labels(labels, scores)
-    # The largest probability is exp(0) / Σ exp(logit − largest): it cannot overflow, nor exceed 1.
-    confidence = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
-    # side="left" puts a confidence equal to an edge into the bin below it.
-    member = np.searchsorted(np.linspace(0.0, 1.0, bins + 1), confidence, side="left") - 1
-    # n_b/n · |accuracy_b − confidence_b| is |Σ correct − Σ confidence| / n over the members of b.
-    gaps = np.bincount(member, weights=correct - confidence, minlength=bins)
-    return float(np.abs(gaps).sum() / len(scores))
+    return reliability(logits, labels, bins).ece
 
 
 def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
@@ -244,6 +284,23 @@ def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
             f"and {theirs.shape}."
         )
     return _mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``."""
+
+    logits: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
+
+    def score(self, metric: str) -> float:
+        """``accuracy`` or ``f1``, in [0, 1]."""
+        return f1(self.logits, self.labels) if metric == "f1" else accuracy(self.logits, self.labels)
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, in [0, 1]."""
+        return expected_calibration_error(self.logits, self.labels)
 
 
 # ---- reading the arguments ------------------------------------------------------------------------------

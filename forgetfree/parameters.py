@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.errors import RegionError
+from forgetfree.errors import ModelError, RegionError
 
 #: Neither embeddings, LM head, classifier nor pooler (paper, §2: "embeddings and the LM head are frozen").
 NOT_GRAFTABLE = (
@@ -86,6 +86,25 @@ class ParameterSpace:
                 f"No graftable tensor in {type(model).__name__}: expected at least one name matching "
                 f"{list(include)} and none of {list(exclude)}. Pass other patterns to ParameterSpace.of."
             )
+        return cls(tuple(specs))
+
+    @classmethod
+    def of_layout(cls, layout: str) -> ParameterSpace:
+        """The space of a `layout`.
+
+        Raises:
+            RegionError: it is none.
+        """
+        specs: list[TensorSpec] = []
+        offset = 0
+        try:
+            for name, shape, dtype in json.loads(layout):
+                specs.append(TensorSpec(str(name), tuple(map(int, shape)), getattr(torch, dtype), offset))
+                offset += specs[-1].size
+        except (ValueError, TypeError, AttributeError) as error:
+            raise RegionError(f"its layout cannot be read ({error}).") from error
+        if not specs or not all(isinstance(spec.dtype, torch.dtype) for spec in specs):
+            raise RegionError("its layout cannot be read (it must name tensors, with their shapes and dtypes).")
         return cls(tuple(specs))
 
     def __len__(self) -> int:
@@ -191,6 +210,21 @@ def _outside_of_the_body(model: Any) -> set[int]:
     inside = {id(parameter) for parameter in body.parameters()}
     embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
     return {id(parameter) for parameter in model.parameters()} - inside | embeddings
+
+
+def weight_matrices(space: ParameterSpace) -> list[int]:
+    """The numbers of the tensors that are neither a bias nor a normalisation's: those of two dimensions or more.
+
+    Raises:
+        ModelError: there is none.
+    """
+    found = [i for i, spec in enumerate(space.tensors) if len(spec.shape) >= 2]
+    if not found:
+        raise ModelError(
+            f"The model has no graftable weight matrix: expected a tensor of two dimensions or more among its "
+            f"{len(space.tensors)}. Choose another model, or a strategy that trains any tensor, such as grafting-continual."
+        )
+    return found
 
 
 # -- Where an entry lies: the paper's figures 9 and 10 count regions by layer and by kind of parameter. -----

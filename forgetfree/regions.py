@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forgetfree.errors import RegionError
+from forgetfree.errors import ModelError, RegionError
 from forgetfree.parameters import ParameterSpace, kind_of, layer_of
 
 
@@ -78,6 +78,21 @@ class Region:
         return len(self & other) == 0
 
 
+def biases(space: ParameterSpace) -> Region:
+    """All entries of tensors that are biases, those of LayerNorm included.
+
+    Raises:
+        ModelError: there is none.
+    """
+    found = [torch.arange(t.offset, t.offset + t.size) for t in space.tensors if t.name.endswith("bias")]
+    if not found:
+        raise ModelError(
+            f"The model has no graftable bias: expected a name that ends in 'bias' among its {len(space.tensors)} "
+            "graftable tensors. Choose a model with biases, or another strategy or region."
+        )
+    return Region(torch.cat(found))
+
+
 def overlap(region: Region, other: Region) -> float:
     """The share of ``other`` that also lies in ``region``: ``|γ_i ∩ γ_j| / |γ_j|`` (paper, fig. 8)."""
     return len(region & other) / len(other) if len(other) else 0.0
@@ -94,4 +109,4 @@ def distribution(region: Region, space: ParameterSpace, by: Callable[[str], str]
     return dict(counts)
 
 
-__all__ = ["Region", "distribution", "kind_of", "layer_of", "overlap"]
+__all__ = ["Region", "biases", "distribution", "kind_of", "layer_of", "overlap"]

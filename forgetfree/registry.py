@@ -143,6 +143,26 @@ SOURCES: dict[str, Entry] = {
 }
 
 
+EXPERIMENTS: dict[str, Entry] = {
+    "continual": Entry("forgetfree.benchmarks.paper.continual:Continual", "table 4: a stream of three tasks"),
+    "localization": Entry(
+        "forgetfree.benchmarks.paper.localization:Localization", "table 2, fig. 3: is a tiny region enough?"
+    ),
+    "sparsity-curve": Entry(
+        "forgetfree.benchmarks.paper.sparsity_curve:SparsityCurve", "fig. 2: learned, most moved and random regions"
+    ),
+    "what-fails": Entry(
+        "forgetfree.benchmarks.paper.what_fails:WhatFails", "fig. 4: biases alone, and lottery tickets"
+    ),
+    "optimizers": Entry("forgetfree.benchmarks.paper.optimizers:Optimizers", "fig. 5: SGD, AdamW, AdamW with ℓ1"),
+    "calibration": Entry(
+        "forgetfree.benchmarks.paper.calibration:Calibration", "table 1, fig. 6: what is a confidence worth?"
+    ),
+    "ood": Entry("forgetfree.benchmarks.paper.ood:OutOfDistribution", "table 3, fig. 7: other data sets; WiSE-FT"),
+    "where": Entry("forgetfree.benchmarks.paper.where:Where", "figs. 9, 10: layers and kinds of parameters"),
+}
+
+
 Group = Literal["strategies", "streams"]
 
 

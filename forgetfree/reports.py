@@ -37,10 +37,14 @@ __all__ = [
     "Page",
     "StrategyRuns",
     "Table",
+    "cell",
     "lay_out",
     "load_results",
     "merge",
+    "percent",
     "render",
+    "render_page",
+    "what_wrote",
 ]
 
 SCHEMA = 1
@@ -104,6 +108,17 @@ class Page:
     title: str
     notes: tuple[str, ...]
     tables: tuple[Table, ...]
+
+
+def what_wrote(path: Path) -> str:
+    """The command that results were written by: ``experiment``, ``graft``, else ``run``."""
+    file = path / "results.json" if path.is_dir() else path
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "run"  # whose reader says what is wrong
+    held = results if isinstance(results, dict) else {}
+    return "experiment" if "experiment" in held else "graft" if "grafts" in held else "run"
 
 
 def load_results(path: Path) -> Json:
@@ -229,9 +244,17 @@ def render(comparison: Comparison, format: str) -> str:
     Returns:
         Text that ends with a newline.
     """
+    if format == "json":
+        content = {**asdict(comparison), "report": asdict(lay_out(comparison))}
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return render_page(lay_out(comparison), format)
+
+
+def render_page(page: Page, format: str) -> str:
+    """Writes a page down, in any format but ``json``; see `render`."""
     if format not in _RENDERERS:
-        raise UnknownNameError("report format", format, _RENDERERS)
-    return _RENDERERS[format](comparison)
+        raise UnknownNameError("report format", format, FORMATS)
+    return _RENDERERS[format](page)
 
 
 # ---- layout: from results to tables of text -------------------------------------------------------------
@@ -261,14 +284,14 @@ def _outcome_table(comparison: Comparison) -> Table:
     for entry in comparison.strategies:
         last_rows = [run["matrix"][-1] for run in entry.runs]
         summary = [
-            _cell((run["summary"][key] for run in entry.runs), _percent)
+            cell((run["summary"][key] for run in entry.runs), percent)
             for key in ("average", "forgetting", "bwt", "ece")
         ]
-        rows.append((entry.label, *_cells(last_rows, _percent), *summary))
+        rows.append((entry.label, *_cells(last_rows, percent), *summary))
         if all(run.get("union") for run in entry.runs):
             scores, eces = ([run["union"][key] for run in entry.runs] for key in ("accuracy", "ece"))
-            average, ece = (_cell(map(np.mean, values), _percent) for values in (scores, eces))
-            rows.append((f"{entry.label} (one final union)", *_cells(scores, _percent), average, NULL, NULL, ece))
+            average, ece = (cell(map(np.mean, values), percent) for values in (scores, eces))
+            rows.append((f"{entry.label} (one final union)", *_cells(scores, percent), average, NULL, NULL, ece))
     return Table(
         title="After the last task (in %; forgetting, BWT and ECE in percentage points)",
         header=("strategy", *_task_headers(comparison), "average", "forgetting", "BWT", "ECE"),
@@ -280,9 +303,9 @@ def _transfer_table(comparison: Comparison) -> Table:
     rows = []
     for entry in comparison.strategies:
         fwt, intransigence = (
-            _cell((run["summary"][key] for run in entry.runs), _percent) for key in ("fwt", "intransigence")
+            cell((run["summary"][key] for run in entry.runs), percent) for key in ("fwt", "intransigence")
         )
-        forgotten = _cells([forgetting_per_task(run["matrix"]) for run in entry.runs], _percent)
+        forgotten = _cells([forgetting_per_task(run["matrix"]) for run in entry.runs], percent)
         rows.append((entry.label, fwt, intransigence, *forgotten))
     return Table(
         title="Transfer, and forgetting per task (in percentage points)",
@@ -296,10 +319,10 @@ def _calibration_table(comparison: Comparison) -> Table:
     with_agreement = any("agreement" in run for entry in comparison.strategies for run in entry.runs)
     rows = []
     for entry in comparison.strategies:
-        row = _cells([run["ece"][-1] for run in entry.runs], _percent)
+        row = _cells([run["ece"][-1] for run in entry.runs], percent)
         if with_agreement:
             absent = [None] * len(comparison.tasks)
-            row += _cells([run.get("agreement", absent) for run in entry.runs], _percent)
+            row += _cells([run.get("agreement", absent) for run in entry.runs], percent)
         rows.append((entry.label, *row))
     agreement = (f"agreement {task}" for task in comparison.tasks) if with_agreement else ()
     return Table(
@@ -317,11 +340,11 @@ def _cost_table(comparison: Comparison) -> Table | None:
         return None
     rows = []
     for entry in comparison.strategies:
-        row = [_cell((run["seconds"].get(phase) for run in entry.runs), _seconds) for phase in phases]
+        row = [cell((run["seconds"].get(phase) for run in entry.runs), _seconds) for phase in phases]
         if with_memory:
             kept = [_kept(run)[-1] if _kept(run) else None for run in entry.runs]
-            row.append(_cell(kept, _count))
-            row.append(_cell((total and total / len(comparison.tasks) for total in kept), _count))
+            row.append(cell(kept, _count))
+            row.append(cell((total and total / len(comparison.tasks) for total in kept), _count))
         rows.append((entry.label, *row))
     memory = ("kept (bytes)", "kept per task (bytes)") if with_memory else ()
     return Table(
@@ -348,14 +371,14 @@ def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table | None:
         return None
     rows = []
     for index, task in enumerate(tasks):
-        seconds = _cell((run["seconds_per_task"][index] for run in runs), _seconds)
-        kept = _cell((run["kept_bytes"][index] for run in runs), _count)
-        first = _cell((run["matrix"][index + 1][0] for run in runs), _percent)
-        mean = _cell((float(np.mean(run["matrix"][index + 1][: index + 1])) for run in runs), _percent)
+        seconds = cell((run["seconds_per_task"][index] for run in runs), _seconds)
+        kept = cell((run["kept_bytes"][index] for run in runs), _count)
+        first = cell((run["matrix"][index + 1][0] for run in runs), percent)
+        mean = cell((float(np.mean(run["matrix"][index + 1][: index + 1])) for run in runs), percent)
         left = NULL
         if all(run["ledger"] for run in runs):
             shares = [_owned_share(run["ledger"], index) for run in runs]
-            left = _cell(shares, _percent)
+            left = cell(shares, percent)
         rows.append((task, seconds, kept, left, first, mean))
     return Table(
         title=f"Growth of {entry.label} with the number of tasks",
@@ -383,7 +406,7 @@ def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table | None:
     rows = []
     for index, task in enumerate(comparison.tasks):
         region, owned = (
-            _cell((ledger[key][index] for ledger in ledgers), _count) for key in ("region_size", "owned_size")
+            cell((ledger[key][index] for ledger in ledgers), _count) for key in ("region_size", "owned_size")
         )
         overlap = _cells([ledger["overlap"][index] for ledger in ledgers], _share)
         rows.append((task, region, owned, *overlap))
@@ -400,7 +423,7 @@ def _matrix_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     return Table(
         title=f"Learning matrix of {entry.label} (in %, {_mean_over(len(entry.runs))})",
         header=("stage", *_task_headers(comparison)),
-        rows=tuple((stage, *map(_percent, row)) for stage, row in zip(stages, means, strict=True)),
+        rows=tuple((stage, *map(percent, row)) for stage, row in zip(stages, means, strict=True)),
     )
 
 
@@ -443,7 +466,7 @@ def _mean_over(seeds: int) -> str:
 # ---- cells ----------------------------------------------------------------------------------------------
 
 
-def _cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
+def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
     """`mean (std)` over seeds, or the one value, or a dash where any seed has none.
 
     A mean over some of the seeds would stand beside means over all of them and look like one.
@@ -458,10 +481,11 @@ def _cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
 def _cells(rows: Sequence[Sequence[float | None]], show: Callable[[float], str]) -> list[str]:
     """One cell per column of `rows`, shape (seeds, columns)."""
-    return [_cell(column, show) for column in zip(*rows, strict=True)]
+    return [cell(column, show) for column in zip(*rows, strict=True)]
 
 
-def _percent(fraction: float) -> str:
+def percent(fraction: float) -> str:
+    """A fraction in percent, to one digit."""
     return f"{100 * fraction:z.1f}"  # z: no minus sign before 0.0
 
 
@@ -480,8 +504,7 @@ def _share(fraction: float) -> str:
 # ---- formats --------------------------------------------------------------------------------------------
 
 
-def _as_rich(comparison: Comparison) -> str:
-    page = lay_out(comparison)
+def _as_rich(page: Page) -> str:
     # Where the output is no terminal, nothing needs to be squeezed into 80 columns.
     width = shutil.get_terminal_size(fallback=(120, 24)).columns
     text = io.StringIO()
@@ -499,29 +522,28 @@ def _as_rich(comparison: Comparison) -> str:
         write("")
         write(table.title)
         # On the narrowest terminals a table is too wide rather than robbed of columns.
-        console.print(drawn, width=max(width, console.measure(drawn).maximum))
+        console.print(drawn, width=max(width, console.measure(drawn).minimum))
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines()) + "\n"
 
 
 def _draw(table: Table, broken: bool) -> rich.table.Table:
-    """The table for a terminal; `broken` into lines between all words, if that is what it takes to fit."""
+    """The table for a terminal; `broken` into lines between all words, but for sentences, if that is what it takes to fit."""
     drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD)
     for number, cells in enumerate(zip(table.header, *table.rows, strict=True)):
         longest = max((len(word) for cell in cells for word in cell.split()), default=1)
+        prose = any(len(cell) > 40 for cell in cells[1:])
         drawn.add_column(
             rich.text.Text(cells[0]),
-            justify="right" if number else "left",
+            justify="right" if number and not prose else "left",
             overflow="fold",
-            width=longest if broken else None,
+            width=longest if broken and not prose else None,
         )
     for row in table.rows:
         drawn.add_row(*map(rich.text.Text, row))
     return drawn
 
 
-def _as_markdown(comparison: Comparison) -> str:
-    page = lay_out(comparison)
-
+def _as_markdown(page: Page) -> str:
     def escape(text: str) -> str:
         return re.sub(r"([\\|*_<>\[\]`&~#])", r"\\\1", " ".join(text.split()))
 
@@ -538,11 +560,6 @@ def _as_markdown(comparison: Comparison) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _as_json(comparison: Comparison) -> str:
-    content = {**asdict(comparison), "report": asdict(lay_out(comparison))}
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
 _HTML_STYLE = (
     "body{font-family:sans-serif;margin:2rem}table{border-collapse:collapse;margin-bottom:2rem}"
     "caption{text-align:left;font-weight:bold;padding:.5rem 0}"
@@ -552,9 +569,7 @@ _HTML_STYLE = (
 )
 
 
-def _as_html(comparison: Comparison) -> str:
-    page = lay_out(comparison)
-
+def _as_html(page: Page) -> str:
     def row(cells: Iterable[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
@@ -584,9 +599,7 @@ _LATEX = {
 }
 
 
-def _as_latex(comparison: Comparison) -> str:
-    page = lay_out(comparison)
-
+def _as_latex(page: Page) -> str:
     def escape(text: str) -> str:
         return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
@@ -604,14 +617,13 @@ def _as_latex(comparison: Comparison) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-_RENDERERS: dict[str, Callable[[Comparison], str]] = {
+_RENDERERS: dict[str, Callable[[Page], str]] = {
     "rich": _as_rich,
     "markdown": _as_markdown,
-    "json": _as_json,
     "html": _as_html,
     "latex": _as_latex,
 }
-FORMATS = tuple(_RENDERERS)
+FORMATS = (*_RENDERERS, "json")
 
 
 # ---- merging --------------------------------------------------------------------------------------------

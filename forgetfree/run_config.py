@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,18 +19,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
-    """What ``--set`` reaches beside the strategies' own options."""
+class CommonOptions(Options):
+    """What ``--set`` reaches of every command that trains."""
 
     test_limit: int | None = option(None, "evaluate on at most this many test rows a task", at_least=1)
     cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
     threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1)
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
-    scenario: Scenario = option(
-        "task",
-        "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
-        "labels in all tasks (domain)",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,6 +33,17 @@ class RunOptions(Options):
             re.compile(self.graftable or "")
         except re.error as error:
             raise OptionError(f"graftable must be a regular expression, got {self.graftable!r}: {error}.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(CommonOptions):
+    """What ``--set`` reaches of a run, beside the strategies' own options."""
+
+    scenario: Scenario = option(
+        "task",
+        "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
+        "labels in all tasks (domain)",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +69,7 @@ class RunConfig:
         Args:
             strategy: whose; settings for others do not count. Default: for all.
         """
-        entry = registry.MODELS.get(self.model)
-        set_here = {key.removeprefix(f"{strategy}.") for key in self.settings}
-        if entry is None or "optimizer" in set_here:
-            return {}
-        own = {key.removeprefix(f"{strategy}."): value for key, value in entry.recipe.items()}
-        return {
-            key: value
-            for key, value in own.items()
-            if not set_here & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *self.strategies)
-        }
+        return recipe_of(self.model, self.settings, self.strategies, strategy)
 
     def checked(self) -> CheckedConfig:
         """The strategies' classes and options.
@@ -80,24 +77,10 @@ class RunConfig:
         Raises:
             UsageError: naming every fault.
         """
-        faults: list[str] = []
-
-        def attempt(action: Callable[..., Any], *arguments: Any) -> Any:
-            try:
-                return action(*arguments)
-            except UsageError as error:
-                faults.append(str(error))
-                return None
-
-        if self.shots is not None and self.shots < 1:
-            faults.append(f"--shots must be at least 1, got {self.shots}.")
-        if self.steps is not None and self.steps < 1:
-            faults.append(f"--steps must be at least 1, got {self.steps}.")
-        if not self.seeds or min(self.seeds) < 0:
-            faults.append(f"--seed must be 0 or more, got {', '.join(map(str, self.seeds)) or 'none'}.")
-        for kind, given in (("strategy", self.strategies), ("seed", self.seeds)):
-            if len(set(given)) < len(given):
-                faults.append(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}.")
+        faults = Faults()
+        attempt = faults.attempt
+        faults.check_distinct("strategy", self.strategies)
+        faults.check_common(self.shots, self.steps, self.seeds)
         found = {name: attempt(registry.strategy, name) for name in self.strategies}
         classes = {name: cls for name, cls in found.items() if cls is not None}
         fields = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
@@ -106,7 +89,7 @@ class RunConfig:
             for key in self.settings:
                 attempt(_check_setting, key, own, fields)
         if self.sparsity is not None and not any("sparsity" in names for names in fields.values()):
-            faults.append("--sparsity is given, but none of the strategies has it.")
+            faults.add("--sparsity is given, but none of the strategies has it.")
         options = {
             name: attempt(build, cls.Options, self._values_for(name, fields[name]), name)
             for name, cls in classes.items()
@@ -115,12 +98,11 @@ class RunConfig:
         run_options = attempt(build, RunOptions, mine, "the run")
         routed = [name for name, each in options.items() if getattr(each, "task_inference", "") == "router"]
         if routed and run_options is not None and run_options.scenario == "task":
-            faults.append(
+            faults.add(
                 f"task_inference=router is for streams that withhold the task, and {', '.join(routed)} would be told it. Set "
                 "scenario=class or scenario=domain, too."
             )
-        if faults:
-            raise UsageError(" ".join(dict.fromkeys(faults)))
+        faults.report()
         return CheckedConfig(classes, options, run_options)
 
     def section(self) -> dict[str, Any]:
@@ -128,8 +110,8 @@ class RunConfig:
         return {
             "stream": self.stream,
             "strategy": list(self.strategies),
-            "model": _absolute(self.model),
-            "data": _absolute(self.data),
+            "model": absolute(self.model),
+            "data": absolute(self.data),
             "readout": self.readout,
             "shots": self.shots,
             "steps": self.steps,
@@ -167,5 +149,67 @@ class CheckedConfig:
     run: RunOptions
 
 
-def _absolute(name: str) -> str:
+def recipe_of(
+    model: str, settings: Iterable[str], strategies: Sequence[str] = (), strategy: str | None = None
+) -> dict[str, Any]:
+    """A model's recipe, for the options that are not set otherwise; none where ``optimizer`` is set.
+
+    Args:
+        model: as ``--model``.
+        settings: names of the options that are set.
+        strategies: that run.
+        strategy: whose; settings for others do not count. Default: for all.
+    """
+    entry = registry.MODELS.get(model)
+    set_here = {key.removeprefix(f"{strategy}.") for key in settings}
+    if entry is None or "optimizer" in set_here:
+        return {}
+    own = {key.removeprefix(f"{strategy}."): value for key, value in entry.recipe.items()}
+    return {
+        key: value
+        for key, value in own.items()
+        if not set_here & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
+    }
+
+
+class Faults:
+    """All that is wrong with what was asked for, said at once."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def add(self, fault: str) -> None:
+        """One more, as a sentence."""
+        self._found.append(fault)
+
+    def attempt(self, action: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``action`` returns; ``None`` where it finds a fault."""
+        try:
+            return action(*arguments)
+        except UsageError as error:
+            self.add(str(error))
+            return None
+
+    def check_common(self, shots: int | None, steps: int | None, seeds: Sequence[int]) -> None:
+        """Of the flags that every command that trains has."""
+        for name, count in (("shots", shots), ("steps", steps)):
+            if count is not None and count < 1:
+                self.add(f"--{name} must be at least 1, got {count}.")
+        if not seeds or min(seeds) < 0:
+            self.add(f"--seed must be 0 or more, got {', '.join(map(str, seeds)) or 'none'}.")
+        self.check_distinct("seed", seeds)
+
+    def check_distinct(self, kind: str, given: Sequence[Any]) -> None:
+        """Nothing may be given twice."""
+        if len(set(given)) < len(given):
+            self.add(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}.")
+
+    def report(self) -> None:
+        """Raise ``UsageError`` with every fault, if there is one."""
+        if self._found:
+            raise UsageError(" ".join(dict.fromkeys(self._found)))
+
+
+def absolute(name: str) -> str:
+    """A directory's absolute path; any other name as it is."""
     return str(Path(name).resolve()) if Path(name).is_dir() else name

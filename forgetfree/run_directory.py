@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.reports import load_results, merge, render, with_timings
 
 if TYPE_CHECKING:
-    from forgetfree.strategy import Predictions
+    from forgetfree.metrics import Predictions
 
 SCHEMA = 1
 _PREDICTIONS = "predictions.safetensors"
@@ -55,30 +56,13 @@ class RunDirectory:
             "data": {},
             "runs": [],
         }
-        held = self._make()
+        held = make_directory(path)
         if resume and "config.json" in held:
             self._take_up()
-        elif held:
-            raise UsageError(
-                f"--out {str(path)!r} is not empty: it holds {', '.join(held[:5])}{' …' if len(held) > 5 else ''}. "
-                "Give another directory"
-                + (". There is no run in it to resume." if resume else ", or --resume to continue that run.")
-            )
+        else:
+            or_else = ". There is no run in it to resume." if resume else ", or --resume to continue that run."
+            refuse_held(path, held, f"Give another directory{or_else}")
         self.results["unfinished"], self.results["failed"] = [], []
-
-    def _make(self) -> list[str]:
-        """The names it holds."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            held = sorted(path.name for path in self.path.iterdir())
-            probe = self.path / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise UsageError(
-                f"--out {str(self.path)!r} cannot be written: {error.strerror}. Give a directory of your own."
-            ) from error
-        return held
 
     def _take_up(self) -> None:
         try:

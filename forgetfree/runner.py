@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree import __version__, metrics, registry
-from forgetfree.errors import LedgerError, MetricError, TrainingError, UsageError
+from forgetfree import metrics, registry
+from forgetfree.environment import environment, find_device, set_threads
+from forgetfree.errors import LedgerError, MetricError, TrainingError
 from forgetfree.files import write_json
 from forgetfree.monitor import PHASES, Monitor
 from forgetfree.reports import SECONDS_PER_TASK
@@ -20,11 +18,11 @@ from forgetfree.run_config import CheckedConfig, RunConfig
 from forgetfree.run_directory import SCHEMA, RunDirectory
 
 if TYPE_CHECKING:
+    from forgetfree.metrics import Predictions
     from forgetfree.models.state import StateStore
-    from forgetfree.strategy import ContinualStrategy, Predictions
+    from forgetfree.strategy import ContinualStrategy
     from forgetfree.streams import Stream
 
-_PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
 MakeMonitor = Callable[[str], Monitor]
 #: The answers before training, by the precision and batch size they are computed in.
 FirstRows = dict[tuple[str, int], "dict[str, Predictions]"]
@@ -53,11 +51,8 @@ def run(config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None 
     from forgetfree.models.state import StateStore
     from forgetfree.streams import StreamModel, make_stream
 
-    device = _device(config.device)
-    if checked.run.threads:
-        import torch
-
-        torch.set_num_threads(checked.run.threads)
+    device = find_device(config.device)
+    set_threads(checked.run.threads)
     tasks = load_tasks(config.stream, config.data)
     store = StateStore(Path(checked.run.cache) if checked.run.cache else directory.path / "fine-tuned")
     for seed in config.seeds:
@@ -196,16 +191,6 @@ def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
     }
 
 
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda is asked for, and torch finds no CUDA device. Use --device auto or cpu.")
-    return name
-
-
 def _description(config: RunConfig, stream: Stream) -> dict[str, Any]:
     """What results.json says of tasks, model and data."""
     return {
@@ -229,18 +214,11 @@ def _description(config: RunConfig, stream: Stream) -> dict[str, Any]:
 
 def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, device: str) -> dict[str, Any]:
     """What config.json says beside the configuration itself."""
-    import torch
-
     return {
         "schema": SCHEMA,
         "scenario": stream.scenario,
         "options": {name: asdict(options) for name, options in checked.options.items()},
-        "versions": {
-            "forgetfree": __version__,
-            "python": platform.python_version(),
-            **{package: version(package) for package in _PACKAGES},
-        },
-        "machine": {"device": device, "system": platform.platform(), "threads": torch.get_num_threads()},
+        **environment(device),
         "model": {
             "name": config.section()["model"],
             "readout": stream.loaded.readout,
@@ -256,7 +234,6 @@ def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, devi
             }
             for task in stream.tasks
         },
-        "command": " ".join(["forgetfree", *sys.argv[1:]]),
     }
 
 

@@ -15,7 +15,6 @@ untrained model answers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -24,8 +23,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -38,11 +36,12 @@ from avalanche.training.utils import cycle
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from forgetfree import __version__, metrics
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import ConformanceError, OptionError
 from forgetfree.files import write_json
+from forgetfree.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.ledger import Ledger
+from forgetfree.metrics import Predictions
 from forgetfree.models.readout_model import LOWEST, ReadoutModel
 from forgetfree.models.state import ModelState, StateStore, load_tensors_, tensors_of
 from forgetfree.monitor import Monitor, Phase
@@ -55,8 +54,6 @@ from forgetfree.training import (
     TrainingOptions,
     Update,
     check_loss,
-    fine_tune,
-    paper_steps,
     parts,
     plan,
     trainable,
@@ -73,23 +70,6 @@ class TaskwiseOptions(TrainingOptions):
         "where the stream withholds the task: the model of the last task (of unions, that of all tasks), or for each row "
         "that of the task whose answer has the least entropy",
     )
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``."""
-
-    logits: np.ndarray[Any, Any]
-    labels: np.ndarray[Any, Any]
-
-    def score(self, metric: str) -> float:
-        """``accuracy`` or ``f1``, in [0, 1]."""
-        return metrics.f1(self.logits, self.labels) if metric == "f1" else metrics.accuracy(self.logits, self.labels)
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error, in [0, 1]."""
-        return metrics.expected_calibration_error(self.logits, self.labels)
 
 
 class ContinualStrategy(SupervisedTemplate):
@@ -285,8 +265,7 @@ class ContinualStrategy(SupervisedTemplate):
 
     def full_steps(self, task: StreamTask) -> int:
         """``options.steps``, or the paper's rule."""
-        steps: int | None = self.options.steps
-        return steps or paper_steps(len(task.definition.labels), task.shots)
+        return full_steps(self.options, task)
 
     def phase_seed(self, phase: Phase, task: StreamTask) -> int:
         """The seed of one phase of one task."""
@@ -315,45 +294,12 @@ class ContinualStrategy(SupervisedTemplate):
         """Names everything that determines the fine-tuned model, as a digest; without a shared store, just the task."""
         if not self.shares_store:
             return task.name
-        training = {field: getattr(self.options, field) for field in TrainingOptions.__dataclass_fields__}
-        content = {
-            "model": self.stream.loaded.fingerprint,
-            "readout": self.task_model.readout,
-            "head": {k: _digest(v) for k, v in self.pristine.readouts[task.name].items()},
-            "rows": task.train.digest,
-            "task": asdict(task.definition) | {"hub": None},
-            "label": task.label,
-            "options": training | {"steps": self.full_steps(task), "evaluation_batch_size": None},
-            "seed": self.seed,
-            "config": self._model_config(),
-            "graftable": self.space.layout_hash,
-            "versions": [__version__, torch.__version__, version("transformers")],
-            "device": self.device.type,
-            "threads": torch.get_num_threads(),
-        }
-        return f"{task.name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}"
-
-    def _model_config(self) -> Any:
-        config = getattr(self.task_model.backbone, "config", None)
-        # Networks without one: a fingerprint is of weights, and does not tell a module of ReLU from one of Tanh.
-        return config.to_diff_dict() if config is not None else repr(self.task_model.backbone)
+        return fine_tuned_key(self.stream.loaded, task, self.pristine, self.options, self.seed, self.device)
 
     def _fine_tune(self, task: StreamTask) -> ModelState:
-        steps, model = self.full_steps(task), self.task_model
-        self.pristine.load_(model, [task.name])  # the readouts of learned tasks stay
-        try:
-            with self.phase("fine_tune", task, steps) as on_step:
-                fine_tune(
-                    model,
-                    task.train,
-                    self.options,
-                    steps=steps,
-                    seed=self.phase_seed("fine_tune", task),
-                    on_step=on_step,
-                )
-            return ModelState.of(model, [task.name])
-        finally:
-            self.pristine.load_(model, [task.name])
+        seed = self.phase_seed("fine_tune", task)
+        with self.phase("fine_tune", task, self.full_steps(task)) as on_step:
+            return fine_tuned_state(self.stream.loaded, task, self.pristine, self.options, seed, on_step)
 
     def evaluate(self, tasks: Sequence[StreamTask] | None = None) -> dict[str, Predictions]:
         """Answers on the test rows of ``tasks`` (default: all), by Avalanche's evaluation loop."""
@@ -421,9 +367,9 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _checked_parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         given: Any = self.parameters(task)
-        groups = (
-            [list(each) if isinstance(each, Iterable) else [None] for each in given] if isinstance(given, tuple) else []
-        )
+        groups: list[list[Any]] = []
+        if isinstance(given, tuple):
+            groups = [list(each) if isinstance(each, Iterable) else [None] for each in given]
         if len(groups) != 2 or not all(isinstance(each, nn.Parameter) for group in groups for each in group):
             raise ConformanceError(
                 type(self).__name__,
@@ -680,7 +626,3 @@ def _silent_evaluator() -> EvaluationPlugin:
     with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
         warnings.simplefilter("ignore")
         return EvaluationPlugin()
-
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -20,16 +20,15 @@ from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
 
 from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.examples import DatasetExamples, Examples
-from forgetfree.data.sampling import evenly, k_shot
-from forgetfree.data.sources import Rows, TaskRows, default_data, load_tasks
+from forgetfree.data.examples import DatasetExamples
+from forgetfree.data.sources import TaskRows, default_data, load_tasks
+from forgetfree.data.stream_task import LabelSpace, StreamTask, encode_task
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.readout_model import ReadoutModel, TaskHead
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
-from forgetfree.seeds import derive_seed
 from forgetfree.tasks import Scenario, TaskDefinition
 
 
@@ -45,34 +44,6 @@ class BenchmarkModel(ModuleModel, MultiTaskModule):
 
     def adaptation(self, experience: Any) -> None:
         """Nothing to adapt: the readouts of all experiences are there from the start."""
-
-
-@dataclass(frozen=True)
-class StreamTask:
-    """One task of a stream, encoded for its model.
-
-    Attributes:
-        definition: what it is.
-        label: its position in the stream; in mini-batches its task label, unless the stream withholds that.
-        shots: training rows of the rarest label.
-        train, validation, test: the rows.
-        fingerprint: of all the task's rows, before sampling.
-        classes: the labels it may have, as its rows and the logits number them.
-    """
-
-    definition: TaskDefinition
-    label: int
-    shots: int
-    train: Examples
-    validation: Examples
-    test: Examples
-    fingerprint: str
-    classes: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """The task's name."""
-        return self.definition.name
 
 
 @dataclass(frozen=True)
@@ -164,34 +135,12 @@ def make_stream(
     Raises:
         UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
     """
-    definitions, n_labels, offsets = _label_space([rows.task for rows in tasks], loaded, scenario)
+    definitions, labels = _label_spaces([rows.task for rows in tasks], loaded, scenario)
     loaded.model.shared_readout = scenario != "task"
-    encoded = []
-    for rows, definition, width, offset in zip(tasks, definitions, n_labels, offsets, strict=True):
-        label = loaded.model.add_task(replace(loaded.head(definition), n_labels=width), seed)
-        encoder, pad = loaded.encoder(definition), loaded.pad
-        given = label if scenario == "task" else 0
-        train = rows.train
-        if shots is not None:
-            train = k_shot(train, shots, derive_seed(seed, "shots", definition.name), definition.name)
-
-        def encode(
-            part: Rows, given: int = given, encoder: Any = encoder, pad: int = pad, offset: int = offset
-        ) -> EncodedRows:
-            return EncodedRows.of(encoder(part), [y + offset for y in part.labels], given, pad)
-
-        encoded.append(
-            StreamTask(
-                definition,
-                label,
-                min(train.labels.count(i) for i in range(len(definition.labels))),
-                encode(train),
-                encode(rows.validation),
-                encode(rows.test.take(evenly(len(rows.test), test_limit))),
-                rows.fingerprint(),
-                tuple(range(offset, offset + len(definition.labels))),
-            )
-        )
+    encoded = [
+        encode_task(replace(rows, task=task), loaded, shots=shots, seed=seed, test_limit=test_limit, labels=space)
+        for rows, task, space in zip(tasks, definitions, labels, strict=True)
+    ]
     return Stream(name, tuple(encoded), loaded, seed, ModelState.of(loaded.model), _benchmark(encoded), scenario)
 
 
@@ -201,13 +150,13 @@ def check_scenario(scenario: str) -> None:
         raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(get_args(Scenario))}.")
 
 
-def _label_space(
+def _label_spaces(
     tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
-) -> tuple[list[TaskDefinition], list[int], list[int]]:
-    """Definitions, width of the logits and first label of each task, as the scenario numbers the labels."""
+) -> tuple[list[TaskDefinition], list[LabelSpace]]:
+    """Definitions and label numbers of each task, as the scenario has them."""
     sizes = [len(task.labels) for task in tasks]
     if scenario == "task":
-        return list(tasks), sizes, [0] * len(sizes)
+        return list(tasks), [LabelSpace()] * len(tasks)
     if loaded.readout != "linear":
         raise UsageError(
             f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
@@ -219,12 +168,11 @@ def _label_space(
             raise UsageError(
                 f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
             )
-        return list(tasks), sizes, [0] * len(sizes)
-    # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
+        return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     return (
+        # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
         [replace(task, metric="accuracy") for task in tasks],
-        [sum(sizes)] * len(sizes),
-        [sum(sizes[:i]) for i in range(len(sizes))],
+        [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
     )
 
 
@@ -373,3 +321,16 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
             f"{type(network).__name__} does not end in the layer {model.head_name!r}: something follows it. Name the last "
             "layer as head=…, and leave out what follows, such as a softmax."
         )
+
+
+__all__ = [
+    "BenchmarkModel",
+    "Scenario",
+    "Stream",
+    "StreamModel",
+    "StreamTask",
+    "benchmark_stream",
+    "check_scenario",
+    "load_stream",
+    "make_stream",
+]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 Kind = Literal["single", "pair"]
 SPLITS = ("train", "validation", "test")
@@ -62,6 +62,17 @@ class TaskDefinition:
     causal_template: str = ""
     metric: Literal["accuracy", "f1"] = "accuracy"
     hub: HubSource | None = None
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> TaskDefinition:
+        """A definition from its `fields`, as JSON gives them back."""
+        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in fields.items()}
+        return cls(**values)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All fields but the hub's, which names where rows are and not what they mean."""
+        return asdict(self) | {"hub": None}
 
     @property
     def text_columns(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -198,6 +198,41 @@ def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[
         model.train(mode)
 
 
+class Trained(Protocol):
+    """What a task trains of the backbone: vectors beside the model, as `RegionParameters` has one.
+
+    Attributes:
+        parameters: what the optimiser moves.
+        touched: the model's tensors that need gradients.
+    """
+
+    parameters: list[nn.Parameter]
+    touched: list[nn.Parameter]
+
+    def collect(self) -> None:
+        """Take the gradients of ``parameters`` from the tensors', and free those."""
+
+    def write(self) -> None:
+        """Put what ``parameters`` say into the tensors."""
+
+
+class WholeTensors:
+    """Tensors trained where they stand.
+
+    Args:
+        tensors: which.
+    """
+
+    def __init__(self, tensors: Iterable[nn.Parameter]) -> None:
+        self.parameters = self.touched = list(tensors)
+
+    def collect(self) -> None:
+        """The gradients are where they belong."""
+
+    def write(self) -> None:
+        """The values are where they belong."""
+
+
 def fine_tune(
     model: ReadoutModel,
     rows: Examples,
@@ -206,9 +241,9 @@ def fine_tune(
     steps: int,
     seed: int,
     on_step: OnStep | None = None,
-    tensors: Sequence[nn.Parameter] | None = None,
+    trained: Trained | None = None,
 ) -> None:
-    """Fine-tune graftable tensors and the task's readout, from the weights the model has, in place.
+    """Fine-tune graftable entries and the task's readout, from the weights the model has, in place.
 
     Args:
         model: the model; its backbone and the readout of ``rows.task`` change, nothing else.
@@ -217,17 +252,17 @@ def fine_tune(
         steps: updates.
         seed: of batches and dropout.
         on_step: told of every update.
-        tensors: the graftable tensors to train; default: all.
+        trained: what is trained of the backbone; default: all graftable tensors.
 
     Raises:
         TrainingError: the loss is not finite.
     """
-    backbone = model.space().parameters(model.backbone) if tensors is None else list(tensors)
+    trained = trained or WholeTensors(model.space().parameters(model.backbone))
     readout = list(model.readout_module(rows.task).parameters())
-    anchors = [parameter.detach().clone() for parameter in backbone] if options.l1 else []
-    device = backbone[0].device
-    with trainable(model, [*backbone, *readout]):
-        update = Update(backbone, readout, options, steps, anchors)
+    anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
+    device = next(model.parameters()).device
+    with trainable(model, [*trained.touched, *readout]):
+        update = Update(trained.parameters, readout, options, steps, anchors)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed), 1):
@@ -240,8 +275,10 @@ def fine_tune(
                 loss = F.cross_entropy(logits.float(), y) * part.share
                 update.backward(loss)
                 total += check_loss(loss, step)
+            trained.collect()
             update.before_step()
             update.step()
+            trained.write()
             if on_step:
                 on_step(step, total)
 

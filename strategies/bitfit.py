@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
-
-from forgetfree.errors import ModelError
 from forgetfree.ledger import Composition
 from forgetfree.ledger_strategy import LedgerStrategy, Localized
-from forgetfree.parameters import ParameterSpace
-from forgetfree.regions import Region
+from forgetfree.regions import biases
 from forgetfree.streams import Stream, StreamTask
 
 
@@ -28,20 +24,9 @@ class BitFit(LedgerStrategy):
     def check(cls, options: Any, stream: Stream) -> None:
         """There must be a bias."""
         super().check(options, stream)
-        _biases(stream.model.space())
+        biases(stream.model.space())
 
     def localize(self, task: StreamTask) -> Localized:
         """The same for every task."""
-        region = _biases(self.space)
+        region = biases(self.space)
         return Localized(region, len(region) / len(self.space))
-
-
-def _biases(space: ParameterSpace) -> Region:
-    """All entries of tensors that are biases."""
-    found = [torch.arange(t.offset, t.offset + t.size) for t in space.tensors if t.name.endswith("bias")]
-    if not found:
-        raise ModelError(
-            f"bitfit trains biases, and the model has none: expected a name that ends in 'bias' among its "
-            f"{len(space.tensors)} graftable tensors. Choose a model with biases, or another strategy."
-        )
-    return Region(torch.cat(found))

@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from forgetfree.grafting import LearnedRegion, budget
-from forgetfree.ledger_strategy import LedgerStrategy, Localized
-from forgetfree.localization import LocalizationOptions, check_grafting, localize
+from forgetfree.grafting import LearnedRegion
 from forgetfree.options import option
-from forgetfree.streams import Stream, StreamTask
+from forgetfree.skill_strategy import SkillOptions, SkillStrategy
+from forgetfree.streams import StreamTask
 from forgetfree.training import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftingOptions(LocalizationOptions):
+class GraftingOptions(SkillOptions):
     """Grafting, and what is said at the end of the stream."""
 
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
 
 
-class GraftingContinual(LedgerStrategy):
+class GraftingContinual(SkillStrategy):
     """For each task: fine-tune θ_pre on it alone, localise γ_n, train γ_n minus what is owned, commit (C.3).
 
     Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
@@ -32,30 +31,15 @@ class GraftingContinual(LedgerStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
 
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """The sparsity must leave an entry, and something must choose the region."""
-        super().check(options, stream)
-        check_grafting(options, stream)
-
     def setup(self) -> None:
         """An empty ledger."""
         super().setup()
-        self.localized: dict[str, LearnedRegion] = {}
+        self.regions: dict[str, LearnedRegion] = {}
         self._final_union = False
 
-    def localize(self, task: StreamTask) -> Localized:
-        """Step 1 of C.3."""
-        fine_tuned = self.fine_tuned(task)
-        learned = localize(self, task, fine_tuned)
-        # Without the scores, which are as large as the model: the ledger's memory is O(T·s).
-        self.localized[task.name] = replace(learned, scores=learned.scores.new_empty(0))
-        start = fine_tuned.theta if self.options.region_start == "fine-tuned" else None
-        return Localized(learned.region, self.options.sparsity, start, dict(fine_tuned.readouts[task.name]))
-
-    def region_budget(self) -> int:
-        """What the sparsity allows, though fewer entries may have moved."""
-        return budget(len(self.space), self.options.sparsity)
+    def localized(self, task: StreamTask, learned: LearnedRegion) -> None:
+        """Keep what was found, without the scores, which are as large as the model: the ledger's memory is O(T·s)."""
+        self.regions[task.name] = replace(learned, scores=learned.scores.new_empty(0))
 
     def enter_evaluation(self, task: StreamTask) -> None:
         """Step 4 of C.3: θ_pre under the union of the regions up to the task's own."""

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from forgetfree.grafting import top
 from forgetfree.ledger_strategy import LedgerStrategy, Localized, RegionOptions
-from forgetfree.localization import weight_matrices
 from forgetfree.models.state import ModelState, load_tensors_, tensors_of
 from forgetfree.options import option
+from forgetfree.parameters import weight_matrices
 from forgetfree.regions import Region
 from forgetfree.streams import Stream, StreamTask
-from forgetfree.training import TrainingOptions, fine_tune
+from forgetfree.training import TrainingOptions, WholeTensors, fine_tune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class PackNet(LedgerStrategy):
                     steps=steps,
                     seed=self.phase_seed("fine_tune", task),
                     on_step=after_update,
-                    tensors=[tensors[i] for i in weight_matrices(self.space)],
+                    trained=WholeTensors(tensors[i] for i in weight_matrices(self.space)),
                 )
             return self.space.flatten(model.backbone).cpu(), tensors_of(readout)
         finally:

@@ -11,14 +11,13 @@ from torch import nn
 
 from forgetfree.grafting import Graft
 from forgetfree.ledger import Composition
-from forgetfree.ledger_strategy import LedgerStrategy, Localized, RegionOptions, Trained
-from forgetfree.localization import weight_matrices
+from forgetfree.ledger_strategy import LedgerStrategy, Localized, RegionOptions
 from forgetfree.options import option
-from forgetfree.parameters import ParameterSpace
+from forgetfree.parameters import ParameterSpace, weight_matrices
 from forgetfree.regions import Region
 from forgetfree.seeds import derive_seed
 from forgetfree.streams import Stream, StreamTask
-from forgetfree.training import TrainingOptions
+from forgetfree.training import Trained, TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

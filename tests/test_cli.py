@@ -661,3 +661,13 @@ def test_the_full_list_says_what_a_run_takes_and_what_a_recipe_sets(capsys) -> N
     assert "what a run takes: test_limit = none" in shown
     assert "scenario = task (task or class or domain)" in shown
     assert "minilm: optimizer=adamw learning_rate=0.0001" in shown
+
+
+@pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])
+def test_the_default_strategies_share_models_read_by_label_words(
+    kind: str, readout: str, data_directory: Path, model_directory, tmp_path: Path
+) -> None:
+    """Fine-tuned models go through files, in which such a readout has no tensor."""
+    tiny = Tiny(data_directory, model_directory(kind), tmp_path)
+    assert tiny.run(tmp_path / "out", "--readout", readout, stream="qnli,sst2") == 0
+    assert len(results_of(tmp_path / "out")["runs"]) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
@@ -95,8 +96,6 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
 
 
 def test_the_digits_are_those_of_the_committed_run() -> None:
-    import json
-
     from forgetfree.benchmarks.vision.digits import table
 
     entries = json.loads((RESULTS / "digits.json").read_text())["entries"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forgetfree.files import write_atomically, write_json
+from forgetfree.files import new_directory, write_atomically, write_json
 
 
 def test_bytes_and_texts_are_written_with_their_folders(tmp_path: Path) -> None:
@@ -80,3 +80,17 @@ def test_what_json_cannot_hold_is_refused_and_the_old_file_stays(tmp_path: Path,
     with pytest.raises((ValueError, TypeError)):
         write_json(path, {"a": value})
     assert json.loads(path.read_text()) == 1
+
+
+def test_a_new_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    with new_directory(tmp_path / "deep" / "new") as inside:
+        (inside / "file").write_text("text")
+        assert not (tmp_path / "deep" / "new").exists()
+    assert (tmp_path / "deep" / "new" / "file").read_text() == "text"
+    assert (tmp_path / "deep" / "new").stat().st_mode == (tmp_path / "deep").stat().st_mode
+    with pytest.raises(ZeroDivisionError), new_directory(tmp_path / "other") as inside:
+        (inside / "file").write_text("text")
+        raise ZeroDivisionError
+    with pytest.raises(OSError), new_directory(tmp_path / "deep") as inside:  # not empty
+        (inside / "file").write_text("text")
+    assert sorted(os.listdir(tmp_path)) == ["deep"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from forgetfree.errors import OptionError, RegionError, TrainingError
+from forgetfree.errors import GraftError, OptionError, RegionError, TrainingError
 from forgetfree.grafting import (
     Graft,
     LearnedRegion,
@@ -26,6 +26,7 @@ from forgetfree.grafting import (
     soft_mask,
     top,
 )
+from forgetfree.models.body import body_space
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
 
@@ -65,6 +66,24 @@ def test_a_graft_is_taken_back_when_what_is_inside_fails() -> None:
     pre = space.flatten(model)
     with pytest.raises(ZeroDivisionError), grafted(model, space, Graft(Region.of([1]), torch.tensor([9.0]))):
         raise ZeroDivisionError
+    assert torch.equal(space.flatten(model), pre)
+
+
+def test_without_a_space_of_its_own_a_graft_needs_one() -> None:
+    model, _ = tiny.build("bert")
+    with pytest.raises(GraftError, match=r"does not say which tensors its region means.*apply_\(model, space\)"):
+        Graft(Region.of([0]), torch.ones(1)).apply_(model)
+
+
+def test_a_graft_may_bring_its_space_to_a_model_with_a_head() -> None:
+    """The space is of the body: its names fit the model with its head, and the indices mean the same there."""
+    model, _ = tiny.build("bert-mlm")
+    space = ParameterSpace.of(model)
+    pre, region = space.flatten(model), Region.of([0, 5, len(space) - 1])
+    assert space.tensors[0].name == "bert." + body_space(model, space).tensors[0].name
+    undo = Graft(region, torch.tensor([1e8, -1e8, 3.0]), body_space(model, space)).apply_(model)
+    assert space.gather(model, region.indices).tolist() == [1e8, -1e8, 3.0]
+    undo.apply_(model, space)
     assert torch.equal(space.flatten(model), pre)
 
 

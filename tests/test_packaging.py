@@ -103,14 +103,15 @@ LEAVES = ("errors", "files", "metrics", "options", "parameters", "regions", "see
 #: From the bottom: a module imports from its own layer and from those below. What is not named is on top.
 LAYERS: tuple[tuple[str, ...], ...] = (
     LEAVES,
-    ("data", "grafting", "ledger", "lora", "models", "monitor", "registry", "training"),
+    ("data", "fisher", "graft_file", "grafting", "ledger", "lora", "models", "monitor", "registry", "training"),
+    ("fine_tuning", "localization", "single_task"),
     ("streams",),
     ("strategy",),
     ("ledger_strategy", "lora_strategy", "adapter"),
-    ("localization",),
-    ("inference", "progress", "reports", "run_config"),
-    ("run_directory",),
-    ("runner",),
+    ("skill_strategy",),
+    ("apply", "environment", "figures", "inference", "model_card", "progress", "reports", "run_config"),
+    ("run_directory", "graft_config", "graft_report"),
+    ("runner", "graft_run", "experiments"),
     ("cli",),
 )
 

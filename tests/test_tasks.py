@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forgetfree import registry
 from forgetfree.data.sources import load_tasks
-from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, Kind, TaskDefinition
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, HubSource, Kind, TaskDefinition
 
 TASKS = registry.tasks()
 EVERY_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -127,3 +128,11 @@ def test_the_long_stream_fits_the_real_data(name: str) -> None:
     assert rows.task == TASKS[name]
     assert names == list(TASKS[name].labels)
     assert bool(rows.train.second) == (TASKS[name].kind == "pair")
+
+
+def test_a_definition_comes_back_from_its_fields_as_json() -> None:
+    """All but the hub's, which says where rows are."""
+    task = TaskDefinition(
+        "own", "pair", ("a", "b"), "{text_a} {mask} {text_b}", ("no", "yes"), metric="f1", hub=HubSource("x")
+    )
+    assert TaskDefinition.of_fields(json.loads(json.dumps(task.fields))) == replace(task, hub=None)

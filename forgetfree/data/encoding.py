@@ -8,6 +8,7 @@ from the ids: see `forgetfree.models.tokens`.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import string
 from collections.abc import Sequence
@@ -120,6 +121,7 @@ class Encoder:
         pair = tokenizer("a", "a")["input_ids"]
         self._middle = pair[start + len(probe) : len(pair) - len(probe) - len(self._closing)]
         self._blank = next(i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if i is not None)
+        self._template = template
         self._parts = None if template is None else self._parse(template)
         self._max_length = max_length
         if self._room(2) < 2:
@@ -139,6 +141,54 @@ class Encoder:
         slots = [part for part in self._parts if isinstance(part, _Slot)]
         columns = [self._tokenize([slot.of(text) for text in texts[slot.column]]) for slot in slots]
         return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
+
+    def source(self, *, pair: bool) -> str:
+        """Python that does the same with ``tokenizer`` and nothing of ours: a function ``encode``, for model cards.
+
+        Args:
+            pair: whether it is given two texts.
+        """
+        if self._template is None:
+            texts = ["text_a", "text_b"] if pair else ["text"]
+            lines = ['text_b = " " + text_b'] if pair and not self._middle else []
+            pieces = [texts[0], *([f"{self._middle}"] * bool(pair and self._middle)), *texts[1:]]
+        else:
+            texts, lines, pieces = self._prompt_source(self._template)
+        room = self._room(len(texts))
+        if len(texts) == 1:
+            lines.append(f"{texts[0]} = tokens({texts[0]})[:{room}]")
+        else:
+            first, second = texts
+            lines += [
+                f"{first}, {second} = tokens({first}), tokens({second})",
+                f"short = min(len({first}), len({second}), {room // 2})  # of two long texts the longer is cut",
+                f"long = {room} - short",
+                f"cut = (long, short) if len({first}) > len({second}) else (short, long)",
+                f"{first}, {second} = {first}[: cut[0]], {second}[: cut[1]]",
+            ]
+        pieces = [*([f"{self._opening}"] * bool(self._opening)), *pieces, *([f"{self._closing}"] * bool(self._closing))]
+        blank = "" if self._template is not None or self._opening or self._closing else f" or [{self._blank}]"
+        lines.append(f"return {' + '.join(pieces)}{blank}")
+        return _TOKENS_SOURCE + "\n".join(
+            [f"def encode({', '.join(sorted(texts))}):", *(f"    {line}" for line in lines)]
+        )
+
+    def _prompt_source(self, template: str) -> tuple[list[str], list[str], list[str]]:
+        """The texts in the prompt's order, the lines that prepare them, and what the prompt is made of."""
+        texts: list[str] = []
+        lines: list[str] = []
+        pieces: list[str] = []
+        end = 0
+        for match in _SLOT.finditer(template):
+            space, slot, style = match.groups()
+            pieces.append(_literal_source(template[end : match.start()]))
+            pieces.append("[tokenizer.mask_token_id]" if slot == "mask" else slot)
+            if slot != "mask":
+                texts.append(slot)
+                lines += _slot_source(slot, " " if space else "", style)
+            end = match.end()
+        pieces.append(_literal_source(template[end:]))
+        return texts, lines, [piece for piece in pieces if piece]
 
     def _plain(self, texts: list[list[int]]) -> list[int]:
         texts = truncate(texts, self._room(len(texts)))
@@ -192,6 +242,31 @@ class Encoder:
     def _literal(self, parts: list[list[int] | _Slot], text: str) -> None:
         if text:
             parts.append(self._tokenize([text])[0])
+
+
+_TOKENS_SOURCE = """\
+def tokens(text):
+    # A text that spells a special token is read as a text.
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+
+"""
+
+
+def _literal_source(text: str) -> str:
+    return f"tokens({json.dumps(text, ensure_ascii=False)})" if text else ""
+
+
+def _slot_source(name: str, prefix: str, style: str | None) -> list[str]:
+    """What `_Slot.of` does, as python."""
+    lines = [f"{name} = {name}.strip()"]
+    if style == "bare":
+        lines.append(f"{name} = {name}[:-1] if {name}[-1:] in tuple(string.punctuation) else {name}")
+    if style == "lower":
+        lines.append(f"{name} = {name}[:1].lower() + {name}[1:]")
+    if prefix:
+        lines.append(f'{name} = "{prefix}" + {name} if {name} else ""')
+    return lines
 
 
 @dataclass(frozen=True)

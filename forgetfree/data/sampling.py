@@ -12,8 +12,10 @@ from forgetfree.errors import UsageError
 _WINDOW = 50
 
 
-def k_shot(rows: Rows, shots: int, seed: int, task: str) -> Rows:
+def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False) -> Rows:
     """``shots`` rows of every label, drawn by ``seed``, in the order they stand in (LM-BFF, §3).
+
+    With ``or_fewer`` all rows of a label that has fewer.
 
     Raises:
         UsageError: ``shots`` is below 1, or a label has fewer rows.
@@ -24,13 +26,15 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str) -> Rows:
     for i, label in enumerate(rows.labels):
         by_label.setdefault(label, []).append(i)
     label, fewest = min(by_label.items(), key=lambda item: len(item[1]))
-    if len(fewest) < shots:
+    if len(fewest) < shots and not or_fewer:
         raise UsageError(
             f"Task {task!r} has {len(fewest)} training rows of label {label}, fewer than --shots {shots}. "
             f"Give --shots {len(fewest)} or less, or leave it out to train on all rows."
         )
     random = Random(seed)
-    return rows.take(sorted(i for label in sorted(by_label) for i in random.sample(by_label[label], shots)))
+    return rows.take(
+        sorted(i for _, held in sorted(by_label.items()) for i in random.sample(held, min(shots, len(held))))
+    )
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int, batches: int, seed: int) -> list[list[int]]:

@@ -109,6 +109,32 @@ def load_tasks(stream: str, data: str) -> list[TaskRows]:
     return [source.load(name) for name in names]
 
 
+def load_task(name: str, data: str) -> TaskRows:
+    """One task with its rows.
+
+    Args:
+        name: of a task, registered or in ``data``.
+        data: ``hub``, ``demo``, or a directory.
+
+    Raises:
+        UsageError: the name is a stream's, or of a plug-in that is broken, or the directory does not exist.
+        UnknownNameError: a name that neither the registry nor ``data`` knows.
+        DataError: a file does not hold what the task needs.
+    """
+    source = _open_source(data)
+    known = set(registry.tasks()) | set(source.names())
+    if name in known:
+        return source.load(name)
+    if reason := registry.broken("streams").get(name):
+        raise UsageError(reason)
+    members = registry.streams().get(name) or name.split(",")
+    if len(members) > 1:
+        raise UsageError(
+            f"Expected one task, got the {len(members)} of {name!r}: {', '.join(members)}. Give one of them."
+        )
+    raise UnknownNameError("task", name, known, source.hint)
+
+
 # -- Sources ---------------------------------------------------------------------------------------------
 
 

@@ -18,16 +18,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
 from forgetfree.errors import LedgerError, RegionError, TaskError
 from forgetfree.files import checksum, read_tensors
+from forgetfree.graft_file import pack, space_of, unpack, unpack_region
 from forgetfree.grafting import Graft
 from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
-from forgetfree.parameters import ParameterSpace, TensorSpec
+from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
 
 SCHEMA = 1
@@ -39,16 +39,14 @@ def serialize(ledger: Ledger) -> bytes:
     """The bytes of the file."""
     tensors: dict[str, Tensor] = {}
     for k, record in enumerate(ledger.records):
-        for i, local, where in ledger.space.split(record.owned.region.indices):
-            spec = ledger.space.tensors[i]
-            tensors[f"owned/{k}/{spec.name}/index"] = local.to(torch.uint32)
-            tensors[f"owned/{k}/{spec.name}/value"] = record.owned.values[where].to(spec.dtype)
-        shared = record.region - record.owned.region
-        for i, local, _ in ledger.space.split(shared.indices):
-            tensors[f"shared/{k}/{ledger.space.tensors[i].name}/index"] = local.to(torch.uint32)
-        for kind, named in (("readout", record.readout), ("buffer", record.buffers)):
-            for name, tensor in named.items():
-                tensors[f"{kind}/{k}/{name}"] = tensor
+        owned = record.owned.region
+        for kind, named in (
+            ("owned", pack(ledger.space, owned, record.owned.values)),
+            ("shared", pack(ledger.space, record.region - owned)),
+            ("readout", record.readout),
+            ("buffer", record.buffers),
+        ):
+            tensors |= {f"{kind}/{k}/{name}": tensor for name, tensor in named.items()}
     header = {
         "schema": str(SCHEMA if ledger.composition == "union" else SCHEMA_OF_OTHERS),
         "format": "forgetfree.ledger",
@@ -108,17 +106,16 @@ class _Reader:
         self.check_names(space, len(tasks))
         try:
             for k, task in enumerate(tasks):
-                owned, values = self.owned(space, k, task)
-                shared = self.shared(space, k, task)
+                owned, shared = self.regions(space, k, task)
                 record = Record(
                     task,
-                    owned | shared,
-                    Graft(owned, values),
+                    owned.region | shared,
+                    owned,
                     float(sparsity[k]),
                     self.named("readout", k),
                     self.named("buffer", k),
                 )
-                if not shared.isdisjoint(owned) or len(shared - ledger.owned()):
+                if not shared.isdisjoint(owned.region) or len(shared - ledger.owned()):
                     raise self.fail(f"task {task!r} shares entries that no earlier task owns")
                 self.append(ledger, record)
         except RegionError as error:
@@ -136,17 +133,9 @@ class _Reader:
 
     def space(self) -> ParameterSpace:
         try:
-            specs, offset = [], 0
-            for name, shape, dtype in json.loads(self.header["layout"]):
-                spec = TensorSpec(name, tuple(map(int, shape)), getattr(torch, dtype), offset)
-                specs.append(spec)
-                offset += spec.size
-            space = ParameterSpace(tuple(specs))
-        except Exception as error:
-            raise self.fail(f"its layout cannot be read ({error})") from error
-        if not specs or space.layout_hash != self.header["layout_hash"]:
-            raise self.fail("its layout does not match its layout hash")
-        return space
+            return space_of(self.header)
+        except RegionError as error:
+            raise self.fail(str(error).rstrip(".")) from error
 
     def json(self, key: str, kind: Any) -> list[Any]:
         try:
@@ -173,44 +162,10 @@ class _Reader:
         prefix = f"{kind}/{k}/"
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
 
-    def index(self, key: str, spec: TensorSpec, task: str) -> Tensor:
-        index = self.tensors[key]
-        if index.dtype != torch.uint32 or index.dim() != 1:
-            raise self.fail(
-                f"task {task!r}, tensor {spec.name!r}: expected uint32 indices of shape (s,), got {index.dtype} of shape "
-                f"{tuple(index.shape)}"
-            )
-        local = index.to(torch.int64)
-        if len(local) and int(local.max()) >= spec.size:
-            raise self.fail(
-                f"task {task!r}, tensor {spec.name!r}: index {int(local.max())} is out of bounds for shape {spec.shape}"
-            )
-        if not bool((local[1:] > local[:-1]).all()):
-            raise self.fail(f"task {task!r}, tensor {spec.name!r}: its indices are not sorted without repeats")
-        return local + spec.offset
-
-    def owned(self, space: ParameterSpace, k: int, task: str) -> tuple[Region, Tensor]:
-        indices, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=space.tensors[0].dtype)]
-        for spec in space.tensors:
-            key = f"owned/{k}/{spec.name}"
-            if (f"{key}/index" in self.tensors) != (f"{key}/value" in self.tensors):
-                raise self.fail(f"task {task!r}, tensor {spec.name!r}: indices and values do not come in pairs")
-            if f"{key}/index" not in self.tensors:
-                continue
-            index, value = self.index(f"{key}/index", spec, task), self.tensors[f"{key}/value"]
-            if value.dtype != spec.dtype or value.shape != index.shape:
-                raise self.fail(
-                    f"task {task!r}, tensor {spec.name!r}: expected {spec.dtype} values of shape {tuple(index.shape)}, got "
-                    f"{value.dtype} of shape {tuple(value.shape)}"
-                )
-            indices.append(index)
-            values.append(value)
-        return Region(torch.cat(indices)), torch.cat(values)
-
-    def shared(self, space: ParameterSpace, k: int, task: str) -> Region:
-        found = [
-            self.index(key, spec, task)
-            for spec in space.tensors
-            if (key := f"shared/{k}/{spec.name}/index") in self.tensors
-        ]
-        return Region(torch.cat([torch.empty(0, dtype=torch.int64), *found]))
+    def regions(self, space: ParameterSpace, k: int, task: str) -> tuple[Graft, Region]:
+        """What record ``k`` owns, and what it shares."""
+        try:
+            region, values = unpack(space, self.named("owned", k))
+            return Graft(region, values), unpack_region(space, self.named("shared", k))
+        except RegionError as error:
+            raise self.fail(f"task {task!r}, {str(error).rstrip('.')}") from error

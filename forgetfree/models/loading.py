@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,13 +52,13 @@ class LoadedModel:
 
     def encoder(self, task: TaskDefinition) -> Encoder:
         """Texts of ``task`` to ids, as this model's readout reads them."""
-        template = {"linear": None, "prompt": task.template, "causal": task.causal_template}[self.readout]
+        template = {"prompt": task.template, "causal": task.causal_template}.get(self.readout)
         return Encoder(self.tokenizer, template, max_length=_max_length(self.model.backbone))
 
     def head(self, task: TaskDefinition) -> TaskHead:
         """The readout of ``task`` in this model's vocabulary."""
         words: list[int] = []
-        if self.readout != "linear":
+        if self.readout in ("prompt", "causal"):
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
         return TaskHead(task.name, len(task.labels), tuple(words))
 
@@ -86,9 +87,9 @@ def load_model(
 
     if readout not in ("auto", *READOUTS):
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
-    path = _locate(name)
-    with _explained(name), _quiet(transformers):
-        config = transformers.AutoConfig.from_pretrained(path)
+    path = locate(name)
+    config = read_config(path, name)
+    with explained(name), quiet(transformers):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of no files
         raise ModelError(
@@ -96,15 +97,9 @@ def load_model(
             "model's tokenizer there, too, with save_pretrained."
         )
     kind = _choose_readout(config, readout, name)
-    loader, extra = {
-        "linear": (transformers.AutoModel, _without_pooler(config)),
-        "prompt": (transformers.AutoModelForMaskedLM, {}),
-        "causal": (transformers.AutoModelForCausalLM, {}),
-    }[kind]
-    options = {"output_loading_info": True, "ignore_mismatched_sizes": True, "dtype": torch.float32}
-    with _explained(name), _quiet(transformers):
-        backbone, info = loader.from_pretrained(path, **options, **extra)
-    _check_weights(backbone, info, tokenizer, kind, name)
+    loader = {"linear": "AutoModel", "prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}[kind]
+    backbone, missing = read_weights(path, loader, name, **(_without_pooler(config) if kind == "linear" else {}))
+    _check_weights(backbone, missing, tokenizer, kind, name)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
         pad=next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None),
@@ -112,22 +107,72 @@ def load_model(
         separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
     )
     model = model_class(
-        backbone, tokens, kind, causal=_is_causal(config), dropout=_head_dropout(config), graftable=graftable
+        backbone, tokens, kind, causal=is_causal(config), dropout=_head_dropout(config), graftable=graftable
     )
     return LoadedModel(name, model, tokenizer, kind, fingerprint)
 
 
-def fingerprint_of(model: nn.Module) -> str:
-    """SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers."""
+def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, list[str]]:
+    """A Hugging Face model in float32, and the names of its tensors that the files lack.
+
+    Args:
+        path: directory or hub name.
+        loader: a class of ``transformers``, e.g. ``AutoModel``.
+        name: of the model, for messages.
+        extra: what else the loader is told.
+
+    Raises:
+        ModelError: the files cannot be read, or do not fit their config.json.
+    """
+    import transformers
+
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True, "dtype": torch.float32}
+    with explained(name), quiet(transformers):
+        backbone, info = getattr(transformers, loader).from_pretrained(path, **options, **extra)
+    if mismatched := sorted(info["mismatched_keys"], key=str):
+        key, got, expected = mismatched[0]
+        raise ModelError(
+            f"The weights of model {name!r} do not fit its config.json: {key!r} should have shape "
+            f"{tuple(expected)}, got {tuple(got)}. Put back the config.json that was saved with the weights."
+        )
+    return backbone, sorted(map(str, info["missing_keys"]))
+
+
+def read_config(path: str, name: str) -> Any:
+    """The Hugging Face configuration of a directory or hub name.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    import transformers
+
+    with explained(name), quiet(transformers):
+        return transformers.AutoConfig.from_pretrained(path)
+
+
+def fingerprint_of(model: nn.Module, *, without: str | None = None) -> str:
+    """SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
+
+    Args:
+        model: any module.
+        without: regular expression; tensors in whose name it is found do not count.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        if without and re.search(without, name):
+            continue
         data = tensor.detach().cpu().contiguous()
         digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
         digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
     return digest.hexdigest()
 
 
-def _locate(name: str) -> str:
+def locate(name: str) -> str:
+    """What ``from_pretrained`` takes for a model's name: a directory, or a name on the hub.
+
+    Raises:
+        UnknownNameError, ModelError: the name is not known anywhere, or its directory is no model.
+    """
     if name == "minilm":
         return str(_minilm_directory())
     if Path(name).is_dir():
@@ -181,18 +226,12 @@ def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     return "linear" if readout == "linear" else "prompt" if readout == "prompt" else "causal"
 
 
-def _check_weights(backbone: Any, info: Any, tokenizer: Any, kind: str, name: str) -> None:
+def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str, name: str) -> None:
     """Raise ``ModelError`` unless every weight was loaded and every token id has an embedding."""
-    if missing := sorted(map(str, info["missing_keys"])):
+    if missing:
         raise ModelError(
             f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. "
             f"{missing[0]!r}: they would be random. Use --readout linear, or a model saved with its LM head."
-        )
-    if mismatched := sorted(info["mismatched_keys"], key=str):
-        key, got, expected = mismatched[0]
-        raise ModelError(
-            f"The weights of model {name!r} do not fit its config.json: {key!r} should have shape "
-            f"{tuple(expected)}, got {tuple(got)}. Put back the config.json that was saved with the weights."
         )
     rows = backbone.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
@@ -202,7 +241,7 @@ def _check_weights(backbone: Any, info: Any, tokenizer: Any, kind: str, name: st
         )
 
 
-def _is_causal(config: Any) -> bool:
+def is_causal(config: Any) -> bool:
     """Whether a token sees only those before it: by the head, or without one by what its kind of model is for."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -240,7 +279,8 @@ def _max_length(backbone: nn.Module) -> int:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def explained(name: str) -> Iterator[None]:
+    """Whatever goes wrong inside is a ``ModelError`` about the model ``name``."""
     try:
         yield
     except Exception as error:
@@ -252,7 +292,7 @@ def _explained(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without the bars and notes that loading prints: missing weights are our own error."""
     logging = transformers.utils.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -13,7 +13,8 @@ from forgetfree.errors import TaskError
 from forgetfree.parameters import ParameterSpace
 from forgetfree.seeds import derive_seed
 
-ReadoutKind = Literal["linear", "prompt", "causal"]
+#: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
+ReadoutKind = Literal["linear", "prompt", "causal", "classifier"]
 READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,9 @@ class ModelState:
         for task, named in self.readouts.items():
             tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
         tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-        write_atomically(path, save(tensors, {"checksum": checksum(tensors)}))
+        # Readouts without tensors (label words) are tasks, too.
+        header = {"tasks": json.dumps(list(self.readouts))}
+        write_atomically(path, save(tensors, header | {"checksum": checksum(tensors, header)}))
 
     @classmethod
     def load(cls, path: Path) -> ModelState:
@@ -76,10 +79,10 @@ class ModelState:
             SafetensorError, OSError: the file is damaged or missing.
         """
         header, tensors = read_tensors(path)
-        if header.get("checksum") != checksum(tensors):
+        if header.get("checksum") != checksum(tensors, header):
             raise SafetensorError(f"{path} does not match its checksum")
         theta = tensors.pop("theta")
-        readouts: dict[str, dict[str, Tensor]] = {}
+        readouts: dict[str, dict[str, Tensor]] = {task: {} for task in json.loads(header.get("tasks", "[]"))}
         buffers: dict[str, Tensor] = {}
         for key, tensor in tensors.items():
             kind, _, name = key.partition("/")
@@ -118,6 +121,12 @@ class StateStore:
             self._memory[key] = state
         else:
             state.save(self._directory / f"{key}.safetensors")
+
+    def discard(self, key: str) -> None:
+        """Forget what is under ``key``."""
+        self._memory.pop(key, None)
+        if self._directory is not None:
+            (self._directory / f"{key}.safetensors").unlink(missing_ok=True)
 
     def get_or_make(self, key: str, make: Callable[[], ModelState]) -> ModelState:
         """The state under ``key``, made and kept if it is not there."""

@@ -7,6 +7,8 @@ Three readouts (paper, §2 and appendix A):
 - ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal
   models).
 
+A model that was fine-tuned elsewhere may bring a fourth, its own head: `forgetfree.models.classifier`.
+
 ``prompt`` and ``causal`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
 """
 
@@ -57,15 +59,21 @@ class TaskModel(ReadoutModel):
         config: Any = self.backbone.config
         return int(config.hidden_size)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
+    def inputs(self, x: Tensor) -> dict[str, Tensor]:
+        """What the backbone is called with."""
         mask = self.tokens.attention_mask(x)
         longest = int(mask.sum(1).max())  # rows padded to one length for a data loader's sake cost nothing more
         x, mask = x[:, :longest], mask[:, :longest]
-        inputs: dict[str, Any] = {"input_ids": x, "attention_mask": mask}
+        inputs = {"input_ids": x, "attention_mask": mask}
         types = self.tokens.token_types(x)
         if types is not None:
             inputs["token_type_ids"] = types
+        return inputs
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
+        inputs = self.inputs(x)
+        x = inputs["input_ids"]
         rows, position = torch.arange(len(x), device=x.device), self._position(x)
         if self.readout == "linear":
             hidden: Tensor = self.backbone(**inputs).last_hidden_state

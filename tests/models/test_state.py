@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
+from forgetfree.files import checksum
 from forgetfree.models.readout_model import TaskHead
 from forgetfree.models.state import (
     ModelState,
@@ -75,6 +76,27 @@ def test_a_state_holds_the_graftable_entries_readouts_and_persistent_buffers(mod
     assert "seen" in state.buffers
     assert "scratch" not in state.buffers
     assert list(ModelState.of(model, ["second"]).readouts) == ["second"]
+
+
+def test_a_task_that_is_read_by_label_words_survives_the_file(tmp_path: Path) -> None:
+    """Its readout has no tensor, and it is a task all the same."""
+    backbone, tokenizer = tiny.build("bert-mlm")
+    model = TaskModel(backbone, TokenLayout(tokenizer.pad_token_id, tokenizer.mask_token_id), "prompt")
+    model.add_task(TaskHead("words", 2, (7, 8)))
+    store = StateStore(tmp_path)
+    store.put("key", ModelState.of(model))
+    state = store.get("key")
+    assert state is not None and state.readouts == {"words": {}}
+    state.load_(model, ["words"])
+
+
+def test_a_file_of_before_tasks_were_named_is_still_read(model: TaskModel, tmp_path: Path) -> None:
+    state, path = ModelState.of(model), tmp_path / "state.safetensors"
+    state.save(path)
+    tensors = load_file(path)
+    path.write_bytes(save(tensors, {"checksum": checksum(tensors)}))
+    again = ModelState.load(path)
+    assert torch.equal(again.theta, state.theta) and set(again.readouts) == {"first", "second"}
 
 
 def test_a_state_is_put_back_bit_for_bit(model: TaskModel) -> None:

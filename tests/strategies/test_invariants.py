@@ -26,7 +26,6 @@ from torch import Tensor
 from forgetfree import metrics, registry
 from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskError
 from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.localization import localize
 from forgetfree.models.loading import fingerprint_of
 from forgetfree.models.state import ModelState, load_tensors_
 from forgetfree.monitor import Monitor
@@ -238,7 +237,7 @@ def test_localising_leaves_the_pre_trained_model_in_place(tiny_stream: MakeStrea
     state = strategy.fine_tuned(stream.tasks[0])
     assert not torch.equal(state.theta, strategy.pristine.theta)
     assert_same_tensors(everything(stream.model), before)
-    localize(strategy, stream.tasks[0], state)
+    strategy.learn_region(stream.tasks[0], state)
     assert_same_tensors(everything(stream.model), before)
 
 
@@ -253,7 +252,7 @@ def test_no_dropout_while_the_mask_is_learned(tiny_stream: MakeStream) -> None:
     strategy = make("grafting-continual", stream)
     state = strategy.fine_tuned(stream.tasks[0])
     seen.clear()
-    localize(strategy, stream.tasks[0], state)
+    strategy.learn_region(stream.tasks[0], state)
     assert len(seen) > 0
     assert not any(seen)
 
@@ -503,7 +502,7 @@ def test_a_stream_whose_model_was_changed_is_refused(tiny_stream: MakeStream) ->
 
 def test_localised_regions_are_kept_without_their_scores(history: History) -> None:
     """Scores are as large as the model; memory is to grow with the regions only."""
-    for learned in history.strategy.localized.values():
+    for learned in history.strategy.regions.values():
         assert learned.scores.numel() == 0 and len(learned.region) > 0
 
 

@@ -23,11 +23,10 @@ from forgetfree.grafting import Graft
 from forgetfree.inference import Predictor
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.ledger.view import render_ledger
-from forgetfree.localization import weight_matrices
 from forgetfree.models.loading import fingerprint_of, load_model
 from forgetfree.models.state import ModelState, load_tensors_
 from forgetfree.monitor import Monitor
-from forgetfree.parameters import ParameterSpace
+from forgetfree.parameters import ParameterSpace, weight_matrices
 from forgetfree.regions import Region
 from forgetfree.strategies.packnet import share
 from forgetfree.strategies.wsn import Winning
@@ -664,7 +663,7 @@ def test_the_rate_of_adamw_follows_the_size_of_the_region(tiny_stream: MakeStrea
 @pytest.mark.parametrize(
     ("name", "part", "message"),
     [
-        ("bitfit", "weight", "the model has none: expected a name that ends in 'bias'.*Choose"),
+        ("bitfit", "weight", "The model has no graftable bias: expected a name that ends in 'bias'.*Choose"),
         ("packnet", "bias", "no graftable weight matrix: expected a tensor of two dimensions.*Choose"),
         ("wsn", "bias", "no graftable weight matrix: expected a tensor of two dimensions.*Choose"),
     ],

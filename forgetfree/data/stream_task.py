@@ -1,0 +1,100 @@
+"""One task as a model reads it: sampled, tokenised, with its readout added to the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.examples import Examples
+from forgetfree.data.sampling import evenly, k_shot
+from forgetfree.data.sources import Rows, TaskRows
+from forgetfree.models.loading import LoadedModel
+from forgetfree.seeds import derive_seed
+from forgetfree.tasks import TaskDefinition
+
+
+@dataclass(frozen=True)
+class StreamTask:
+    """One task of a stream, encoded for its model.
+
+    Attributes:
+        definition: what it is.
+        label: its position in the stream; in mini-batches its task label, unless the stream withholds that.
+        shots: training rows of the rarest label.
+        train, validation, test: the rows.
+        fingerprint: of all the task's rows, before sampling.
+        classes: the labels it may have, as its rows and the logits number them.
+    """
+
+    definition: TaskDefinition
+    label: int
+    shots: int
+    train: Examples
+    validation: Examples
+    test: Examples
+    fingerprint: str
+    classes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.definition.name
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """How a task's labels are numbered among those that its readout tells apart.
+
+    Attributes:
+        width: of the logits; ``None``: the task's own label count.
+        first: the number of the task's first label.
+        task_known: whether mini-batches carry the task's label, or 0.
+    """
+
+    width: int | None = None
+    first: int = 0
+    task_known: bool = True
+
+
+def encode_task(
+    rows: TaskRows,
+    loaded: LoadedModel,
+    *,
+    shots: int | None = None,
+    or_fewer: bool = False,
+    seed: int = 0,
+    test_limit: int | None = None,
+    labels: LabelSpace = LabelSpace(),  # frozen
+) -> StreamTask:
+    """Add the task's readout to the model, draw its sample, tokenise once.
+
+    Args:
+        rows: the task and all its rows.
+        loaded: the model; it gets one readout more.
+        shots: training rows per label; default: all.
+        or_fewer: take all rows of a label that has fewer, instead of refusing.
+        seed: of the sample and of the readout's first weights.
+        test_limit: keep at most this many test rows, spread evenly; default: all.
+        labels: how its labels are numbered.
+    """
+    definition, train = rows.task, rows.train
+    head = loaded.head(definition)
+    label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
+    encoder = loaded.encoder(definition)
+    if shots is not None:
+        train = k_shot(train, shots, derive_seed(seed, "shots", definition.name), definition.name, or_fewer)
+
+    def encode(part: Rows) -> EncodedRows:
+        task = label if labels.task_known else 0
+        return EncodedRows.of(encoder(part), [y + labels.first for y in part.labels], task, loaded.pad)
+
+    return StreamTask(
+        definition,
+        label,
+        min(train.labels.count(i) for i in range(len(definition.labels))),
+        encode(train),
+        encode(rows.validation),
+        encode(rows.test.take(evenly(len(rows.test), test_limit))),
+        rows.fingerprint(),
+        tuple(range(labels.first, labels.first + len(definition.labels))),
+    )

@@ -1,0 +1,92 @@
+"""Where a command runs and what it runs with: device, versions, an empty directory to write to."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from forgetfree import __version__
+from forgetfree.errors import UsageError
+
+_PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
+
+
+def find_device(name: str) -> str:
+    """``cpu`` or ``cuda`` for ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda is asked for, and torch finds no CUDA device. Use --device auto or cpu.")
+    return name
+
+
+def set_threads(threads: int | None) -> None:
+    """CPU threads, where a number is given."""
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What config.json says of versions, machine and command."""
+    import torch
+
+    return {
+        "versions": {"forgetfree": __version__, "python": platform.python_version(), **_versions()},
+        "machine": {"device": device, "system": platform.platform(), "threads": torch.get_num_threads()},
+        "command": " ".join(["forgetfree", *sys.argv[1:]]),
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that are here: grafting needs neither Avalanche nor datasets."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def make_directory(path: Path) -> list[str]:
+    """Make ``path`` unless it is there, and return the names it holds.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        held = sorted(each.name for each in path.iterdir())
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--out {str(path)!r} cannot be written: {error.strerror}. Give a directory of your own."
+        ) from error
+    return held
+
+
+def refuse_held(path: Path, held: list[str], remedy: str) -> None:
+    """Raise ``UsageError`` if a directory that must be empty holds names.
+
+    Args:
+        path: which.
+        held: what `make_directory` returned.
+        remedy: what to do instead.
+    """
+    if held:
+        raise UsageError(
+            f"--out {str(path)!r} is not empty: it holds {', '.join(held[:5])}{' …' if len(held) > 5 else ''}. {remedy}"
+        )

@@ -1,0 +1,127 @@
+"""A graft as it was asked for, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from forgetfree.errors import UnknownNameError
+from forgetfree.options import build
+from forgetfree.run_config import CommonOptions, Faults, absolute, recipe_of
+
+if TYPE_CHECKING:
+    from forgetfree.localization import LocalizationOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraftConfig:
+    """A graft as it was asked for: what ``forgetfree graft`` takes. Checked as a whole by `checked`.
+
+    Attributes:
+        base: a kind of γ_base, or the file of a graft.
+        fine_tuned: a fine-tuned model's directory; none: it is fine-tuned here.
+    """
+
+    task: str
+    model: str = "minilm"
+    data: str = "hub"
+    readout: str = "auto"
+    shots: int | None = None
+    steps: int | None = None
+    seeds: tuple[int, ...] = (0,)
+    sparsities: tuple[float, ...] = ()
+    base: str | None = None
+    fine_tuned: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    out: str = ""
+
+    @property
+    def base_file(self) -> Path | None:
+        """The file that γ_base is read from, if it is."""
+        from forgetfree.grafting import BaseKind
+
+        return None if self.base is None or self.base in get_args(BaseKind) else Path(self.base)
+
+    def recipe(self) -> dict[str, Any]:
+        """The model's recipe, for what is not set otherwise."""
+        return recipe_of(self.model, {*self.settings, *self._flags()})
+
+    def checked(self) -> CheckedGraft:
+        """The options.
+
+        Raises:
+            UsageError: naming every fault.
+        """
+        from forgetfree.localization import LocalizationOptions
+
+        faults = Faults()
+        faults.check_common(self.shots, self.steps, self.seeds)
+        faults.check_distinct("sparsity", self.sparsities)
+        own, known = set(CommonOptions.__dataclass_fields__), set(LocalizationOptions.__dataclass_fields__)
+        for key in self.settings:
+            faults.attempt(_check_setting, key, own | known)
+            if key in self._flags():
+                faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
+        if self.base_file is not None:
+            faults.attempt(_check_base_file, self.base_file)
+        if self.fine_tuned is not None and not Path(self.fine_tuned).is_dir():
+            faults.add(f"--fine-tuned {self.fine_tuned!r} is no directory. Give one that save_pretrained wrote.")
+        given = {
+            **self.recipe(),
+            **{key: value for key, value in self.settings.items() if key in known},
+            **self._flags(),
+        }
+        if self.base_file is not None:
+            del given["base"]  # no kind of base: its entries are given
+        options = [
+            faults.attempt(build, LocalizationOptions, given | sparsity, "graft")
+            for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
+        ]
+        common = faults.attempt(build, CommonOptions, {k: v for k, v in self.settings.items() if k in own}, "graft")
+        faults.report()
+        return CheckedGraft(tuple(options), common)
+
+    def section(self) -> dict[str, Any]:
+        """The configuration under the names of the command line, places absolute."""
+        return {
+            "task": self.task,
+            "model": absolute(self.model),
+            "data": absolute(self.data),
+            "readout": self.readout,
+            "shots": self.shots,
+            "steps": self.steps,
+            "seed": list(self.seeds),
+            "sparsity": list(self.sparsities),
+            "base": self.base if self.base_file is None else str(self.base_file.resolve()),
+            "fine_tuned": self.fine_tuned and absolute(self.fine_tuned),
+            "set": dict(self.settings),
+            "device": self.device,
+        }
+
+    def _flags(self) -> dict[str, Any]:
+        """The options that have a flag of their own, where it is given."""
+        flags = {"steps": self.steps, "base": self.base, "sparsity": self.sparsities[0] if self.sparsities else None}
+        return {key: value for key, value in flags.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class CheckedGraft:
+    """Options of fine-tuning and localising, one for each sparsity, and the command's own."""
+
+    options: tuple[LocalizationOptions, ...]
+    common: CommonOptions
+
+
+def _check_setting(key: str, known: set[str]) -> None:
+    if key not in known:
+        raise UnknownNameError("option", key, known)
+
+
+def _check_base_file(path: Path) -> None:
+    from forgetfree.grafting import BaseKind
+
+    if not path.is_file():
+        raise UnknownNameError("--base", str(path), get_args(BaseKind), "The file of a graft also serves.")

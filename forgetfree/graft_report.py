@@ -1,0 +1,89 @@
+"""The tables of ``forgetfree graft``: how the models score, and where the region lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forgetfree.reports import Page, Table, cell, percent
+
+Json = Mapping[str, Any]
+
+
+def lay_out_graft(results: Json) -> Page:
+    """The report of a results.json."""
+    return Page(
+        f"forgetfree graft: {results['task']}",
+        tuple(_notes(results)),
+        (_scores(results), _places(results, "layers", "layer"), _places(results, "kinds", "kind")),
+    )
+
+
+def _scores(results: Json) -> Table:
+    rows: dict[tuple[str, float | None], list[Json]] = {}
+    for row in results["rows"]:
+        rows.setdefault((row["model"], row["sparsity"]), []).append(row)
+    body = []
+    for (model, sparsity), those in rows.items():
+        name = model if sparsity is None else f"{model}, sparsity {sparsity:g}"
+        entries = cell((row["entries"] for row in those), _count)
+        body.append(
+            (name, entries, *(cell((row[key] for row in those), percent) for key in ("score", "ece", "agreement")))
+        )
+    return Table(
+        f"On {results['data']['test_rows']:,} test rows (in %; ECE in percentage points)",
+        ("model", "entries", results["metric"], "ECE", "agreement with fine-tuned"),
+        tuple(body),
+    )
+
+
+def _places(results: Json, key: str, word: str) -> Table:
+    """The share of a region's entries in every layer, or of every kind."""
+    regions: dict[float, list[Mapping[str, int]]] = {}
+    for region in results["regions"]:
+        regions.setdefault(region["sparsity"], []).append(region[key])
+    whole: Mapping[str, int] = results["space"][key]
+    return Table(
+        f"Where the region lies, by {word} (share of its entries in %{', mean over seeds' if _seeds(results) > 1 else ''})",
+        (word, *(f"sparsity {sparsity:g}" for sparsity in regions), "all graftable"),
+        tuple(
+            (
+                name,
+                *(percent(_mean_share(those, name)) for those in regions.values()),
+                percent(_mean_share([whole], name)),
+            )
+            for name in whole
+        ),
+    )
+
+
+def _mean_share(counts: list[Mapping[str, int]], name: str) -> float:
+    return sum(each[name] / max(1, sum(each.values())) for each in counts) / len(counts)
+
+
+def _notes(results: Json) -> Iterator[str]:
+    model, data, given = results["model"], results["data"], results["fine_tuned"]
+    setup = {
+        "model": model["name"],
+        "readout": model["readout"],
+        "fine-tuned": given and given["architecture"],
+        "base": results["base"],
+        "shots": data["shots"],
+        "steps": data["steps"],
+    }
+    yield f"Set-up: {', '.join(f'{key} {value}' for key, value in setup.items() if value is not None)}."
+    if _seeds(results) > 1:
+        yield f"Cells are mean (standard deviation, n - 1) over {_seeds(results)} seeds."
+    if given and (left_out := given["left_out"]):
+        yield (
+            f"{len(left_out)} tensor{'s' if len(left_out) > 1 else ''} of the fine-tuned model that cannot be grafted differ "
+            f"from the pre-trained one's, e.g. {left_out[0]}: a graft does not carry them."
+        )
+
+
+def _seeds(results: Json) -> int:
+    return len({row["seed"] for row in results["rows"]})
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"

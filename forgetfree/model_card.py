@@ -1,0 +1,143 @@
+"""The README.md of a model with a graft inside: what it is, and python that classifies with transformers alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forgetfree.grafting import Graft, GraftOrigin
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the written model is read.
+
+    Attributes:
+        loader: the class of ``transformers`` that loads it: ``AutoModelForMaskedLM``, say.
+        encoder: python that defines ``encode``, see `Encoder.source`.
+        position: of the token that a linear readout is on: 0, or −1 for causal models.
+        separator: the token between two texts, for models with token types that tell them apart; else ``None``.
+        own_readout: whether the linear layer is in a file of its own.
+    """
+
+    loader: str
+    encoder: str
+    position: int = 0
+    separator: int | None = None
+    own_readout: bool = False
+
+
+def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) -> str:
+    """Markdown.
+
+    Args:
+        graft: what was put into the model.
+        origin: where it comes from.
+        model: the base model, as it was asked for.
+        reading: how to read the written model.
+    """
+    task = origin.task
+    size = f"{len(graft.space):,}" if graft.space else "?"
+    return f"""\
+---
+library_name: transformers
+tags: [forgetfree, grafting]
+---
+
+# {task.name} grafted onto {model}
+
+`{model}` with a *graft* for the task `{task.name}`: {len(graft.region):,} of {size} graftable parameters have the values of
+a fine-tuned model, all others are the base model's own ([Panigrahi et al., 2023](https://arxiv.org/abs/2302.06600)).
+Written by `forgetfree apply`; it needs nothing but transformers.
+
+| | |
+|---|---|
+| task | `{task.name}`: {", ".join(task.labels)} |
+| base model | `{model}` |
+| fingerprint of its body | `{origin.fingerprint}` |
+| sparsity | {origin.sparsity:g} ({len(graft.region):,} entries) |
+| class | `{reading.loader}` |
+| readout | {_readout(origin, reading)} |
+
+Inside this directory:
+
+```python
+{_code(origin, reading)}
+```
+"""
+
+
+def _readout(origin: GraftOrigin, reading: Reading) -> str:
+    where = "first" if reading.position == 0 else "last"
+    if origin.readout == "classifier":
+        return "the fine-tuned model's own classification head"
+    if origin.readout == "linear":
+        layer = "the linear layer in `readout.safetensors`," if reading.own_readout else "the model's logits"
+        return f"{layer} at the {where} token"
+    words = ", ".join(
+        f"{label}: {word!r}" for label, word in zip(origin.task.labels, origin.task.label_words, strict=True)
+    )
+    return (
+        f"the logits of label words {'at the mask' if origin.readout == 'prompt' else 'after the last token'} ({words})"
+    )
+
+
+def _code(origin: GraftOrigin, reading: Reading) -> str:
+    task = origin.task
+    columns = ", ".join(task.text_columns)
+    prompted = origin.readout in ("prompt", "causal")
+    lines = [
+        *(["import string", ""] if "string." in reading.encoder else []),
+        "import torch",
+        *(["from safetensors.torch import load_file"] if reading.own_readout else []),
+        f"from transformers import {reading.loader}, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained(".")',
+        f'model = {reading.loader}.from_pretrained(".").eval()',
+    ]
+    if prompted or reading.own_readout:
+        lines.append(f"labels = {_listed(task.labels)}")
+    else:
+        lines.append("labels = [model.config.id2label[i] for i in range(model.config.num_labels)]")
+    if prompted:
+        lines += [
+            f"words = {_listed(task.label_words)}",
+            'label_words = tokenizer.convert_tokens_to_ids([tokenizer.tokenize(" " + word)[0] for word in words])',
+        ]
+    if reading.own_readout:
+        lines.append('readout = load_file("readout.safetensors")')
+    lines += [
+        "",
+        "",
+        reading.encoder,
+        "",
+        "",
+        "@torch.no_grad()",
+        f"def logits({columns}):",
+        f"    ids = encode({columns})",
+    ]
+    inputs = "torch.tensor([ids])"
+    if reading.separator is not None:
+        lines.append(f"    types = [int(ids[:i].count({reading.separator}) == 1) for i in range(len(ids))]")
+        inputs += ", token_type_ids=torch.tensor([types])"
+    at = {
+        "prompt": ".logits[0, ids.index(tokenizer.mask_token_id)][label_words]",
+        "causal": ".logits[0, -1][label_words]",
+        "linear": f".logits[0, {reading.position}]",
+        "classifier": ".logits[0]",
+    }[origin.readout]
+    if reading.own_readout:
+        lines += [
+            f"    hidden = model({inputs}).last_hidden_state[0, {reading.position}]",
+            '    return torch.nn.functional.linear(hidden, readout["weight"], readout["bias"])',
+        ]
+    else:
+        lines.append(f"    return model({inputs}){at}")
+    example = ", ".join(f'"{text}"' for text in ("Is this one text?", "This is another.")[-len(task.text_columns) :])
+    lines += ["", "", f"def classify({columns}):", f"    return labels[int(logits({columns}).argmax())]", "", ""]
+    return "\n".join([*lines, f"print(classify({example}))"])
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return json.dumps(list(texts), ensure_ascii=False)  # a list of texts reads the same in python

@@ -1,0 +1,57 @@
+"""A sequence classifier as people fine-tune them: a body with one head, its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from forgetfree.models.body import POOLER, body_prefix
+from forgetfree.models.task_model import TaskModel
+from forgetfree.models.tokens import TokenLayout
+
+
+class ClassifierModel(TaskModel):
+    """A Hugging Face ``…ForSequenceClassification``, read by its own head, which stays as it is.
+
+    Args:
+        backbone: body and head.
+        tokens: the special ids of its tokenizer.
+        classes: of each of the task's labels, the number of the head's class.
+        graftable: see `ReadoutModel`.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, tokens: TokenLayout, classes: Sequence[int], *, graftable: str | None = None
+    ) -> None:
+        super().__init__(backbone, tokens, "classifier", graftable=graftable)
+        self.classes = tuple(classes)
+        config: Any = backbone.config
+        config.pad_token_id = tokens.pad  # causal ones find a row's last token by it
+
+    def features(self, x: Tensor) -> Tensor:
+        """The head's logits ``(B, C)``."""
+        logits: Tensor = self.backbone(**self.inputs(x)).logits
+        return logits
+
+    def read(self, features: Tensor, task: int) -> Tensor:
+        """Logits ``(B, n)`` in the order of the task's labels."""
+        return features[:, list(self.classes)]
+
+    @property
+    def architecture(self) -> str:
+        """The Hugging Face class."""
+        return type(self.backbone).__name__
+
+    def head_tensors(self) -> dict[str, Tensor]:
+        """Copies of the head's tensors under their names in the backbone: what a pre-trained body lacks."""
+        named = self.backbone.state_dict(keep_vars=True)
+        return {name: named[name].detach().cpu().clone() for name in head_names(self.backbone)}
+
+
+def head_names(model: nn.Module) -> list[str]:
+    """Of a Hugging Face model with a head: what lies outside its body, and the body's pooler."""
+    prefix = body_prefix(model)
+    return [name for name in model.state_dict() if not name.startswith(prefix) or re.search(POOLER, name)]

@@ -1,0 +1,231 @@
+"""θ_ft from a model directory that was fine-tuned elsewhere, in Hugging Face layout.
+
+What head it has says how it is read: a sequence classifier by its own head, which stays as it is; masked and causal
+language models by label words; a token classifier by its linear layer at the first token (the last, for causal models),
+which is how ``forgetfree apply`` writes a linear readout.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.errors import ModelError, UsageError
+from forgetfree.models.body import POOLER, body_of
+from forgetfree.models.classifier import ClassifierModel, head_names
+from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model, read_config, read_weights
+from forgetfree.models.readout_model import ReadoutKind, ReadoutModel
+from forgetfree.models.state import load_tensors_, persistent_buffers
+from forgetfree.tasks import TaskDefinition
+
+#: The part of an architecture's name that tells its head, how that is read, and what loads it. The first that fits.
+_HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
+    ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
+    ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
+    ("ForMaskedLM", "prompt", "AutoModelForMaskedLM"),
+    ("ForPreTraining", "prompt", "AutoModelForMaskedLM"),
+    ("ForCausalLM", "causal", "AutoModelForCausalLM"),
+    ("LMHeadModel", "causal", "AutoModelForCausalLM"),
+)
+#: What changes answers and shows in no tensor's shape.
+_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
+
+
+@dataclass(frozen=True)
+class FineTunedModel:
+    """A fine-tuned model beside the pre-trained one that it was made from.
+
+    Attributes:
+        architecture: its Hugging Face class.
+        fingerprint: of all its weights.
+        loaded: the pre-trained model, read as the fine-tuned one is: under its head, if that is a classifier's.
+        given: the fine-tuned model as it is, all tensors its own.
+        head: the tensors of a linear readout, in the order of the task's labels; else none.
+        left_out: tensors that differ though they are neither graftable nor of the head. A graft does not carry them.
+    """
+
+    architecture: str
+    fingerprint: str
+    loaded: LoadedModel
+    given: ReadoutModel
+    head: Mapping[str, Tensor]
+    left_out: tuple[str, ...]
+
+    @property
+    def theta(self) -> Tensor:
+        """θ_ft ``(N,)``."""
+        return self.given.space().flatten(self.given.backbone)
+
+    def add_task(self, task: TaskDefinition) -> None:
+        """Let `given` read out the task."""
+        label = self.given.add_task(self.loaded.head(task))
+        load_tensors_(self.given.readout_module(label), self.head)
+
+
+def readout_of(directory: str) -> ReadoutKind:
+    """How a fine-tuned model is read.
+
+    Raises:
+        UsageError: it is no model directory, or has no head.
+        ModelError: its config.json is damaged.
+    """
+    return _head(directory)[0]
+
+
+def load_fine_tuned(
+    directory: str, model: str, task: TaskDefinition, *, graftable: str | None = None
+) -> FineTunedModel:
+    """Load a fine-tuned model, and the pre-trained one under the same readout.
+
+    Args:
+        directory: in Hugging Face layout; a tokenizer is not needed.
+        model: the pre-trained model's name or directory.
+        task: what it was fine-tuned on; labels are matched by name.
+        graftable: see `ReadoutModel`.
+
+    Raises:
+        UsageError: it cannot be the pre-trained model fine-tuned on the task; the message says why.
+        ModelError: one of the two cannot be loaded.
+    """
+    kind, loader = _head(directory)
+    loaded = load_model(model, "linear" if kind == "classifier" else kind, graftable=graftable)
+    backbone, missing = read_weights(directory, loader, directory)
+    if missing:
+        raise ModelError(
+            f"The fine-tuned model {directory!r} lacks {len(missing)} weights of a {type(backbone).__name__}, e.g. "
+            f"{missing[0]!r}: they would be random. Save the model again with save_pretrained."
+        )
+    architecture, fingerprint = type(backbone).__name__, fingerprint_of(backbone)
+    pre = loaded.model.backbone
+    theirs: Any = body_of(backbone) if kind in ("classifier", "linear") else backbone
+    _check_same_body(pre, theirs, model, directory)
+    space = loaded.model.space()
+    if torch.equal(space.flatten(pre), space.flatten(theirs)):
+        raise UsageError(
+            f"{directory!r} is not fine-tuned: all {len(space)} graftable entries are those of {model!r}. Give the "
+            "fine-tuned model's directory to --fine-tuned, and the one it was made from to --model."
+        )
+    left_out = _differing(pre, theirs, {spec.name for spec in space.tensors})
+    head: dict[str, Tensor] = {}
+    given: ReadoutModel
+    if kind == "classifier":
+        classes = label_order(backbone.config.id2label, task, directory)
+        tokens: Any = loaded.model.tokens
+        given = ClassifierModel(backbone, tokens, classes, graftable=graftable)
+        # The pooler, which is the head's, stays the fine-tuned one.
+        grafted = copy.deepcopy(given)
+        body_of(grafted).load_state_dict(pre.state_dict(), strict=False)
+        loaded = replace(loaded, model=grafted, readout="classifier")
+    else:
+        if kind == "linear":
+            head = _linear_head(backbone, label_order(backbone.config.id2label, task, directory), directory)
+        given = copy.deepcopy(loaded.model)
+        given.backbone.load_state_dict(theirs.state_dict(), strict=False)
+    return FineTunedModel(architecture, fingerprint, loaded, given, head, left_out)
+
+
+def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) -> tuple[int, ...]:
+    """Of each of the task's labels, the number of the model's class: by name, or by position where classes have none.
+
+    Args:
+        names: the model's classes, ``id2label`` of its config.json.
+        task: whose labels.
+        directory: the model's, for the message.
+
+    Raises:
+        UsageError: there are more or fewer classes than labels, or their names are others.
+    """
+    numbers = sorted(names)
+    classes, labels = [str(names[number]) for number in numbers], list(task.labels)
+    if len(classes) == len(labels):
+        for plain in (str.casefold, _plain):
+            ours, theirs = [plain(name) for name in labels], [plain(name) for name in classes]
+            if len(set(theirs)) == len(theirs) and sorted(ours) == sorted(theirs):
+                return tuple(theirs.index(name) for name in ours)
+        if all(re.fullmatch(r"(label_?)?\d+", name.casefold()) for name in classes):
+            return tuple(range(len(labels)))
+    raise UsageError(
+        f"The classes of {directory!r} are not the labels of task {task.name!r}: it has {', '.join(classes)}; the task has "
+        f"{', '.join(labels)}. Give the task it was fine-tuned on, or name its classes so under id2label in its config.json."
+    )
+
+
+def _head(directory: str) -> tuple[ReadoutKind, str]:
+    """How a fine-tuned model is read, and what loads it."""
+    path = Path(directory)
+    if not (path / "config.json").is_file():
+        what = (
+            "a PEFT adapter: merge it into its model first" if (path / "adapter_config.json").is_file() else "no model"
+        )
+        raise UsageError(
+            f"--fine-tuned {directory!r} is {what}. Expected a directory in Hugging Face layout: config.json and weights, as "
+            "save_pretrained writes them."
+        )
+    architectures = " ".join(read_config(directory, directory).architectures or ())
+    for part, kind, loader in _HEADS:
+        if part in architectures:
+            return kind, loader
+    raise UsageError(
+        f"--fine-tuned {directory!r} is {architectures or 'a model'} without a head, so nothing says how it answers. Save it "
+        "with the head it was fine-tuned with: as …ForSequenceClassification, …ForMaskedLM or …ForCausalLM."
+    )
+
+
+def _check_same_body(pre: nn.Module, theirs: nn.Module, model: str, directory: str) -> None:
+    """Raise ``UsageError`` with the first difference in architecture."""
+
+    def refuse(what: str, expected: Any, got: Any) -> UsageError:
+        return UsageError(
+            f"{directory!r} is not {model!r} fine-tuned: {what} is {expected} in {model!r}, and {got} in {directory!r}. Give "
+            "the model it was made from to --model."
+        )
+
+    for name in _SETTINGS:
+        ours, other = (getattr(each.config, name, None) for each in (pre, theirs))
+        if ours != other:
+            raise refuse(name, ours, other)
+    shapes, others = _shapes(pre), _shapes(theirs)
+    for name in {**shapes, **others}:
+        if shapes.get(name) != others.get(name):
+            raise refuse(f"tensor {name!r}", shapes.get(name, "absent"), others.get(name, "absent"))
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Of all tensors but the pooler's, which is the head's."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not re.search(POOLER, name)}
+
+
+def _differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[str, ...]:
+    """The tensors that differ, but for the graftable ones and the pooler's; tied ones count once."""
+    others = theirs.state_dict()
+    ours = {**dict(pre.named_parameters()), **persistent_buffers(pre)}
+    return tuple(
+        name
+        for name, tensor in ours.items()
+        if name not in graftable and name in _shapes(pre) and not torch.equal(tensor, others[name])
+    )
+
+
+def _linear_head(backbone: nn.Module, order: tuple[int, ...], directory: str) -> dict[str, Tensor]:
+    """A token classifier's linear layer, its rows in the order of the task's labels."""
+    named = backbone.state_dict()
+    outside = {name.rpartition(".")[2]: named[name] for name in head_names(backbone)}
+    if len(head_names(backbone)) != 2 or set(outside) != {"weight", "bias"} or len(outside["weight"]) != len(order):
+        raise UsageError(
+            f"The head of {directory!r} is not one linear layer on its body: it has {', '.join(head_names(backbone))}. Save "
+            "the model as …ForSequenceClassification."
+        )
+    rows = list(order)
+    return {"weight": outside["weight"][rows].clone(), "bias": outside["bias"][rows].clone()}
+
+
+def _plain(label: str) -> str:
+    """A label name without case and punctuation."""
+    return re.sub(r"[\W_]+", "", label).casefold()
