@@ -1,0 +1,129 @@
+"""What a confidence is worth: fine-tuning, grafts, re-trained regions and BitFit. Table 1 and figure 6 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    Laboratory,
+    Row,
+    Trial,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    ratio,
+    select,
+    shown,
+    verdict,
+)
+from forgetfree.figures import look, panels
+from forgetfree.metrics import reliability
+from forgetfree.models.state import ModelState
+from forgetfree.regions import biases
+from forgetfree.reports import Table
+
+MODELS = ("fine-tuned", "grafted", "retrained", "bitfit")
+
+
+class Calibration(Experiment):
+    """Four ways to learn a task, and how well each knows what it knows."""
+
+    paper: ClassVar[str] = "table 1, figure 6"
+    single: ClassVar = ("shots", "sparsities")
+    question: ClassVar[str] = (
+        "Are grafts better calibrated than the fine-tuned model, and as good as training the region anew?"
+    )
+    presets: ClassVar = {
+        "small": replace(SMALL, sparsities=(1e-2,)),
+        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp")),
+    }
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """Accuracy, ECE and the reliability diagram of each."""
+        trial = lab.trial(unit)
+        (region,) = trial.learned(lab.preset.sparsity)
+        bench, options = trial.bench, trial.options
+        return [
+            self._row(trial, "fine-tuned", trial.fine_tuned),
+            self._row(trial, "grafted", trial.graft(region)),
+            self._row(trial, "retrained", bench.retrained(trial.fine_tuned, region, options)),
+            self._row(trial, "bitfit", bench.retrained(trial.pre, biases(bench.space), options)),
+        ]
+
+    @staticmethod
+    def _row(trial: Trial, name: str, state: ModelState) -> Row:
+        answers = trial.bench.answers(state, options=trial.options)
+        diagram = reliability(answers.logits, answers.labels, bins=10)
+        held = diagram.counts > 0
+        return {
+            "model": name,
+            **trial.measures(answers),
+            "counts": diagram.counts.tolist(),
+            # Sums, so that seeds can be added up.
+            "right": np.where(held, diagram.counts * diagram.accuracy, 0.0).round(3).tolist(),
+            "confidence": np.where(held, diagram.counts * diagram.confidence, 0.0).round(3).tolist(),
+        }
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Accuracy and ECE by task."""
+        return [
+            pivot(title, rows, "task", {name: (key, {"model": name}) for name in MODELS})
+            for title, key in ((SCORE, "score"), ("Expected calibration error", "ece"))
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """By task."""
+        found = []
+        for task in distinct(rows, "task"):
+            ece = {name: mean(rows, "ece", task=task, model=name) for name in MODELS}
+            score = {name: mean(rows, "score", task=task, model=name) for name in MODELS}
+            fall = 1 - ratio(ece["grafted"], ece["fine-tuned"])
+            found += [
+                Claim(
+                    f"{task}: the graft's ECE is at least 40 % lower",
+                    "40 to 90",
+                    f"{shown(fall)} ({shown(ece['fine-tuned'])} → {shown(ece['grafted'])})",
+                    verdict(fall >= 0.4, fall),
+                ),
+                Claim(
+                    f"{task}: training the region anew is as good as the graft (within half a point), or better",
+                    "—",
+                    f"{shown(score['retrained'])} against {shown(score['grafted'])}",
+                    verdict(score["retrained"] >= score["grafted"] - 0.005, score["retrained"], score["grafted"]),
+                ),
+            ]
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Reliability diagrams above, histograms of confidence below; all tasks and seeds together."""
+        figure, axes = panels(MODELS, rows=2, width=2.4, height=2.3)
+        edges = np.linspace(0, 1, len(rows[0]["counts"]) + 1)
+        centres = (edges[1:] + edges[:-1]) / 2
+        for name, above, below in zip(MODELS, *axes, strict=True):
+            counts, right, confidence = (_total(rows, name, key) for key in ("counts", "right", "confidence"))
+            held = counts > 0
+            above.plot([0, 1], [0, 1], color="black", ls=":", lw=1)
+            above.bar(centres[held], (right[held] / counts[held]), width=0.09, color=look(name)["color"], alpha=0.6)
+            above.plot(
+                confidence[held] / counts[held], right[held] / counts[held], color=look(name)["color"], marker="o"
+            )
+            below.bar(centres, 100 * counts / counts.sum(), width=0.09, color=look(name)["color"], alpha=0.6)
+            above.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1))
+            below.set(xlim=(0, 1), xticks=(0, 0.5, 1), xlabel="confidence")
+        axes[0][0].set_ylabel("accuracy")
+        axes[1][0].set_ylabel("share of examples (%)")
+        return figure
+
+
+def _total(rows: Sequence[Row], model: str, key: str) -> Any:
+    return np.sum([row[key] for row in select(rows, model=model)], axis=0)

@@ -1,0 +1,167 @@
+"""A stream of three tasks: fine-tuning each alone, all in turn, and grafting. Table 4 of the paper."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.errors import TrainingError
+from forgetfree.experiments import (
+    Claim,
+    Experiment,
+    Laboratory,
+    Preset,
+    Row,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    select,
+    shown,
+    verdict,
+)
+from forgetfree.figures import legend, look, panels
+from forgetfree.registry import DEFAULT_STRATEGIES
+from forgetfree.reports import NULL, Table, percent
+from forgetfree.run_config import RunConfig
+from forgetfree.runner import run
+
+STREAM = ("qnli", "ag_news", "sst2")
+#: Table 4: after the last task, RoBERTa-base, 4096-shot.
+PAPER_ACCURACY = {
+    "fine-tune": (0.880, 0.931, 0.921),
+    "continual-ft": (0.675, 0.876, 0.920),
+    "grafting-continual": (0.865, 0.908, 0.925),
+}
+
+
+class Continual(Experiment):
+    """The main job, one seed a unit."""
+
+    paper: ClassVar[str] = "table 4"
+    single: ClassVar = ("shots", "sparsities")
+    question: ClassVar[str] = "Does grafting keep what naive continual fine-tuning forgets?"
+    presets: ClassVar = {
+        # The model's own recipe; 16·n·k steps would take a night.
+        "small": replace(
+            SMALL,
+            tasks=STREAM,
+            shots=(512,),
+            sparsities=(1e-3,),
+            options={"steps": 200, "precision": "bf16"},
+            test_limit=400,
+        ),
+        "paper": replace(PAPER, tasks=STREAM, options={**PAPER.options, "learning_rate": 5e-3}, grid=({},)),
+    }
+
+    def units(self, preset: Preset) -> list[Unit]:
+        """The whole stream with every seed."""
+        return [{"shots": shots, "seed": seed} for shots in preset.shots for seed in preset.seeds]
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """The last row of each strategy's matrix, and what was forgotten."""
+        preset = lab.preset
+        settings: dict[str, Any] = {"sparsity": preset.sparsity, **preset.options, **preset.fixed}
+        settings["cache"] = str(lab.cache)
+        if preset.test_limit is not None:
+            settings["test_limit"] = preset.test_limit
+        if preset.graftable is not None:
+            settings["graftable"] = preset.graftable
+        shots = min([unit["shots"], *(min(Counter(lab.rows(task).train.labels).values()) for task in preset.tasks)])
+        with tempfile.TemporaryDirectory() as out:
+            config = RunConfig(
+                stream=",".join(preset.tasks),
+                model=preset.model,
+                data=lab.data,
+                readout=preset.readout,
+                shots=shots,
+                seeds=(unit["seed"],),
+                settings=settings,
+                device=lab.device,
+                out=str(Path(out) / "run"),
+            )
+            results = run(config, monitor=lab.monitor)
+        if results["failed"]:
+            raise TrainingError(f"{results['failed'][0]['strategy']} failed: {results['failed'][0]['error']}")
+        return [
+            {
+                "strategy": entry["strategy"],
+                "task": task,
+                "score": entry["matrix"][-1][i],
+                "ece": entry["ece"][-1][i],
+                "learned": entry["matrix"][i + 1][i],
+                "kept_bytes": entry["kept_bytes"][-1],
+                "steps": entry["options"]["steps"],
+            }
+            for entry in results["runs"]
+            for i, task in enumerate(results["tasks"])
+        ]
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Accuracy after the last task, the paper's and ours."""
+        tasks = distinct(rows, "task")
+        ours = pivot(
+            "Accuracy after the last task, here", rows, "strategy", {task: ("score", {"task": task}) for task in tasks}
+        )
+        theirs = Table(
+            "Accuracy after the last task, in the paper",
+            ("strategy", *STREAM),
+            tuple((name, *map(percent, scores)) for name, scores in PAPER_ACCURACY.items()),
+        )
+        ece = pivot(
+            "ECE after the last task, here", rows, "strategy", {task: ("ece", {"task": task}) for task in tasks}
+        )
+        return [theirs, ours, ece]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """The first task is forgotten by naive fine-tuning, and by grafting not at all."""
+        first = distinct(rows, "task")[0]
+        fine, naive, graft = (mean(rows, "score", task=first, strategy=name) for name in DEFAULT_STRATEGIES)
+        grafts = select(rows, strategy="grafting-continual")
+        lost = max((abs(row["learned"] - row["score"]) for row in grafts), default=math.nan)
+        fine_there, naive_there, graft_there = (
+            shown(PAPER_ACCURACY[name][0]) if first == STREAM[0] else NULL for name in DEFAULT_STRATEGIES
+        )
+        return [
+            Claim(
+                f"{first}, the first task: grafting keeps what continual fine-tuning forgets",
+                f"{graft_there} against {naive_there}",
+                f"{shown(graft)} against {shown(naive)}",
+                verdict(graft > naive, graft, naive),
+            ),
+            Claim(
+                f"{first}: grafting stays close to separate fine-tuning (at most 2 points below)",
+                f"{graft_there} against {fine_there}",
+                f"{shown(graft)} against {shown(fine)}",
+                verdict(graft > fine - 0.02, graft, fine),
+            ),
+            Claim(
+                "grafting forgets nothing (the most that any task lost or gained)",
+                "0.0",
+                shown(lost),
+                verdict(lost == 0, lost),
+            ),
+        ]
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Accuracy after the last task, by task; bars for the paper's."""
+        tasks = distinct(rows, "task")
+        figure, (axes,) = panels(tasks, width=2.4)
+        for i, (ax, task) in enumerate(zip(axes, tasks, strict=True)):
+            for place, strategy in enumerate(DEFAULT_STRATEGIES):
+                ours = [100 * row["score"] for row in rows if row["task"] == task and row["strategy"] == strategy]
+                ax.plot([place] * len(ours), ours, linestyle="", **look(strategy))
+                if tuple(tasks) == STREAM:
+                    ax.plot(place, 100 * PAPER_ACCURACY[strategy][i], "_", color="black", ms=16, label="the paper")
+            ax.set_xticks([])
+        axes[0].set_ylabel("accuracy after the last task (%)")
+        legend(figure, axes)
+        return figure

@@ -1,0 +1,110 @@
+"""Is a tiny region enough? Table 2 and figure 3 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    Laboratory,
+    Row,
+    Unit,
+    distinct,
+    kept,
+    pivot,
+    share_of,
+    shown,
+    values,
+    verdict,
+)
+from forgetfree.figures import legend, look, panels
+from forgetfree.reports import Table
+
+
+class Localization(Experiment):
+    """Fine-tune, localise, graft: with few shots and with many."""
+
+    paper: ClassVar[str] = "table 2, figure 3"
+    single: ClassVar = ()
+    question: ClassVar[str] = "Do the fine-tuned values of a tiny region bring back what fine-tuning learned?"
+    presets: ClassVar = {
+        "small": replace(SMALL, tasks=("sst2", "mpqa", "ag_news", "qnli"), shots=(64, 4096)),
+        "paper": replace(PAPER, shots=(64, 4096)),
+    }
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """θ_pre, θ_ft, and the graft at every sparsity."""
+        trial, sparsities = lab.trial(unit), lab.preset.sparsities
+        rows = [
+            trial.row(trial.pre, model="pre-trained", sparsity=0.0),
+            trial.row(trial.readout_alone, model="readout alone", sparsity=0.0),
+            trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0),
+        ]
+        for sparsity, region in zip(sparsities, trial.learned(*sparsities), strict=True):
+            rows.append(trial.row(trial.graft(region), model="grafted", sparsity=sparsity))
+        return rows
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Accuracy or F1, ECE and agreement, by task and shots."""
+        models: dict[str, dict[str, Any]] = {
+            name: {"model": name} for name in ("pre-trained", "readout alone", "fine-tuned")
+        }
+        models |= {f"graft {share_of(s)}": {"model": "grafted", "sparsity": s} for s in _sparsities(rows)}
+        grafts = {name: what for name, what in models.items() if what["model"] in ("fine-tuned", "grafted")}
+        by = ("task", "shots")
+        return [
+            pivot(SCORE, rows, by, {name: ("score", what) for name, what in models.items()}),
+            pivot("Expected calibration error", rows, by, {name: ("ece", what) for name, what in grafts.items()}),
+            pivot(
+                "Agreement with the fine-tuned model",
+                rows,
+                by,
+                {name: ("agreement", what) for name, what in grafts.items() if what["model"] == "grafted"},
+            ),
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """How much of the fine-tuned score is left, on average over tasks."""
+        found = []
+        for shots in distinct(rows, "shots"):
+            those = [row for row in rows if row["shots"] == shots]
+            for sparsity in _sparsities(rows):
+                share = kept(those, {"model": "grafted", "sparsity": sparsity}, {"model": "fine-tuned"})
+                text = f"{shots} shots: a graft of {share_of(sparsity)} keeps > 95 % of the fine-tuned score"
+                found.append(Claim(text, "> 95", shown(share), verdict(share > 0.95, share)))
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Fine-tuned and grafted models side by side, by task."""
+        shots, tasks, smallest = distinct(rows, "shots"), distinct(rows, "task"), _sparsities(rows)[0]
+        figure, (axes,) = panels([f"{k} shots per label" for k in shots], width=3.6)
+        for ax, k in zip(axes, shots, strict=True):
+            for shift, (name, sparsity) in enumerate(
+                (("pre-trained", 0.0), ("fine-tuned", 1.0), ("grafted", smallest))
+            ):
+                where = [
+                    i + 0.2 * (shift - 1)
+                    for i, task in enumerate(tasks)
+                    for _ in _scores(rows, k, task, name, sparsity)
+                ]
+                scores = [100 * x for task in tasks for x in _scores(rows, k, task, name, sparsity)]
+                ax.plot(where, scores, linestyle="", **look(name))
+            ax.set_xticks(range(len(tasks)), tasks, rotation=30)
+        axes[0].set_ylabel("score (%)")
+        legend(figure, axes)
+        return figure
+
+
+def _sparsities(rows: Sequence[Row]) -> list[float]:
+    return sorted({row["sparsity"] for row in rows if row["model"] == "grafted"})
+
+
+def _scores(rows: Sequence[Row], shots: int, task: str, model: str, sparsity: float) -> list[float]:
+    return values(rows, "score", shots=shots, task=task, model=model, sparsity=sparsity)

@@ -1,0 +1,170 @@
+"""Other data sets of the same kind, and weights in between. Table 3 and figure 7 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.sampling import evenly
+from forgetfree.errors import UnknownNameError, UsageError
+from forgetfree.experiments import (
+    Claim,
+    Experiment,
+    Laboratory,
+    Preset,
+    Row,
+    Trial,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    shown,
+    values,
+    verdict,
+)
+from forgetfree.figures import legend, look, panels
+from forgetfree.grafting import interpolate
+from forgetfree.reports import Table
+
+#: Source to targets; of a target's names the first whose data is there.
+TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "sst2": (("yelp_polarity", "yelp_polarity_from_full"), ("imdb",)),
+    "mpqa": (("sst2",), ("yelp_polarity", "yelp_polarity_from_full")),
+    "qnli": (("mnli",), ("snli",)),
+}
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+MODELS = ("fine-tuned", "grafted")
+
+
+class OutOfDistribution(Experiment):
+    """Answer other data sets without training on them; interpolate between θ_pre and the model (WiSE-FT, WiSE-graft)."""
+
+    paper: ClassVar[str] = "table 3, figure 7"
+    single: ClassVar = ("shots", "sparsities")
+    question: ClassVar[str] = "Does a graft answer data of another source better than the fine-tuned model?"
+    presets: ClassVar = {
+        "small": replace(SMALL, tasks=tuple(TARGETS), sparsities=(1e-2,), test_limit=200),
+        "paper": replace(PAPER, tasks=tuple(TARGETS)),
+    }
+
+    def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
+        """Sources and their targets."""
+        for source in preset.tasks:
+            if source not in TARGETS:
+                raise UnknownNameError("source for ood", source, TARGETS)
+        return list(dict.fromkeys([(s,) for s in preset.tasks] + [t for s in preset.tasks for t in TARGETS[s]]))
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """Both models at every α, on the source and its targets."""
+        trial = lab.trial(unit)
+        tests = {unit["task"]: trial.bench.task.test}
+        for names in TARGETS[unit["task"]]:
+            if not lab.missing(names):
+                name = lab.first_available(names)
+                tests[name] = self._target(lab, trial, name)
+        (region,) = trial.learned(lab.preset.sparsity)
+        models = {"fine-tuned": trial.fine_tuned, "grafted": trial.graft(region)}
+        rows = []
+        for target, test in tests.items():
+            for model, state in models.items():
+                for alpha in ALPHAS:
+                    between = replace(state, theta=interpolate(trial.pre.theta, state.theta, alpha))
+                    answers = trial.bench.answers(between, test, trial.options)
+                    rows.append(
+                        {
+                            "target": target,
+                            "model": model,
+                            "alpha": alpha,
+                            "score": answers.score("accuracy"),
+                            "ece": answers.ece,
+                        }
+                    )
+        return rows
+
+    @staticmethod
+    def _target(lab: Laboratory, trial: Trial, name: str) -> EncodedRows:
+        """Test rows of another task, read as the source's, labels matched by name."""
+        target = lab.rows(name)
+        new = matched(target.task.labels, trial.bench.task.definition.labels, name)
+        test = target.test.take(evenly(len(target.test), lab.preset.test_limit))
+        return trial.bench.encode(replace(test, labels=tuple(new[label] for label in test.labels)))
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Accuracy and ECE by source and target."""
+        whole = [row for row in rows if row["alpha"] == 1.0]
+        best = [
+            {
+                **row,
+                "score": max(values(rows, "score", **{key: row[key] for key in ("task", "target", "model", "seed")})),
+            }
+            for row in whole
+        ]
+        by = ("task", "target")
+        models: dict[str, dict[str, Any]] = {name: {"model": name} for name in MODELS}
+        return [
+            pivot("Accuracy on the target", whole, by, {name: ("score", what) for name, what in models.items()}),
+            pivot("ECE on the target", whole, by, {name: ("ece", what) for name, what in models.items()}),
+            pivot(
+                "Accuracy at the best α of each (an upper bound: α is chosen on the target itself)",
+                best,
+                by,
+                {f"WiSE, {name}": ("score", what) for name, what in models.items()},
+            ),
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """By source and target."""
+        found = []
+        for task in distinct(rows, "task"):
+            for target in (name for name in distinct([r for r in rows if r["task"] == task], "target") if name != task):
+                full, graft = (mean(rows, "score", task=task, target=target, model=m, alpha=1.0) for m in MODELS)
+                found.append(
+                    Claim(
+                        f"{task} → {target}: the graft answers better than the fine-tuned model",
+                        "—",
+                        f"{shown(graft)} against {shown(full)}",
+                        verdict(graft > full, graft, full),
+                    )
+                )
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Accuracy on the target over accuracy on the source, α from θ_pre to the model."""
+        pairs = [pair for pair in dict.fromkeys((r["task"], r["target"]) for r in rows) if pair[0] != pair[1]]
+        figure, (axes,) = panels(
+            [f"{task} →\n{target}" for task, target in pairs], width=2.3, height=2.5, share_y=False
+        )
+        for ax, (task, target) in zip(axes, pairs, strict=True):
+            for model in MODELS:
+                x, y = (
+                    [100 * mean(rows, "score", task=task, target=t, model=model, alpha=a) for a in ALPHAS]
+                    for t in (task, target)
+                )
+                ax.plot(x, y, **(look(model) | {"label": f"WiSE, {model}"}))
+                ax.annotate("α = 1", (x[-1], y[-1]), textcoords="offset points", xytext=(3, 3), fontsize=7)
+            ax.set_xlabel(f"{task} (%)")
+        axes[0].set_ylabel("accuracy on the target (%)")
+        legend(figure, axes)
+        return figure
+
+
+def matched(labels: Sequence[str], sources: Sequence[str], name: str) -> list[int]:
+    """The source's label for each of the target's: by name, where neutral and contradiction are no entailment.
+
+    Raises:
+        UsageError: a label that the source lacks.
+    """
+    known = {label.lower(): i for i, label in enumerate(sources)}
+    if "not_entailment" in known:
+        known |= dict.fromkeys(("neutral", "contradiction"), known["not_entailment"])
+    if lacking := [label for label in labels if label.lower() not in known]:
+        raise UsageError(
+            f"The labels of {name!r} ({', '.join(labels)}) are not those of the source ({', '.join(sources)}): it lacks "
+            f"{', '.join(lacking)}. Set label_names in the source.json of either."
+        )
+    return [known[label.lower()] for label in labels]

@@ -1,0 +1,107 @@
+"""Which optimiser's moves localise: SGD, AdamW, AdamW with an ℓ1 penalty. Figure 5 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import ADAMW, ADAMW_L1, PAPER, PAPER_ADAMW, PAPER_ADAMW_L1, SGD, SMALL
+from forgetfree.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    Laboratory,
+    Preset,
+    Row,
+    Unit,
+    distinct,
+    kept,
+    mean,
+    pivot,
+    share_of,
+    shown,
+    verdict,
+)
+from forgetfree.figures import curves, legend, look
+from forgetfree.reports import Table
+
+OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")
+
+
+class Optimizers(Experiment):
+    """Fine-tune by each optimiser, graft at several sparsities."""
+
+    paper: ClassVar[str] = "figure 5"
+    question: ClassVar[str] = "Does the optimiser of fine-tuning decide whether a tiny graft is enough?"
+    presets: ClassVar = {
+        "small": replace(SMALL, arms=dict(zip(OPTIMIZERS, ((SGD,), (ADAMW,), (ADAMW_L1,)), strict=True))),
+        "paper": replace(
+            PAPER,
+            tasks=("sst2", "ag_news", "qnli"),
+            sparsities=(1e-5, 1e-4, 1e-3),
+            arms=dict(zip(OPTIMIZERS, (PAPER.grid, PAPER_ADAMW, PAPER_ADAMW_L1), strict=True)),
+        ),
+    }
+
+    def units(self, preset: Preset) -> list[Unit]:
+        """By optimiser, too."""
+        return [{**unit, "optimizer": name} for unit in super().units(preset) for name in preset.arms]
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """The fine-tuned model and its grafts."""
+        trial = lab.trial(unit, lab.preset.arms[unit["optimizer"]])
+        rows = [trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0)]
+        sparsities = lab.preset.sparsities
+        for sparsity, region in zip(sparsities, trial.learned(*sparsities), strict=True):
+            rows.append(trial.row(trial.graft(region), model="grafted", sparsity=sparsity))
+        return rows
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Accuracy by task and optimiser."""
+        columns: dict[str, tuple[str, dict[str, Any]]] = {"fine-tuned": ("score", {"model": "fine-tuned"})}
+        for sparsity in _sparsities(rows):
+            columns[f"graft {share_of(sparsity)}"] = ("score", {"model": "grafted", "sparsity": sparsity})
+        return [pivot(SCORE, rows, ("task", "optimizer"), columns)]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """What a graft keeps of its own fine-tuned model, mean over tasks."""
+        found = []
+        for sparsity in _sparsities(rows):
+            graft, whole = {"model": "grafted", "sparsity": sparsity}, {"model": "fine-tuned"}
+            sgd, adamw, l1 = (kept(rows, {**graft, "optimizer": o}, {**whole, "optimizer": o}) for o in OPTIMIZERS)
+            text = f"a graft of {share_of(sparsity)} keeps"
+            found += [
+                Claim(
+                    f"{text} less of the fine-tuned score with AdamW than with SGD",
+                    "—",
+                    f"{shown(adamw)} against {shown(sgd)}",
+                    verdict(adamw < sgd, adamw, sgd),
+                ),
+                Claim(
+                    f"{text} more of it with AdamW and ℓ1 than without ℓ1",
+                    "—",
+                    f"{shown(l1)} against {shown(adamw)}",
+                    verdict(l1 > adamw, l1, adamw),
+                ),
+            ]
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Accuracy of grafts over sparsity; dashed: the fine-tuned models."""
+        grafts = [row for row in rows if row["model"] == "grafted"]
+        figure, axes = curves(grafts, "task", "sparsity", "score", "optimizer", OPTIMIZERS)
+        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
+            for name in OPTIMIZERS:
+                full = mean(rows, "score", task=task, optimizer=name, model="fine-tuned")
+                ax.axhline(100 * full, color=look(name)["color"], ls="--", lw=0.8)
+            ax.set_xlabel("share of parameters in the graft")
+        axes[0].set_ylabel("score (%); dashed: fine-tuned")
+        legend(figure, axes)
+        return figure
+
+
+def _sparsities(rows: Sequence[Row]) -> list[float]:
+    return sorted({row["sparsity"] for row in rows if row["model"] == "grafted"})

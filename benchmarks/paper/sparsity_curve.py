@@ -1,0 +1,99 @@
+"""Learned, most moved and random regions over sparsity. Figure 2 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    Laboratory,
+    Row,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    share_of,
+    shown,
+    verdict,
+)
+from forgetfree.figures import curves, legend
+from forgetfree.reports import Table
+
+REGIONS = ("learned", "movement", "random")
+
+
+class SparsityCurve(Experiment):
+    """Graft regions of three kinds, ever larger."""
+
+    paper: ClassVar[str] = "figure 2"
+    question: ClassVar[str] = "Must the region be learned, or will the most moved entries do, or any?"
+    presets: ClassVar = {
+        "small": replace(SMALL, sparsities=(1e-4, 1e-3, 1e-2, 1e-1)),
+        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1)),
+    }
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """Each kind of region at each sparsity."""
+        trial = lab.trial(unit)
+        rows = [
+            trial.row(trial.fine_tuned, region="fine-tuned", sparsity=1.0),
+            trial.row(trial.readout_alone, region="none", sparsity=0.0),
+        ]
+        sparsities = lab.preset.sparsities
+        for sparsity, learned in zip(sparsities, trial.learned(*sparsities), strict=True):
+            rows += [
+                trial.row(trial.graft(learned), region="learned", sparsity=sparsity),
+                trial.row(trial.graft(trial.base("movement", sparsity)), region="movement", sparsity=sparsity),
+                trial.row(trial.graft(trial.base("random", sparsity)), region="random", sparsity=sparsity),
+            ]
+        return rows
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Accuracy by task and region."""
+        tables = []
+        for region in REGIONS:
+            columns: dict[str, tuple[str, dict[str, Any]]] = {"none": ("score", {"region": "none"})}
+            columns |= {share_of(s): ("score", {"region": region, "sparsity": s}) for s in _sparsities(rows)}
+            columns["fine-tuned"] = ("score", {"region": "fine-tuned"})
+            tables.append(pivot(f"{SCORE}: {region} regions", rows, "task", columns))
+        return tables
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """At the two lowest sparsities, and at 1 %."""
+        found = []
+        for sparsity in _sparsities(rows)[:2]:
+            learned, moved = (mean(rows, "score", region=kind, sparsity=sparsity) for kind in ("learned", "movement"))
+            text = f"learned ≫ most moved at {share_of(sparsity)} (by 2 points at least)"
+            ours = f"{shown(learned)} against {shown(moved)}"
+            found.append(Claim(text, "—", ours, verdict(learned - moved > 0.02, learned, moved)))
+        none, full = (mean(rows, "score", region=kind) for kind in ("none", "fine-tuned"))
+        for sparsity in (s for s in _sparsities(rows) if s <= 1e-2):
+            random = mean(rows, "score", region="random", sparsity=sparsity)
+            text = f"random regions fail at {share_of(sparsity)} (close less than a quarter of the gap)"
+            ours = f"{shown(random)}; without a graft {shown(none)}, fine-tuned {shown(full)}"
+            found.append(Claim(text, "—", ours, verdict(random - none < 0.25 * (full - none), random, none, full)))
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Accuracy over sparsity, by task."""
+        figure, axes = curves(rows, "task", "sparsity", "score", "region", REGIONS)
+        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
+            ax.axhline(
+                100 * mean(rows, "score", task=task, region="fine-tuned"), color="black", ls="--", label="fine-tuned"
+            )
+            ax.axhline(100 * mean(rows, "score", task=task, region="none"), color="black", ls=":", label="no graft")
+            ax.set_xlabel("share of parameters in the region")
+        axes[0].set_ylabel("score (%)")
+        legend(figure, axes)
+        return figure
+
+
+def _sparsities(rows: Sequence[Row]) -> list[float]:
+    return sorted({row["sparsity"] for row in rows if row["region"] in REGIONS})

@@ -1,0 +1,138 @@
+"""What does not localise a skill: biases alone, and lottery tickets. Figure 4 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    Laboratory,
+    Row,
+    Trial,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    share_of,
+    shown,
+    verdict,
+)
+from forgetfree.figures import curves, legend, look
+from forgetfree.grafting import pruned_theta, top
+from forgetfree.models.state import ModelState
+from forgetfree.regions import Region, biases
+from forgetfree.reports import Table
+
+
+class WhatFails(Experiment):
+    """Graft the biases alone; set everything outside a region to 0."""
+
+    paper: ClassVar[str] = "figure 4"
+    question: ClassVar[str] = (
+        "Are all biases together a skill? Does a region work without the pre-trained values around it?"
+    )
+    presets: ClassVar = {
+        "small": replace(SMALL, sparsities=(1e-3, 1e-2, 1e-1, 0.5, 0.9)),
+        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-4, 1e-2, 1e-1, 0.5, 0.9)),
+    }
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """The learned graft, all biases, and tickets of the largest weights and of the learned region."""
+        trial = lab.trial(unit)
+        all_biases = biases(trial.bench.space)
+        share = len(all_biases) / len(trial.bench.space)
+        (tiny,) = trial.learned(lab.preset.sparsity)
+        rows = [
+            trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0),
+            trial.row(trial.readout_alone, model="no graft", sparsity=0.0),
+            trial.row(trial.graft(tiny), model="grafted", sparsity=lab.preset.sparsity),
+            trial.row(trial.graft(all_biases), model="biases", sparsity=share),
+            trial.row(self._ticket(trial, tiny), model="pruned to the graft's region", sparsity=lab.preset.sparsity),
+        ]
+        for sparsity in lab.preset.sparsities:
+            count = round(sparsity * len(trial.bench.space))
+            largest = top(trial.fine_tuned.theta.abs(), count)
+            rows.append(trial.row(self._ticket(trial, largest), model="pruned", sparsity=sparsity))
+        return rows
+
+    @staticmethod
+    def _ticket(trial: Trial, region: Region) -> ModelState:
+        """The fine-tuned model with everything outside the region set to 0."""
+        return replace(trial.fine_tuned, theta=pruned_theta(trial.fine_tuned.theta, region))
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Accuracy by task."""
+        tiny, share = (_sparsity(rows, model) for model in ("grafted", "biases"))
+        columns: dict[str, tuple[str, dict[str, Any]]] = {
+            "no graft": ("score", {"model": "no graft"}),
+            f"graft {share_of(tiny)}": ("score", {"model": "grafted"}),
+            f"biases {share:.2%}".replace("%", " %"): ("score", {"model": "biases"}),
+            f"pruned to the graft, {share_of(tiny)}": ("score", {"model": "pruned to the graft's region"}),
+        }
+        for sparsity in _pruned(rows):
+            columns[f"pruned {share_of(sparsity)}"] = ("score", {"model": "pruned", "sparsity": sparsity})
+        columns["fine-tuned"] = ("score", {"model": "fine-tuned"})
+        return [pivot(f"{SCORE}; pruned: the largest weights are kept, all else is 0", rows, "task", columns)]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """Both fail where a learned graft does not."""
+        none, grafted, bias, full = (
+            mean(rows, "score", model=model) for model in ("no graft", "grafted", "biases", "fine-tuned")
+        )
+        ticket = mean(rows, "score", model="pruned to the graft's region")
+        quarter = none + 0.25 * (full - none)
+        found = [
+            Claim(
+                "all biases together are worse than a learned graft of fewer entries (by 2 points at least)",
+                "—",
+                f"biases {shown(bias)}, graft {shown(grafted)}, fine-tuned {shown(full)}, no graft {shown(none)}",
+                verdict(grafted - bias > 0.02, grafted, bias),
+            ),
+            Claim(
+                "a region fails once everything outside is set to 0 (closes less than a quarter of the gap)",
+                "—",
+                f"pruned {shown(ticket)}, graft {shown(grafted)}, no graft {shown(none)}",
+                verdict(ticket < quarter, ticket, quarter),
+            ),
+        ]
+        for sparsity in (s for s in _pruned(rows) if s <= 0.1):
+            tenth = mean(rows, "score", model="pruned", sparsity=sparsity)
+            found.append(
+                Claim(
+                    f"a lottery ticket of {share_of(sparsity)} fails (closes less than a quarter of the gap)",
+                    "—",
+                    f"pruned {shown(tenth)}, fine-tuned {shown(full)}, no graft {shown(none)}",
+                    verdict(tenth < quarter, tenth, quarter),
+                )
+            )
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Tickets over sparsity; the graft and the biases where they are."""
+        figure, axes = curves(rows, "task", "sparsity", "score", "model", ("pruned", "grafted", "biases"))
+        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
+            ax.axhline(100 * mean(rows, "score", task=task, model="fine-tuned"), **_line("fine-tuned", "--"))
+            ax.axhline(100 * mean(rows, "score", task=task, model="no graft"), **_line("no graft", ":"))
+            ax.set_xlabel("share of parameters kept or grafted")
+        axes[0].set_ylabel("score (%)")
+        legend(figure, axes)
+        return figure
+
+
+def _line(name: str, style: str) -> dict[str, Any]:
+    return {"color": look(name)["color"], "ls": style, "label": name}
+
+
+def _sparsity(rows: Sequence[Row], model: str) -> float:
+    return float(next(row["sparsity"] for row in rows if row["model"] == model))
+
+
+def _pruned(rows: Sequence[Row]) -> list[float]:
+    return sorted({row["sparsity"] for row in rows if row["model"] == "pruned"})

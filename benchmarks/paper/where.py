@@ -1,0 +1,130 @@
+"""Where in the model a skill lies. Figures 9 and 10 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.experiments import (
+    Claim,
+    Experiment,
+    Laboratory,
+    Row,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    ratio,
+    shown,
+    verdict,
+)
+from forgetfree.figures import legend, marks, panels
+from forgetfree.regions import Region, distribution, kind_of, layer_of
+from forgetfree.reports import Table
+
+BY = {"layer": layer_of, "kind": kind_of}
+
+
+class Where(Experiment):
+    """Count a region's entries by layer and by kind of parameter."""
+
+    paper: ClassVar[str] = "figures 9 and 10"
+    single: ClassVar = ("shots", "sparsities")
+    question: ClassVar[str] = "In which layers, and in which kinds of parameters, do the regions lie?"
+    presets: ClassVar = {
+        "small": replace(SMALL, tasks=("sst2", "mpqa", "ag_news", "qnli"), sparsities=(1e-3,)),
+        "paper": PAPER,
+    }
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """Shares of the learned region, beside those of the whole parameter space."""
+        trial = lab.trial(unit)
+        (region,), space = trial.learned(lab.preset.sparsity), trial.bench.space
+        whole = Region(torch.arange(len(space)))
+        rows = []
+        for by, group_of in BY.items():
+            held, all_of = (distribution(each, space, group_of) for each in (region, whole))
+            rows += [
+                {"by": by, "group": group, "share": held[group] / len(region), "of_model": all_of[group] / len(space)}
+                for group in all_of
+            ]
+        return rows
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Shares by layer and by kind, one column a task."""
+        return [
+            pivot(
+                f"Share of the region by {by}",
+                [row for row in rows if row["by"] == by],
+                "group",
+                {
+                    **{task: ("share", {"task": task}) for task in distinct(rows, "task")},
+                    "share of all parameters": ("of_model", {"task": rows[0]["task"], "seed": rows[0]["seed"]}),
+                },
+            )
+            for by in BY
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """Value, first feed-forward layer and LayerNorm together; and the middle layers."""
+        kinds = [
+            group
+            for group in distinct([row for row in rows if row["by"] == "kind"], "group")
+            if group.startswith(("value", "first feed-forward", "LayerNorm"))
+        ]
+        held, size = (sum(mean(rows, key, by="kind", group=kind) for kind in kinds) for key in ("share", "of_model"))
+        layers = [
+            group for group in distinct([row for row in rows if row["by"] == "layer"], "group") if group.isdigit()
+        ]
+        middle = layers[len(layers) // 3 : -(len(layers) // 3) or None]
+        inside = sum(mean(rows, "share", by="layer", group=layer) for layer in middle)
+        return [
+            Claim(
+                "value, first feed-forward layer and LayerNorm hold most of the region, and more than their size",
+                "—",
+                f"{shown(held)} of the region, {shown(size)} of the parameters",
+                verdict(held > 0.5 and held > size, held, size),
+            ),
+            Claim(
+                "the middle layers hold more than their size",
+                "—",
+                f"{shown(inside)} of the region in {len(middle)} of {len(layers)} layers",
+                verdict(inside > ratio(len(middle), len(layers)), inside, ratio(len(middle), len(layers))),
+            ),
+        ]
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Shares by layer (figure 9) and by kind (figure 10), a line a task."""
+        figure, (axes,) = panels(["by layer", "by kind of parameter"], width=4.2, height=3.4, share_y=False)
+        for ax, by in zip(axes, BY, strict=True):
+            those = [row for row in rows if row["by"] == by]
+            groups = distinct(those, "group")
+            places = list(range(len(groups)))
+
+            def draw(
+                shares: list[float], label: str, ax: Axes = ax, by: str = by, at: list[int] = places, **style: Any
+            ) -> None:
+                along = (at, shares) if by == "layer" else (shares, at)
+                ax.plot(
+                    *along, label=label, **(style | ({} if by == "layer" else {"linestyle": ""}))
+                )  # kinds have no order
+
+            for task, mark in zip(distinct(rows, "task"), marks(), strict=False):  # marks never end
+                draw([100 * mean(those, "share", task=task, group=group) for group in groups], task, **mark)
+            sizes = [100 * mean(those, "of_model", group=group) for group in groups]
+            draw(sizes, "all parameters", color="black", marker="|", markersize=9)
+            if by == "layer":
+                ax.set_xticks(places, groups)
+                ax.set(xlabel="layer", ylabel="share of the region (%)")
+            else:
+                ax.set_yticks(places, groups)
+                ax.invert_yaxis()
+                ax.set(xlabel="share of the region (%)")
+        legend(figure, axes)
+        return figure

@@ -1,0 +1,573 @@
+"""The paper's experiments by name: work done unit by unit, results.json, tables, claims and a figure.
+
+An experiment is one final class in one file of `forgetfree.benchmarks.paper`. It says what is measured on one unit
+(a task, a number of shots, a seed), and what follows from all rows together. Rows are flat and tidy: one number of
+each kind a row, whatever the experiment.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from forgetfree import registry
+from forgetfree.data.sampling import evenly
+from forgetfree.data.sources import TaskRows, load_task
+from forgetfree.environment import make_directory, refuse_held
+from forgetfree.errors import DataError, ReportError, RunError, UnknownNameError, UsageError
+from forgetfree.files import write_atomically, write_json
+from forgetfree.grafting import BaseKind, budget
+from forgetfree.localization import LocalizationOptions
+from forgetfree.metrics import Predictions, agreement
+from forgetfree.models.loading import load_model
+from forgetfree.models.state import ModelState, StateStore
+from forgetfree.options import build
+from forgetfree.reports import NULL, Page, Table, cell, percent, render_page
+from forgetfree.run_config import CommonOptions, Faults
+from forgetfree.single_task import SingleTask
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from forgetfree.monitor import Monitor
+    from forgetfree.regions import Region
+
+SCHEMA = 1
+#: What ``score`` is called.
+SCORE = "Accuracy, or F1 where the task is measured by it"
+Row = dict[str, Any]
+#: What is measured at once, and kept at once: e.g. ``{"task": "sst2", "shots": 64, "seed": 0}``.
+Unit = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """One setting of an experiment.
+
+    Attributes:
+        model: as ``--model``.
+        readout: as ``--readout``.
+        tasks: names.
+        shots: training rows per label; of a label that has fewer, all.
+        seeds: of sample and training.
+        sparsities: of the regions.
+        options: of `LocalizationOptions`, where they are not the defaults.
+        grid: options to choose from on validation rows, e.g. learning rates; the first of equals wins.
+        arms: where ways to train are compared, the grid of each by name.
+        fixed: options set by hand, which nothing changes.
+        test_limit: test rows per task; all for ``None``.
+        graftable: regular expression over names of tensors that may be grafted; all for ``None``.
+    """
+
+    model: str
+    readout: str
+    tasks: tuple[str, ...]
+    shots: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sparsities: tuple[float, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    grid: tuple[Mapping[str, Any], ...] = ({},)
+    arms: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    test_limit: int | None = None
+    graftable: str | None = None
+
+    @property
+    def sparsity(self) -> float:
+        """The first: where an experiment looks at one."""
+        return self.sparsities[0]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, what it measured, what we measure, and whether the claim holds here.
+
+    Attributes:
+        text: the claim.
+        paper: its number there; a dash where only the claim is at hand.
+        ours: ours.
+        holds: ``None`` where the rows do not tell.
+    """
+
+    text: str
+    paper: str
+    ours: str
+    holds: bool | None
+
+
+class Laboratory:
+    """What units are measured with: tasks, models, options, and the fine-tuned models made so far.
+
+    Args:
+        preset: the setting.
+        data: as ``--data``.
+        device: where to train.
+        store: of fine-tuned models, shared by all experiments.
+        cache: its directory, for experiments that run whole streams.
+        monitor: makes the monitor of a unit from a title.
+    """
+
+    def __init__(
+        self, preset: Preset, data: str, device: str, store: StateStore, cache: Path, monitor: Callable[[str], Monitor]
+    ) -> None:
+        self.preset, self.data, self.device, self.cache = preset, data, device, cache
+        self.monitor = monitor
+        self._store = store
+        self._tasks: dict[str, TaskRows] = {}
+
+    def rows(self, task: str) -> TaskRows:
+        """A task and all its rows."""
+        if task not in self._tasks:
+            self._tasks[task] = load_task(task, self.data)
+        return self._tasks[task]
+
+    def missing(self, names: Sequence[str]) -> str:
+        """Why a task cannot be had under any of its names; nothing where it can."""
+        reason = ""
+        for i, name in enumerate(names):
+            try:
+                self.rows(name)
+            except UnknownNameError:
+                if i == 0:  # a typo; other names need not be known
+                    raise
+            except DataError as error:
+                reason = reason or str(error)
+            else:
+                return ""
+        return reason
+
+    def first_available(self, names: Sequence[str]) -> str:
+        """The first of several names of a task whose data is there."""
+        return next(name for name in names if not self.missing([name]))
+
+    def bench(self, unit: Unit) -> SingleTask:
+        """The workbench of a unit's task; of a label with fewer rows than ``shots``, all are taken."""
+        preset = self.preset
+        return SingleTask(
+            load_model(preset.model, preset.readout, graftable=preset.graftable),
+            self.rows(unit["task"]),
+            shots=unit["shots"],
+            or_fewer=True,
+            seed=unit["seed"],
+            test_limit=preset.test_limit,
+            device=self.device,
+            store=self._store,
+            monitor=self.monitor(" · ".join(f"{key} {value}" for key, value in unit.items() if key != "task")),
+        )
+
+    def options(self, **changes: Any) -> LocalizationOptions:
+        """The preset's options, with changes."""
+        given = {"sparsity": self.preset.sparsity, **self.preset.options, **changes, **self.preset.fixed}
+        return build(LocalizationOptions, given, "the experiment")
+
+    def trial(self, unit: Unit, grid: Sequence[Mapping[str, Any]] | None = None) -> Trial:
+        """The unit's task with its fine-tuned model: of a grid of options, the one that scores best on validation rows.
+
+        Of several, only the best one's model is kept; of the others the score.
+
+        Args:
+            unit: which task, how many shots, which seed.
+            grid: options to choose from; default: the preset's.
+        """
+        bench = self.bench(unit)
+        choices = list(dict.fromkeys(self.options(**choice) for choice in grid or self.preset.grid))
+        if len(choices) == 1:
+            return Trial(bench, bench.fine_tuned(choices[0]), choices[0])
+        scores = [self._validation_score(bench, options) for options in choices]
+        best = choices[scores.index(max(scores))]
+        trial = Trial(bench, bench.fine_tuned(best), best)
+        for options in choices:
+            if options is not best:
+                self._store.discard(bench.key(options))
+        return trial
+
+    def _validation_score(self, bench: SingleTask, options: LocalizationOptions) -> float:
+        """Of a fine-tuned model, which is not made again where its score is known."""
+        note = self.cache / f"{bench.key(options)}.json"
+        if note.is_file():
+            score: float = json.loads(note.read_text(encoding="utf-8"))["validation_score"]
+            return score
+        rows = bench.task.validation.subset(evenly(len(bench.task.validation), options.validation_rows))
+        score = bench.answers(bench.fine_tuned(options), rows, options).score(bench.task.definition.metric)
+        write_json(note, {"validation_score": score})
+        return score
+
+
+class Trial:
+    """One task, fine-tuned: what experiments measure around.
+
+    Args:
+        bench: the task on its model.
+        fine_tuned: θ_ft.
+        options: those it was made with.
+    """
+
+    def __init__(self, bench: SingleTask, fine_tuned: ModelState, options: LocalizationOptions) -> None:
+        self.bench, self.fine_tuned, self.options = bench, fine_tuned, options
+        self.pre = bench.pre
+        #: The model without a graft: θ_pre, under the fine-tuned readout where that was trained.
+        self.readout_alone = replace(fine_tuned, theta=bench.pre.theta)
+        self.answers = bench.answers(fine_tuned, options=options)
+
+    def row(self, state: ModelState, **what: Any) -> Row:
+        """``what`` it is, with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
+        answers = self.answers if state is self.fine_tuned else self.bench.answers(state, options=self.options)
+        return {**what, **self.measures(answers)}
+
+    def measures(self, answers: Predictions) -> Row:
+        """Score, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
+        return {
+            "train_rows": len(self.bench.task.train),
+            "optimizer_used": f"{self.options.optimizer} {self.options.learning_rate:g}",
+            "score": answers.score(self.bench.task.definition.metric),
+            "ece": answers.ece,
+            "agreement": agreement(answers.logits, self.answers.logits),
+        }
+
+    def learned(self, *sparsities: float) -> list[Region]:
+        """γ by eqs. 3 and 4, one a sparsity."""
+        return [each.region for each in self.bench.localized(self.fine_tuned, self.options, sparsities)]
+
+    def base(self, kind: BaseKind, sparsity: float) -> Region:
+        """A region that is not learned."""
+        return self.bench.base(kind, self.fine_tuned, budget(len(self.bench.space), sparsity))
+
+    def graft(self, region: Region) -> ModelState:
+        """θ(γ) of eq. 1."""
+        return self.bench.grafted(self.fine_tuned, region)
+
+
+class Experiment:
+    """Base of all experiments. Subclasses are final, and say what they measure and what follows."""
+
+    #: What of the paper it repeats.
+    paper: ClassVar[str]
+    #: What it asks, in one sentence.
+    question: ClassVar[str]
+    presets: ClassVar[Mapping[str, Preset]]
+    #: What it looks at one of: several numbers of shots, or sparsities, would be taken for seeds.
+    single: ClassVar[tuple[str, ...]] = ("shots",)
+
+    def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
+        """The tasks whose data it needs, each under one name or several, of which the first that there is counts."""
+        return [(task,) for task in preset.tasks]
+
+    def units(self, preset: Preset) -> list[Unit]:
+        """What is measured one by one: by default every task, number of shots, and seed."""
+        return [
+            {"task": task, "shots": shots, "seed": seed}
+            for task, shots, seed in product(preset.tasks, preset.shots, preset.seeds)
+        ]
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """The rows of one unit; the unit's own keys are put before them."""
+        raise NotImplementedError
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Ours in tables."""
+        raise NotImplementedError
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """The paper's claims against ours."""
+        raise NotImplementedError
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """The paper's figure from our rows."""
+        raise NotImplementedError
+
+
+# -- Running ---------------------------------------------------------------------------------------------
+
+
+def run_experiment(
+    name: str,
+    preset: Preset,
+    *,
+    preset_name: str,
+    data: str,
+    device: str,
+    out: Path,
+    cache: Path,
+    monitor: Callable[[str], Monitor],
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Measure all units, keeping results.json up to date after each, then write report.md and the figure.
+
+    Args:
+        name: of the experiment.
+        preset: the setting.
+        preset_name: what it is called.
+        data: as ``--data``.
+        device: where to train.
+        out: the directory to write.
+        cache: directory of fine-tuned models.
+        monitor: makes the monitor of a unit from a title.
+        resume: keep the units that ``out`` holds already.
+
+    Returns:
+        The content of results.json.
+    """
+    experiment = load_experiment(name)
+    for key in experiment.single:
+        if len(getattr(preset, key)) > 1:
+            raise UsageError(
+                f"{name} looks at one of {key}, got {', '.join(map(str, getattr(preset, key)))}. Give one."
+            )
+    begin = time.perf_counter()
+    held = make_directory(out)
+    if not resume:
+        refuse_held(out, held, "Give another directory, or --resume to go on with what it holds.")
+    lab = Laboratory(preset, data, device, StateStore(cache), cache, monitor)
+    needed = experiment.tasks(preset)
+    skipped = {names[0]: reason for names in needed if (reason := lab.missing(names))}
+    planned = [unit for unit in experiment.units(preset) if unit.get("task") not in skipped]
+    if not planned or ("task" not in planned[0] and skipped):
+        raise DataError(next(iter(skipped.values())))
+    results = _described(name, experiment, lab, preset_name, needed, skipped)
+    if held:
+        results = _resumed(results, out)
+    before, done = results["seconds"], [unit["unit"] for unit in results["units"]]
+    for unit in planned:
+        if unit in done:
+            continue
+        measured = [{**unit, **row} for row in experiment.measure(lab, unit)]
+        results["units"].append({"unit": unit, "rows": measured})
+        results["seconds"] = round(before + time.perf_counter() - begin, 1)
+        write_json(out / "results.json", results)
+    results["complete"] = True
+    results["claims"] = [asdict(claim) for claim in experiment.claims(rows_of(results))]
+    write_json(out / "results.json", results)
+    write_outcome(results, out)
+    return results
+
+
+def _described(
+    name: str,
+    experiment: Experiment,
+    lab: Laboratory,
+    preset_name: str,
+    needed: Sequence[tuple[str, ...]],
+    skipped: Mapping[str, str],
+) -> dict[str, Any]:
+    """results.json before the first unit."""
+    there = [lab.first_available(names) for names in needed if names[0] not in skipped]
+    return {
+        "schema": SCHEMA,
+        "experiment": name,
+        "paper": experiment.paper,
+        "preset": preset_name,
+        "setting": json.loads(json.dumps(asdict(lab.preset))),
+        "model": load_model(lab.preset.model, lab.preset.readout).fingerprint,
+        "data": {task: lab.rows(task).fingerprint() for task in there},
+        "skipped": dict(skipped),
+        "versions": {key: version(key) for key in ("forgetfree", "torch", "transformers")},
+        "device": lab.device,
+        "complete": False,
+        "units": [],
+        "seconds": 0.0,
+    }
+
+
+def _resumed(results: dict[str, Any], out: Path) -> dict[str, Any]:
+    """What ``out`` holds already, if it was begun with the same.
+
+    Raises:
+        UsageError: it was not.
+    """
+    earlier = load_experiment_results(out)
+    fixed = [key for key in results if key not in ("complete", "units", "seconds", "claims")]
+    if differ := [key for key in fixed if earlier.get(key) != results[key]]:
+        raise UsageError(
+            f"--resume needs what {out} was begun with; {' and '.join(differ)} differ. Give another --out, or the old options."
+        )
+    return earlier | {"complete": False}
+
+
+def write_outcome(results: Mapping[str, Any], out: Path) -> None:
+    """report.md and the figure."""
+    write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
+    draw_outcome(results, out)
+
+
+def draw_outcome(results: Mapping[str, Any], out: Path) -> None:
+    """The figure, as PNG and SVG."""
+    from forgetfree.figures import save_figure
+
+    save_figure(load_experiment(results["experiment"]).draw(rows_of(results)), out / results["experiment"])
+
+
+# -- Reading ---------------------------------------------------------------------------------------------
+
+
+def load_experiment(name: str) -> Experiment:
+    """The experiment of a name.
+
+    Raises:
+        UnknownNameError: no such experiment.
+    """
+    if name not in registry.EXPERIMENTS:
+        raise UnknownNameError("experiment", name, registry.EXPERIMENTS)
+    experiment: Experiment = registry.EXPERIMENTS[name].load()()
+    return experiment
+
+
+def load_experiment_results(path: Path) -> dict[str, Any]:
+    """The results.json of an experiment.
+
+    Raises:
+        ReportError: it cannot be read, or is of another kind.
+    """
+    file = path / "results.json" if path.is_dir() else path
+    try:
+        results: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{file} cannot be read: {error}. Give the directory of an experiment.") from error
+    if not isinstance(results, dict) or results.get("schema") != SCHEMA or "experiment" not in results:
+        raise ReportError(f"{file} holds no results of an experiment. Give what `forgetfree experiment --out` wrote.")
+    return results
+
+
+def rows_of(results: Mapping[str, Any]) -> list[Row]:
+    """All rows, unit after unit."""
+    return [row for unit in results["units"] for row in unit["rows"]]
+
+
+def outcome(results: Mapping[str, Any]) -> Page:
+    """The experiment's report: claims, then tables.
+
+    Raises:
+        RunError: nothing is measured yet.
+    """
+    experiment, rows, setting = load_experiment(results["experiment"]), rows_of(results), results["setting"]
+    if not rows:
+        raise RunError("The experiment has no rows yet: its first unit is not done. Go on with --resume.")
+    seeds = len({row["seed"] for row in rows})
+    notes = [
+        experiment.question,
+        f"preset {results['preset']}: {setting['model']}, readout {setting['readout']}, "
+        f"{' and '.join(map(str, setting['shots']))} shots, {seeds} {'seed' if seeds == 1 else 'seeds: mean (std)'}; all in %",
+    ]
+    if results["skipped"]:
+        notes.append(f"no data at hand for: {', '.join(results['skipped'])}")
+    if not results["complete"]:
+        notes.append("not finished: some units are missing")
+    verdicts = {True: "yes", False: "no", None: "not told"}
+    claims = Table(
+        "What the paper claims",
+        ("claim", "paper", "here", "holds here"),
+        tuple((c.text, c.paper, c.ours, verdicts[c.holds]) for c in experiment.claims(rows)),
+    )
+    return Page(f"{results['experiment']}: {experiment.paper}", tuple(notes), (claims, *experiment.tables(rows)))
+
+
+# -- Rows to tables --------------------------------------------------------------------------------------
+
+
+def select(rows: Sequence[Row], **wanted: Any) -> list[Row]:
+    """The rows that have these values."""
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def values(rows: Sequence[Row], key: str, **wanted: Any) -> list[float]:
+    """One number of each row that has these values."""
+    return [float(row[key]) for row in select(rows, **wanted)]
+
+
+def mean(rows: Sequence[Row], key: str, **wanted: Any) -> float:
+    """Their mean; NaN of none."""
+    found = values(rows, key, **wanted)
+    return float(np.mean(found)) if found else float("nan")
+
+
+def ratio(part: float, whole: float) -> float:
+    """``part / whole``; NaN where there is no telling."""
+    return part / whole if whole else math.nan
+
+
+def kept(rows: Sequence[Row], part: Mapping[str, Any], whole: Mapping[str, Any]) -> float:
+    """The score of the rows ``part`` over that of the rows ``whole``, mean over tasks; NaN where a task lacks one."""
+    shares = [
+        ratio(mean(rows, "score", task=task, **part), mean(rows, "score", task=task, **whole))
+        for task in distinct(rows, "task")
+    ]
+    return sum(shares) / len(shares) if shares else math.nan
+
+
+def verdict(holds: bool, *numbers: float) -> bool | None:
+    """``holds``, unless one of the numbers it rests on is missing."""
+    return None if any(map(math.isnan, numbers)) else bool(holds)
+
+
+def shown(fraction: float) -> str:
+    """In percent; a dash where it is missing."""
+    return NULL if math.isnan(fraction) else percent(fraction)
+
+
+def share_of(sparsity: float) -> str:
+    """A sparsity as a reader knows it: 0.001 is ``0.1 %``."""
+    return f"{100 * sparsity:g} %"
+
+
+def distinct(rows: Sequence[Row], key: str) -> list[Any]:
+    """The values of a key, in the order first met."""
+    return list(dict.fromkeys(row[key] for row in rows if key in row))
+
+
+def pivot(
+    title: str, rows: Sequence[Row], by: str | tuple[str, ...], columns: Mapping[str, tuple[str, Mapping[str, Any]]]
+) -> Table:
+    """A table of mean (std) over seeds, in percent.
+
+    Args:
+        title: of the table.
+        rows: all.
+        by: key, or keys, whose values name its rows.
+        columns: header to the key it shows and the values its rows must have.
+    """
+    keys = (by,) if isinstance(by, str) else by
+    groups = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
+    body = []
+    for group in groups:
+        those = select(rows, **dict(zip(keys, group, strict=True)))
+        cells = [cell(values(those, key, **wanted), percent) for key, wanted in columns.values()]
+        body.append((" · ".join(map(str, group)), *cells))
+    return Table(title, (" · ".join(keys), *columns), tuple(body))
+
+
+def adjusted(preset: Preset, changes: Mapping[str, Any], options: Mapping[str, Any]) -> Preset:
+    """The preset with other tasks, seeds, …, and with options set by hand, as ``--set`` gives them.
+
+    Raises:
+        UsageError: naming every fault.
+    """
+    faults = Faults()
+    own = set(CommonOptions.__dataclass_fields__) - {"cache", "threads"}
+    known = LocalizationOptions.__dataclass_fields__
+    compared = {name for grid in preset.arms.values() for choice in grid for name in choice}
+    for name in options:
+        if name not in known and name not in own:
+            faults.add(str(UnknownNameError("option", name, [*known, *own])))
+        if name in compared:
+            faults.add(f"{name} is what this experiment compares. Leave --set {name} out.")
+    for kind in ("shots", "sparsities", "tasks"):
+        faults.check_distinct(kind.removesuffix("s") if kind == "tasks" else kind, changes.get(kind, ()))
+    for shots in changes.get("shots", preset.shots):
+        faults.check_common(shots, None, changes.get("seeds", preset.seeds))
+    for sparsity in changes.get("sparsities", ()):
+        if not 0 < sparsity <= 1:
+            faults.add(f"--sparsity must be above 0 and at most 1, got {sparsity}.")
+    mine = faults.attempt(build, CommonOptions, {k: v for k, v in options.items() if k in own}, "the experiment")
+    fixed = {name: value for name, value in options.items() if name in known}
+    faults.attempt(build, LocalizationOptions, {**preset.options, **fixed}, "the experiment")
+    faults.report()
+    given = {name: getattr(mine, name) for name in own if name in options}
+    return replace(preset, **changes, **given, fixed={**preset.fixed, **fixed})

@@ -1,0 +1,498 @@
+"""Experiments as a user meets them: units, results.json, claims, tables, figures, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import SIZES
+
+from forgetfree import cli, registry
+from forgetfree.benchmarks.paper.ood import matched
+from forgetfree.errors import UsageError
+from forgetfree.experiments import (
+    Laboratory,
+    adjusted,
+    load_experiment,
+    load_experiment_results,
+    outcome,
+    pivot,
+    rows_of,
+)
+from forgetfree.localization import LocalizationOptions
+from forgetfree.metrics import Predictions
+from forgetfree.models.state import StateStore
+from forgetfree.monitor import Monitor
+from forgetfree.options import build
+from forgetfree.reports import render_page
+from forgetfree.single_task import SingleTask
+
+QUICK = ["--shots", "4", "--readout", "linear"]
+QUICK += [part for setting in ("steps=2", "mask_steps=1", "mask_batch_size=8") for part in ("--set", setting)]
+#: Which of the tiny tasks an experiment is tried on.
+TASKS = {name: ["sst2"] for name in registry.EXPERIMENTS} | {"ood": ["qnli"], "continual": ["qnli", "ag_news", "sst2"]}
+
+
+@pytest.fixture(scope="module")
+def data(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny tasks, with mnli and snli: qnli's rows with a third label."""
+    root = tmp_path_factory.mktemp("data") / "tasks"
+    shutil.copytree(data_directory, root)
+    for name in ("mnli", "snli"):
+        shutil.copytree(data_directory / "qnli", root / name)
+        (root / name / "source.json").unlink()
+        for split in ("train", "validation", "test"):
+            file = root / name / f"{split}.jsonl"
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            file.write_text("".join(json.dumps(row | {"label": i % 3}) + "\n" for i, row in enumerate(rows)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def measured(data: Path, model_directory, tmp_path_factory: pytest.TempPathFactory):
+    """The directory of an experiment that was run once, by name."""
+    root, done = tmp_path_factory.mktemp("experiments"), {}
+
+    def run(name: str) -> Path:
+        if name not in done:
+            done[name] = root / name
+            assert cli.main(arguments(name, data, model_directory("bert"), root / name)) == 0
+        return done[name]
+
+    return run
+
+
+def arguments(name: str, data: Path, model: Path, out: Path, *more: str) -> list[str]:
+    tasks = [part for task in TASKS[name] for part in ("--task", task)]
+    fixed = ["--data", str(data), "--model", str(model), "--seed", "0", "--seed", "1", "--out", str(out)]
+    several = "sparsities" not in load_experiment(name).single
+    sparsities = ["--sparsity", "0.1", *(["--sparsity", "0.02"] if several else [])]
+    return ["experiment", name, *fixed, *tasks, *sparsities, *QUICK, *more]
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "results.json").read_text())
+
+
+def without_times(results: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in results.items() if key != "seconds"}
+
+
+# -- Every experiment ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.EXPERIMENTS)
+def test_an_experiment_writes_results_report_and_figure(name: str, measured, capsys: pytest.CaptureFixture) -> None:
+    out = measured(name)
+    results = results_of(out)
+    assert (results["schema"], results["experiment"], results["preset"]) == (1, name, "small")
+    assert results["complete"] is True and results["skipped"] == {}
+    rows = rows_of(results)
+    assert {row["seed"] for row in rows} == {0, 1}
+    for key in ("score", "ece", "agreement", "share"):
+        assert all(0 <= row[key] <= 1 for row in rows if key in row)
+    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (out / f"{name}.svg").read_text()
+    page = outcome(load_experiment_results(out))
+    assert (out / "report.md").read_text() == render_page(page, "markdown")
+    assert page.tables[0].title == "What the paper claims"
+    assert results["claims"] and all(claim["text"] and claim["ours"] for claim in results["claims"])
+    capsys.readouterr()
+    assert cli.main(["report", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert all(table.title in printed for table in page.tables)
+
+
+@pytest.mark.parametrize("name", registry.EXPERIMENTS)
+@pytest.mark.parametrize("preset", ["small", "paper"])
+def test_the_presets_hold_options_that_there_are(name: str, preset: str) -> None:
+    setting = load_experiment(name).presets[preset]
+    for choice in setting.grid:
+        build(LocalizationOptions, {"sparsity": setting.sparsity, **setting.options, **choice}, "the experiment")
+    assert load_experiment(name).units(setting)
+    if preset == "paper":
+        assert (setting.model, setting.readout, len(setting.seeds)) == ("roberta-base", "prompt", 5)
+        assert 4096 in setting.shots and setting.test_limit is None
+
+
+def test_the_same_seed_gives_the_same_results_and_the_same_figure(
+    measured, data, model_directory, tmp_path: Path
+) -> None:
+    """But for seconds; and though this time all models are trained anew, not taken from the cache."""
+    again = tmp_path / "again"
+    assert (
+        cli.main(arguments("calibration", data, model_directory("bert"), again, "--cache", str(tmp_path / "cache")))
+        == 0
+    )
+    first = measured("calibration")
+    assert without_times(results_of(again)) == without_times(results_of(first))
+    for suffix in ("png", "svg"):
+        file = f"calibration.{suffix}"
+        assert (again / file).read_bytes() == (first / file).read_bytes()
+
+
+def test_fine_tuned_models_are_made_once_and_shared(data, model_directory, tmp_path: Path) -> None:
+    cache, model = tmp_path / "cache", model_directory("bert")
+    assert cli.main(arguments("calibration", data, model, tmp_path / "one", "--cache", str(cache))) == 0
+    made = {file.name: file.stat().st_mtime_ns for file in cache.iterdir()}
+    assert sorted(Path(name).suffix for name in made) == [".json"] * 4 + [".safetensors"] * 2  # of two seeds the better
+    assert cli.main(arguments("where", data, model, tmp_path / "two", "--cache", str(cache))) == 0
+    assert {file.name: file.stat().st_mtime_ns for file in cache.iterdir()} == made
+
+
+# -- What is measured ------------------------------------------------------------------------------------
+
+
+def test_a_graft_of_everything_is_the_fine_tuned_model(data, model_directory, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    more = ["--sparsity", "1.0", "--set", "base=movement", "--set", "mask_steps=0"]
+    assert cli.main(arguments("localization", data, model_directory("bert"), out, *more)) == 0
+    for row in rows_of(results_of(out)):
+        if row["model"] == "grafted" and row["sparsity"] == 1.0:
+            assert row["agreement"] == 1.0
+
+
+def test_the_shares_of_a_region_add_up(measured) -> None:
+    rows = rows_of(results_of(measured("where")))
+    for seed in (0, 1):
+        for by in ("layer", "kind"):
+            those = [row for row in rows if row["seed"] == seed and row["by"] == by]
+            assert sum(row["share"] for row in those) == pytest.approx(1)
+            assert sum(row["of_model"] for row in those) == pytest.approx(1)
+
+
+def test_wise_starts_at_the_same_model(measured) -> None:
+    """At α = 0 both curves are θ_pre under the fine-tuned readout."""
+    rows = rows_of(results_of(measured("ood")))
+    starts = [(r["seed"], r["target"], r["score"], r["ece"]) for r in rows if r["alpha"] == 0.0]
+    assert len(starts) == 2 * len(set(starts)) == 12
+    assert {row["target"] for row in rows} == {"qnli", "mnli", "snli"}
+
+
+def test_labels_of_targets_are_matched_by_name() -> None:
+    three = ("entailment", "neutral", "contradiction")
+    assert matched(three, ("entailment", "not_entailment"), "mnli") == [0, 1, 1]
+    assert matched(three, ("not_entailment", "entailment"), "mnli") == [1, 0, 0]
+    assert matched(("Positive", "negative"), ("negative", "positive"), "imdb") == [1, 0]
+    with pytest.raises(UsageError, match=r"labels of 'boolq' \(false, true\) are not those of the source"):
+        matched(("false", "true"), ("negative", "positive"), "boolq")
+
+
+def test_a_missing_target_is_named_and_the_others_are_measured(data, model_directory, tmp_path: Path) -> None:
+    less, out = tmp_path / "less", tmp_path / "out"
+    shutil.copytree(data, less)
+    shutil.rmtree(less / "snli")
+    assert cli.main(arguments("ood", less, model_directory("bert"), out)) == 0
+    assert {row["target"] for row in rows_of(results_of(out))} == {"qnli", "mnli"}
+    assert "no data at hand for: snli" in (out / "report.md").read_text()
+
+
+def test_the_reliability_diagram_is_that_of_the_answers(measured) -> None:
+    """Accuracy and calibration can be computed from the bins alone: coarser bins, so an ECE no larger."""
+    for row in rows_of(results_of(measured("calibration"))):
+        counts, right, confidence = (np.array(row[key]) for key in ("counts", "right", "confidence"))
+        assert counts.sum() == SIZES["test"]
+        assert right.sum() / counts.sum() == pytest.approx(row["score"])
+        assert (
+            abs(right.sum() - confidence.sum()) / counts.sum() <= row["ece"] + 1e-4
+        )  # the bins' gaps may cancel, not add
+
+
+def test_a_grid_is_decided_on_validation_rows(data, model_directory, tmp_path: Path, monkeypatch) -> None:
+    """Whatever the test rows say; only the best model is kept, and what is known is not trained again."""
+    changes = {"model": str(model_directory("bert")), "tasks": ("sst2",), "shots": (4,)}
+    changes["grid"] = ({"learning_rate": 1e-9}, {"learning_rate": 0.3}, {"learning_rate": 1e-8})
+    preset = adjusted(load_experiment("where").presets["small"], changes, {"steps": "8", "max_gradient_norm": "none"})
+    lab = Laboratory(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+    unit, asked = {"task": "sst2", "shots": 4, "seed": 0}, []
+    answers_of = SingleTask.answers
+
+    def answers(self: SingleTask, state: Any, rows: Any = None, options: Any = None) -> Any:
+        if rows is not None:  # validation rows are given, test rows are the default
+            asked.append(options.learning_rate)
+            wins = options.learning_rate == 1e-8
+            labels = rows.labels.numpy()
+            return Predictions(np.eye(2)[labels if wins else 1 - labels], labels)
+        return answers_of(self, state, rows, options)
+
+    monkeypatch.setattr(SingleTask, "answers", answers)
+    assert lab.trial(unit).options.learning_rate == 1e-8
+    assert asked == [1e-9, 0.3, 1e-8]
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    made = StateStore.put
+    monkeypatch.setattr(StateStore, "put", lambda *arguments: pytest.fail("trained again"))
+    assert lab.trial(unit).options.learning_rate == 1e-8
+    assert asked == [1e-9, 0.3, 1e-8]
+    monkeypatch.setattr(StateStore, "put", made)
+
+
+@pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])
+def test_prompts_run_and_share_fine_tuned_models(kind, readout, data, model_directory, tmp_path: Path) -> None:
+    for name in ("where", "calibration"):  # the second takes the first's models from their files
+        more = ["--readout", readout, "--cache", str(tmp_path / "cache")]
+        assert cli.main(arguments(name, data, model_directory(kind), tmp_path / name, *more)) == 0
+
+
+def test_options_set_by_hand_reach_every_experiment(measured) -> None:
+    """The stream of `continual` too: two updates a task, as --set says, and not the preset's two hundred."""
+    results = results_of(measured("continual"))
+    assert results["setting"]["fixed"]["steps"] == "2"
+    assert {row["steps"] for row in rows_of(results)} == {2}
+
+
+def test_labels_with_fewer_rows_give_all_they_have(data, model_directory, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert cli.main(arguments("localization", data, model_directory("bert"), out, "--shots", "4000")) == 0
+    rows = rows_of(results_of(out))
+    train = len((data / "sst2" / "train.jsonl").read_text().splitlines())
+    assert {row["train_rows"] for row in rows if row["shots"] == 4000} == {train}
+    assert {row["train_rows"] for row in rows if row["shots"] == 4} == {8}
+
+
+# -- Claims on rows made by hand -------------------------------------------------------------------------
+
+
+def verdicts(name: str, rows: list[dict[str, Any]]) -> dict[str, bool | None]:
+    return {claim.text: claim.holds for claim in load_experiment(name).claims(rows)}
+
+
+def test_localization_asks_for_95_percent_of_the_fine_tuned_score() -> None:
+    def rows(grafted: float) -> list[dict[str, Any]]:
+        common = {"task": "a", "shots": 64, "seed": 0}
+        return [
+            {**common, "model": "fine-tuned", "sparsity": 1.0, "score": 0.8},
+            {**common, "model": "grafted", "sparsity": 0.01, "score": grafted},
+        ]
+
+    assert list(verdicts("localization", rows(0.77)).values()) == [True]  # 96.25 %
+    assert list(verdicts("localization", rows(0.75)).values()) == [False]  # 93.75 %
+
+
+def test_calibration_asks_for_an_ece_at_least_40_percent_lower() -> None:
+    def rows(ece: float, retrained: float) -> list[dict[str, Any]]:
+        common = {"task": "a", "seed": 0, "score": 0.9, "ece": 0.1}
+        return [
+            {**common, "model": "fine-tuned"},
+            {**common, "model": "grafted", "ece": ece},
+            {**common, "model": "retrained", "score": retrained},
+            {**common, "model": "bitfit"},
+        ]
+
+    assert list(verdicts("calibration", rows(0.055, 0.91)).values()) == [True, True]  # 45 % lower
+    assert list(verdicts("calibration", rows(0.07, 0.85)).values()) == [False, False]  # 30 % lower
+
+
+def test_optimizers_compares_shares_kept() -> None:
+    def rows(adamw: float, l1: float) -> list[dict[str, Any]]:
+        kept = {"sgd": 0.9, "adamw": adamw, "adamw + ℓ1": l1}
+        return [
+            {"task": "a", "seed": 0, "optimizer": name, "model": model, "sparsity": sparsity, "score": score}
+            for name, share in kept.items()
+            for model, sparsity, score in (("fine-tuned", 1.0, 0.8), ("grafted", 0.01, 0.8 * share))
+        ]
+
+    assert list(verdicts("optimizers", rows(0.6, 0.95)).values()) == [True, True]
+    assert list(verdicts("optimizers", rows(0.95, 0.9)).values()) == [False, False]
+
+
+def test_sparsity_curve_tells_learned_from_moved_and_random() -> None:
+    def rows(moved: float, random: float) -> list[dict[str, Any]]:
+        scores = {"none": 0.5, "fine-tuned": 0.9, "learned": 0.85, "movement": moved, "random": random}
+        sparsity = {"none": 0.0, "fine-tuned": 1.0}
+        return [
+            {"task": "a", "seed": 0, "region": name, "sparsity": sparsity.get(name, 0.01), "score": score}
+            for name, score in scores.items()
+        ]
+
+    assert list(verdicts("sparsity-curve", rows(0.6, 0.55)).values()) == [True, True]
+    assert list(verdicts("sparsity-curve", rows(0.84, 0.7)).values()) == [False, False]
+
+
+def test_ood_compares_whole_models_by_target() -> None:
+    def rows(grafted: float) -> list[dict[str, Any]]:
+        return [
+            {"task": "a", "seed": 0, "target": target, "model": model, "alpha": alpha, "score": score}
+            for target in ("a", "b")
+            for model, score in (("fine-tuned", 0.7), ("grafted", grafted))
+            for alpha in (0.0, 1.0)
+        ]
+
+    assert list(verdicts("ood", rows(0.71)).values()) == [True]
+    assert list(verdicts("ood", rows(0.69)).values()) == [False]
+
+
+def test_what_fails_asks_whether_biases_and_tickets_fail() -> None:
+    def rows(bias: float, pruned: float) -> list[dict[str, Any]]:
+        scores = {
+            "fine-tuned": 0.9,
+            "no graft": 0.5,
+            "grafted": 0.85,
+            "biases": bias,
+            "pruned to the graft's region": pruned,
+            "pruned": pruned,
+        }
+        return [
+            {"task": "a", "seed": 0, "model": name, "sparsity": 0.1, "score": score} for name, score in scores.items()
+        ]
+
+    assert list(verdicts("what-fails", rows(0.6, 0.5)).values()) == [True, True, True]
+    assert list(verdicts("what-fails", rows(0.84, 0.61)).values()) == [False, False, False]
+
+
+def test_continual_sets_the_papers_numbers_beside_ours() -> None:
+    rows = [
+        {"task": task, "seed": 0, "strategy": name, "score": score, "learned": score, "ece": 0.1}
+        for name, score in (("fine-tune", 0.8), ("continual-ft", 0.6), ("grafting-continual", 0.79))
+        for task in ("qnli", "ag_news", "sst2")
+    ]
+    claims = load_experiment("continual").claims(rows)
+    assert [claim.holds for claim in claims] == [True, True, True]
+    assert claims[0].paper == "86.5 against 67.5"
+    assert claims[0].ours == "79.0 against 60.0"
+    rows[-2]["learned"] += 0.01  # one task lost, another gained as much: that is not nothing
+    rows[-1]["learned"] -= 0.01
+    assert [claim.holds for claim in load_experiment("continual").claims(rows)] == [True, True, False]
+    others = [row | {"task": row["task"].upper()} for row in rows]
+    assert load_experiment("continual").claims(others)[0].paper == "— against —"
+
+
+@pytest.mark.parametrize("name", registry.EXPERIMENTS)
+def test_what_was_not_measured_is_not_told(name: str, measured) -> None:
+    """Every verdict rests on numbers: without the rows of one, it is open, and nothing is divided by."""
+    rows = rows_of(results_of(measured(name)))
+    for key, value in (("model", "fine-tuned"), ("region", "fine-tuned"), ("strategy", "fine-tune"), ("by", "kind")):
+        left = [row for row in rows if row.get(key) != value]
+        if len(left) < len(rows):
+            claims = load_experiment(name).claims(left)
+            assert all("nan" not in claim.ours for claim in claims)
+            assert name in ("sparsity-curve", "what-fails", "where") or any(claim.holds is None for claim in claims)
+    for row in rows:
+        row |= {"score": 0.0, "ece": 0.0}
+    load_experiment(name).claims(rows)
+
+
+def test_where_weighs_kinds_and_layers() -> None:
+    def rows(value: float, middle: float) -> list[dict[str, Any]]:
+        kinds = {"query weight": (1 - value, 0.6), "value weight": (value, 0.4)}
+        layers = {"0": ((1 - middle) / 2, 1 / 3), "1": (middle, 1 / 3), "2": ((1 - middle) / 2, 1 / 3)}
+        return [
+            {"task": "a", "seed": 0, "by": by, "group": group, "share": share, "of_model": size}
+            for by, groups in (("kind", kinds), ("layer", layers))
+            for group, (share, size) in groups.items()
+        ]
+
+    assert list(verdicts("where", rows(0.7, 0.5)).values()) == [True, True]
+    assert list(verdicts("where", rows(0.3, 0.2)).values()) == [False, False]
+
+
+def test_a_table_is_mean_and_standard_deviation_over_seeds_in_percent() -> None:
+    rows = [{"task": "a", "seed": seed, "model": "m", "score": score} for seed, score in enumerate((0.5, 0.7))]
+    table = pivot("t", rows, "task", {"m": ("score", {"model": "m"}), "n": ("score", {"model": "n"})})
+    assert (table.header, table.rows) == (("task", "m", "n"), (("a", "60.0 (14.1)", "—"),))
+
+
+# -- Long runs, and what goes wrong ----------------------------------------------------------------------
+
+
+def test_an_interrupted_experiment_goes_on_where_it_was(
+    measured, data, model_directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from forgetfree.benchmarks.paper.where import Where
+
+    out, model, measure, calls = tmp_path / "out", model_directory("bert"), Where.measure, []
+
+    def interrupted(self: Where, lab: Laboratory, unit: dict[str, Any]) -> Any:
+        calls.append(unit["seed"])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(self, lab, unit)
+
+    monkeypatch.setattr(Where, "measure", interrupted)
+    assert cli.main(arguments("where", data, model, out)) == 1
+    assert "--resume" in capsys.readouterr().err
+    assert results_of(out)["complete"] is False
+    assert cli.main(arguments("where", data, model, out)) == 2  # not without being told
+    assert "--resume" in capsys.readouterr().err
+    assert cli.main(arguments("where", data, model, out, "--resume")) == 0
+    assert calls == [0, 1, 1]
+    assert without_times(results_of(out)) == without_times(results_of(measured("where")))
+    assert cli.main([*arguments("where", data, model, out, "--resume"), "--set", "steps=3"]) == 2
+    assert "setting differ" in capsys.readouterr().err
+    other = tmp_path / "other"
+    shutil.copytree(data, other)
+    (other / "sst2" / "test.jsonl").write_text((data / "sst2" / "validation.jsonl").read_text())
+    assert cli.main(arguments("where", other, model, out, "--resume")) == 2
+    assert "data differ" in capsys.readouterr().err
+    assert cli.main(arguments("where", data, model_directory("roberta"), out, "--resume")) == 2
+    assert "model differ" in capsys.readouterr().err
+
+
+def test_tasks_without_data_are_left_out_and_named(data, model_directory, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert cli.main(arguments("where", data, model_directory("bert"), out, "--task", "trec")) == 0
+    results = results_of(out)
+    assert list(results["skipped"]) == ["trec"]
+    assert {row["task"] for row in rows_of(results)} == {"sst2"}
+    assert "no data at hand for: trec" in (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--set", "stepz=3"], "Unknown option 'stepz'. Did you mean 'steps'?"),
+        (["--seed", "0"], "names the same seed twice"),
+        (["--sparsity", "0.2"], "where looks at one of sparsities, got 0.1, 0.2"),
+        (["--task", "sst22"], "Unknown task 'sst22'"),
+        (["--set", "threads=none_at_all"], "threads must be"),
+        (["--set", "steps=many"], "steps must be"),
+        (["--sparsity", "2"], "--sparsity must be above 0 and at most 1"),
+        (["--shots", "0"], "--shots must be at least 1, got 0"),
+        (["--seed", "-1"], "--seed must be 0 or more"),
+        (["--set", "test_limit=0"], "test_limit must be at least 1"),
+        (["--data", "/nowhere"], "/nowhere"),
+        (["--model", "nothing"], "Unknown model 'nothing'"),
+    ],
+)
+def test_wrong_usage_is_one_paragraph(
+    more: list[str], message: str, data, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    code = cli.main(arguments("where", data, model_directory("bert"), tmp_path / "out", *more))
+    assert code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("forgetfree: error: ") and message in error
+
+
+def test_what_is_compared_cannot_be_set(data, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    more = ["--set", "optimizer=adamw"]
+    assert cli.main(arguments("optimizers", data, model_directory("bert"), tmp_path / "out", *more)) == 2
+    assert "optimizer is what this experiment compares" in capsys.readouterr().err
+
+
+def test_resuming_needs_to_know_where(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["experiment", "where", "--resume"]) == 2
+    assert "--resume needs --out DIR" in capsys.readouterr().err
+
+
+def test_an_unknown_experiment_is_named_with_the_known(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["experiment", "calibrations"]) == 2
+    assert "Did you mean 'calibration'?" in capsys.readouterr().err
+
+
+def test_results_of_another_kind_are_refused(tmp_path: Path, measured, capsys: pytest.CaptureFixture) -> None:
+    other = tmp_path / "results.json"
+    other.write_text("{}")
+    assert cli.main(["report", str(measured("where")), str(other)]) == 2
+    assert "Results of experiment and run have no table in common" in capsys.readouterr().err
+    other.write_text('{"experiment": "where", "schema": 2}')
+    assert cli.main(["report", str(other)]) == 1
+    assert "holds no results of an experiment" in capsys.readouterr().err
+
+
+def test_experiments_are_listed(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["list", "experiments"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in registry.EXPERIMENTS)
