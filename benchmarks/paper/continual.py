@@ -57,6 +57,7 @@ class Continual(Experiment):
             shots=(512,),
             sparsities=(1e-3,),
             options={"steps": 200, "precision": "bf16"},
+            grid=({},),
             test_limit=400,
         ),
         "paper": replace(PAPER, tasks=STREAM, options={**PAPER.options, "learning_rate": 5e-3}, grid=({},)),

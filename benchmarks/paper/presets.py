@@ -12,8 +12,8 @@ SGD = {
     "momentum": 0.9,
     "max_gradient_norm": 1.0,
 }
-#: What SGD does not learn in hundreds of steps AdamW may, and ℓ1 makes its moves sparse (§3.3).
-ADAMW = {"optimizer": "adamw", "learning_rate": 1e-4, "readout_learning_rate": 1e-3}
+#: AdamW moves everything by little, ℓ1 makes its moves few (§3.3): S needs a higher rate to tell them apart.
+ADAMW = {"optimizer": "adamw", "learning_rate": 1e-4, "readout_learning_rate": 1e-3, "mask_learning_rate": 1e10}
 ADAMW_L1 = {**ADAMW, "l1": 1e-4}
 
 #: The embedded model and half an hour on two cores.
@@ -35,7 +35,7 @@ SMALL = Preset(
         "mask_evaluations": 2,
         "validation_rows": 256,
     },
-    grid=(SGD, ADAMW_L1),
+    grid=(SGD,),
     test_limit=400,
 )
 

@@ -38,7 +38,7 @@ class Where(Experiment):
     single: ClassVar = ("shots", "sparsities")
     question: ClassVar[str] = "In which layers, and in which kinds of parameters, do the regions lie?"
     presets: ClassVar = {
-        "small": replace(SMALL, tasks=("sst2", "mpqa", "ag_news", "qnli"), sparsities=(1e-3,)),
+        "small": replace(SMALL, sparsities=(1e-3,)),
         "paper": PAPER,
     }
 
