@@ -44,7 +44,7 @@ class Calibration(Experiment):
         "Are grafts better calibrated than the fine-tuned model, and as good as training the region anew?"
     )
     presets: ClassVar = {
-        "small": replace(SMALL, sparsities=(1e-2,)),
+        "small": replace(SMALL, sparsities=(1e-3,)),
         "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp")),
     }
 

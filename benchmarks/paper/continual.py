@@ -55,6 +55,7 @@ class Continual(Experiment):
             SMALL,
             tasks=STREAM,
             shots=(512,),
+            seeds=(0,),
             sparsities=(1e-3,),
             options={"steps": 200, "precision": "bf16"},
             grid=({},),

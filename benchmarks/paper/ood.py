@@ -49,7 +49,9 @@ class OutOfDistribution(Experiment):
     question: ClassVar[str] = "Does a graft answer data of another source better than the fine-tuned model?"
     presets: ClassVar = {
         # QNLI needs AdamW to be learned in so few steps.
-        "small": replace(SMALL, tasks=tuple(TARGETS), sparsities=(1e-2,), test_limit=200, grid=(SGD, ADAMW_L1)),
+        "small": replace(
+            SMALL, tasks=tuple(TARGETS), sparsities=(1e-3,), seeds=(0,), test_limit=200, grid=(SGD, ADAMW_L1)
+        ),
         "paper": replace(PAPER, tasks=tuple(TARGETS)),
     }
 
