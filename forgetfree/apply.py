@@ -220,6 +220,9 @@ def _save(directory: Path, network: Any, tensors: Mapping[str, Tensor], tokenize
     with quiet(transformers):
         network.save_pretrained(directory, state_dict=dict(tensors))
         tokenizer.save_pretrained(directory)
+    mode = (directory / "config.json").stat().st_mode
+    for file in directory.iterdir():  # else weights are for their owner alone
+        file.chmod(mode)
 
 
 def _verify(directory: Path, network: Any) -> None:

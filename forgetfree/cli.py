@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__, registry
-from forgetfree.errors import ForgetfreeError, LedgerError, RunError, UsageError
+from forgetfree.errors import ForgetfreeError, LedgerError, ReportError, RunError, UsageError
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
@@ -332,6 +332,9 @@ def _report(options: argparse.Namespace) -> int:
     from forgetfree.reports import load_results, merge, render, what_wrote
 
     paths = [Path(directory) for directory in options.directories]
+    for path in paths:
+        if not path.exists():
+            raise ReportError(f"{path} does not exist. Give what forgetfree run, graft or experiment wrote.")
     wrote = {what_wrote(path) for path in paths}
     if len(wrote) > 1:
         raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
@@ -604,7 +607,7 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", parents=[common], help="tables over runs")
     report.set_defaults(command=_report)
-    report.add_argument("directories", nargs="+", metavar="DIR")
+    report.add_argument("directories", nargs="+", metavar="DIR", help="what run, graft or experiment wrote")
     report.add_argument("--draw", metavar="DIR", help="of experiments: also draw their figures into DIR")
     report.add_argument("--format", default="rich", choices=("rich", "markdown", "json", "html", "latex"))
 
@@ -633,7 +636,7 @@ def _parser() -> argparse.ArgumentParser:
         "experiment", parents=[common], help="repeat an experiment of the paper: see 'forgetfree list experiments'"
     )
     experiment.set_defaults(command=_experiment)
-    experiment.add_argument("name", metavar="NAME")
+    experiment.add_argument("name", metavar="NAME", help="of 'forgetfree list experiments'")
     experiment.add_argument(
         "--preset", default="small", choices=("small", "paper"), help="small (default): two cores; paper: a GPU"
     )

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from forgetfree import registry
-from forgetfree.data.sampling import evenly
+from forgetfree import __version__, registry
+from forgetfree.data.sampling import representative
 from forgetfree.data.sources import TaskRows, load_task
 from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import DataError, ReportError, RunError, UnknownNameError, UsageError
@@ -196,7 +196,8 @@ class Laboratory:
         if note.is_file():
             score: float = json.loads(note.read_text(encoding="utf-8"))["validation_score"]
             return score
-        rows = bench.task.validation.subset(evenly(len(bench.task.validation), options.validation_rows))
+        held_out = bench.task.validation
+        rows = held_out.subset(representative(held_out.labels.tolist(), options.validation_rows))
         score = bench.answers(bench.fine_tuned(options), rows, options).score(bench.task.definition.metric)
         write_json(note, {"validation_score": score})
         return score
@@ -324,6 +325,10 @@ def run_experiment(
             )
     begin = time.perf_counter()
     held = make_directory(out)
+    if resume and "results.json" not in held:
+        raise UsageError(
+            f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
+        )
     if not resume:
         refuse_held(out, held, "Give another directory, or --resume to go on with what it holds.")
     lab = Laboratory(preset, data, device, StateStore(cache), cache, monitor)
@@ -369,7 +374,7 @@ def _described(
         "model": load_model(lab.preset.model, lab.preset.readout).fingerprint,
         "data": {task: lab.rows(task).fingerprint() for task in there},
         "skipped": dict(skipped),
-        "versions": {key: version(key) for key in ("forgetfree", "torch", "transformers")},
+        "versions": {"forgetfree": __version__, **{key: version(key) for key in ("torch", "transformers")}},
         "device": lab.device,
         "complete": False,
         "units": [],

@@ -25,6 +25,7 @@ LOOK: dict[str, tuple[str, str]] = {
     "bitfit": ("#CC79A7", "v"),
     "biases": ("#CC79A7", "v"),
     "pre-trained": ("#56B4E9", "P"),
+    "readout alone": ("#56B4E9", "P"),
     "pruned": ("#D55E00", "X"),
     "sgd": ("#0072B2", "o"),
     "adamw": ("#D55E00", "X"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from forgetfree.errors import UnknownNameError
+from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import build
 from forgetfree.run_config import CommonOptions, Faults, absolute, recipe_of
 
@@ -123,5 +123,7 @@ def _check_setting(key: str, known: set[str]) -> None:
 def _check_base_file(path: Path) -> None:
     from forgetfree.grafting import BaseKind
 
-    if not path.is_file():
+    if path.suffix == ".safetensors" and not path.exists():
+        raise UsageError(f"--base {str(path)!r} does not exist. Give the file of a graft, or a kind of base region.")
+    if not path.exists():
         raise UnknownNameError("--base", str(path), get_args(BaseKind), "The file of a graft also serves.")

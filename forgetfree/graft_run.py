@@ -21,6 +21,7 @@ from forgetfree.environment import environment, find_device, make_directory, ref
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.graft_config import CheckedGraft, GraftConfig
+from forgetfree.graft_file import find_graft
 from forgetfree.graft_report import lay_out_graft
 from forgetfree.grafting import Graft, budget, most_moved
 from forgetfree.localization import LocalizationOptions, check_localization
@@ -211,7 +212,7 @@ def _load_base(config: GraftConfig, bench: SingleTask) -> Graft | None:
     """
     if config.base_file is None:
         return None
-    graft = Graft.load(config.base_file)
+    graft = Graft.load(find_graft(config.base_file))
     assert graft.space is not None  # of every file
     space = body_space(bench.model.backbone, bench.space)
     if graft.space.layout_hash != space.layout_hash:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forgetfree.data.encoding import Batch
 from forgetfree.data.examples import Examples
-from forgetfree.data.sampling import evenly, micro_batches, plan_batches
+from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.data.stream_task import StreamTask
 from forgetfree.errors import OptionError
 from forgetfree.fisher import diagonal_fisher
@@ -110,7 +110,7 @@ def choose_base(
     if kind == "bias":
         return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
     if kind == "fisher":
-        read = rows.subset(evenly(len(rows), fisher_rows))
+        read = rows.subset(representative(rows.labels.tolist(), fisher_rows))
         return top(diagonal_fisher(model, model.space(), read), count, theta_ft != theta_pre)
     return base_region(kind, theta_pre, theta_ft, count, seed)
 
@@ -150,7 +150,7 @@ def localize(
     space = model.space()
     device = next(model.parameters()).device
     theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
-    validation = task.validation.subset(evenly(len(task.validation), options.validation_rows))
+    validation = task.validation.subset(representative(task.validation.labels.tolist(), options.validation_rows))
 
     def score() -> float:
         logits = predict(model, validation, batch_size=options.evaluation_batch_size, precision=options.precision)

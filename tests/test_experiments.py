@@ -261,15 +261,17 @@ def verdicts(name: str, rows: list[dict[str, Any]]) -> dict[str, bool | None]:
 
 
 def test_localization_asks_for_95_percent_of_the_fine_tuned_score() -> None:
-    def rows(grafted: float) -> list[dict[str, Any]]:
+    def rows(grafted: float, before: float = 0.5) -> list[dict[str, Any]]:
         common = {"task": "a", "shots": 64, "seed": 0}
         return [
+            {**common, "model": "pre-trained", "sparsity": 0.0, "score": before},
             {**common, "model": "fine-tuned", "sparsity": 1.0, "score": 0.8},
             {**common, "model": "grafted", "sparsity": 0.01, "score": grafted},
         ]
 
     assert list(verdicts("localization", rows(0.77)).values()) == [True]  # 96.25 %
     assert list(verdicts("localization", rows(0.75)).values()) == [False]  # 93.75 %
+    assert list(verdicts("localization", rows(0.8, before=0.76)).values()) == [None]  # nothing was learned
 
 
 def test_calibration_asks_for_an_ece_at_least_40_percent_lower() -> None:

@@ -92,13 +92,13 @@ class Calibration(Experiment):
                 Claim(
                     f"{task}: the graft's ECE is at least 40 % lower",
                     "40 to 90",
-                    f"{shown(fall)} ({shown(ece['fine-tuned'])} → {shown(ece['grafted'])})",
+                    f"{shown(ece['fine-tuned'])} → {shown(ece['grafted'])}",
                     verdict(fall >= 0.4, fall),
                 ),
                 Claim(
                     f"{task}: training the region anew is as good as the graft (within half a point), or better",
                     "—",
-                    f"{shown(score['retrained'])} against {shown(score['grafted'])}",
+                    f"re-trained {shown(score['retrained'])}, graft {shown(score['grafted'])}",
                     verdict(score["retrained"] >= score["grafted"] - 0.005, score["retrained"], score["grafted"]),
                 ),
             ]
@@ -106,7 +106,7 @@ class Calibration(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """Reliability diagrams above, histograms of confidence below; all tasks and seeds together."""
-        figure, axes = panels(MODELS, rows=2, width=2.4, height=2.3)
+        figure, axes = panels(("fine-tuned", "graft", "region re-trained", "BitFit"), rows=2, width=2.4, height=2.3)
         edges = np.linspace(0, 1, len(rows[0]["counts"]) + 1)
         centres = (edges[1:] + edges[:-1]) / 2
         for name, above, below in zip(MODELS, *axes, strict=True):
@@ -115,13 +115,17 @@ class Calibration(Experiment):
             above.plot([0, 1], [0, 1], color="black", ls=":", lw=1)
             above.bar(centres[held], (right[held] / counts[held]), width=0.09, color=look(name)["color"], alpha=0.6)
             above.plot(
-                confidence[held] / counts[held], right[held] / counts[held], color=look(name)["color"], marker="o"
+                confidence[held] / counts[held],
+                right[held] / counts[held],
+                color=look(name)["color"],
+                marker="o",
+                clip_on=False,
             )
             below.bar(centres, 100 * counts / counts.sum(), width=0.09, color=look(name)["color"], alpha=0.6)
             above.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1))
             below.set(xlim=(0, 1), xticks=(0, 0.5, 1), xlabel="confidence")
-        axes[0][0].set_ylabel("accuracy")
-        axes[1][0].set_ylabel("share of examples (%)")
+        axes[0][0].set_ylabel("accuracy, all tasks and seeds")
+        axes[1][0].set_ylabel("share of all examples (%)")
         return figure
 
 

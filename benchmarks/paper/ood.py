@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import ADAMW_L1, PAPER, SGD, SMALL
 from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.sampling import evenly
+from forgetfree.data.sampling import representative
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.experiments import (
     Claim,
@@ -94,7 +94,7 @@ class OutOfDistribution(Experiment):
         """Test rows of another task, read as the source's, labels matched by name."""
         target = lab.rows(name)
         new = matched(target.task.labels, trial.bench.task.definition.labels, name)
-        test = target.test.take(evenly(len(target.test), lab.preset.test_limit))
+        test = target.test.take(representative(target.test.labels, lab.preset.test_limit))
         return trial.bench.encode(replace(test, labels=tuple(new[label] for label in test.labels)))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:

@@ -38,7 +38,10 @@ class Optimizers(Experiment):
     question: ClassVar[str] = "Does the optimiser of fine-tuning decide whether a tiny graft is enough?"
     presets: ClassVar = {
         "small": replace(
-            SMALL, tasks=("sst2", "mpqa"), arms=dict(zip(OPTIMIZERS, ((SGD,), (ADAMW,), (ADAMW_L1,)), strict=True))
+            SMALL,
+            tasks=("sst2", "mpqa"),
+            seeds=(0,),
+            arms=dict(zip(OPTIMIZERS, ((SGD,), (ADAMW,), (ADAMW_L1,)), strict=True)),
         ),
         "paper": replace(
             PAPER,

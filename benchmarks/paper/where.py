@@ -65,7 +65,7 @@ class Where(Experiment):
                 "group",
                 {
                     **{task: ("share", {"task": task}) for task in distinct(rows, "task")},
-                    "share of all parameters": ("of_model", {"task": rows[0]["task"], "seed": rows[0]["seed"]}),
+                    "share of all graftable": ("of_model", {"task": rows[0]["task"], "seed": rows[0]["seed"]}),
                 },
             )
             for by in BY
@@ -88,7 +88,7 @@ class Where(Experiment):
             Claim(
                 "value, first feed-forward layer and LayerNorm hold most of the region, and more than their size",
                 "—",
-                f"{shown(held)} of the region, {shown(size)} of the parameters",
+                f"{shown(held)} of the region, {shown(size)} of all graftable entries",
                 verdict(held > 0.5 and held > size, held, size),
             ),
             Claim(
@@ -118,7 +118,7 @@ class Where(Experiment):
             for task, mark in zip(distinct(rows, "task"), marks(), strict=False):  # marks never end
                 draw([100 * mean(those, "share", task=task, group=group) for group in groups], task, **mark)
             sizes = [100 * mean(those, "of_model", group=group) for group in groups]
-            draw(sizes, "all parameters", color="black", marker="|", markersize=9)
+            draw(sizes, "all graftable", color="black", marker="|", markersize=9)
             if by == "layer":
                 ax.set_xticks(places, groups)
                 ax.set(xlabel="layer", ylabel="share of the region (%)")

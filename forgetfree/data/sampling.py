@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 
@@ -67,6 +68,19 @@ def evenly(total: int, count: int | None) -> list[int]:
     if count is None or count >= total:
         return list(range(total))
     return [i * total // count for i in range(count)]
+
+
+def representative(labels: Sequence[int], count: int | None) -> list[int]:
+    """At most ``count`` row numbers that hold the labels in nearly the shares that all rows do.
+
+    They are spread evenly; where the rows are ordered so that this misses labels, evenly within each label.
+    """
+    rows, total = evenly(len(labels), count), Counter(labels)
+    found = Counter(labels[row] for row in rows)
+    if not rows or all(abs(found[label] / len(rows) - n / len(labels)) <= 0.1 for label, n in total.items()):
+        return rows
+    by_label = sorted(range(len(labels)), key=labels.__getitem__)
+    return sorted(by_label[place] for place in evenly(len(labels), count))
 
 
 def micro_batches(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:

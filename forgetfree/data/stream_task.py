@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import Examples
-from forgetfree.data.sampling import evenly, k_shot
+from forgetfree.data.sampling import k_shot, representative
 from forgetfree.data.sources import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel
 from forgetfree.seeds import derive_seed
@@ -94,7 +94,7 @@ def encode_task(
         min(train.labels.count(i) for i in range(len(definition.labels))),
         encode(train),
         encode(rows.validation),
-        encode(rows.test.take(evenly(len(rows.test), test_limit))),
+        encode(rows.test.take(representative(rows.test.labels, test_limit))),
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
     )

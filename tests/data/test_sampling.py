@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forgetfree.data.sampling import by_length, evenly, k_shot, micro_batches, plan_batches
+from forgetfree.data.sampling import by_length, evenly, k_shot, micro_batches, plan_batches, representative
 from forgetfree.data.sources import Rows
 from forgetfree.errors import UsageError
 
@@ -81,6 +81,17 @@ def test_the_last_smaller_batch_of_an_epoch_is_left_out_unless_it_is_all_there_i
 def test_evaluation_batches_hold_every_row_once_shortest_first() -> None:
     batches = by_length([3, 1, 2, 5, 4], 2)
     assert batches == [[1, 2], [0, 4], [3]]
+
+
+def test_rows_in_the_order_of_their_labels_are_picked_from_every_label() -> None:
+    turning = [0, 1, 2] * 10  # an even stride over 30 rows of which 10 are wanted meets one label alone
+    picked = representative(turning, 10)
+    assert sorted(turning[row] for row in picked) == [0] * 4 + [1] * 3 + [2] * 3
+    assert picked == sorted(set(picked))
+    assert representative(turning, None) == representative(turning, 99) == list(range(30))
+    mixed = [0, 1, 1, 0] * 10
+    assert representative(mixed, 8) == evenly(40, 8)
+    assert representative([], 5) == []
 
 
 def test_rows_are_picked_evenly() -> None:
