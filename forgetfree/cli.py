@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,8 @@ def _run(options: argparse.Namespace) -> int:
             print(f"note: {note}", file=sys.stderr)
     _print_recipe(config.model, config.recipe())
     try:
-        results = runner.run(config, resume=options.resume, monitor=lambda title: make_monitor(title, sys.stderr))
+        with _no_empty_directory(Path(config.out)):
+            results = runner.run(config, resume=options.resume, monitor=lambda title: make_monitor(title, sys.stderr))
     except KeyboardInterrupt:
         return _fail(f"Interrupted. {_holdings(Path(config.out))}", 1)
     except (ForgetfreeError, OSError) as error:
@@ -240,6 +242,18 @@ def _holdings(out: Path) -> str:
     return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
 
 
+@contextmanager
+def _no_empty_directory(out: Path) -> Iterator[None]:
+    """What is refused leaves nothing behind: ``out``, if it was made inside and holds nothing, is gone after an error."""
+    there = out.exists()
+    try:
+        yield
+    except BaseException:
+        if not there and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
+        raise
+
+
 def _quiet_libraries() -> None:
     """Third-party warnings and bars would break up the progress display; errors still come through."""
     import logging
@@ -305,17 +319,18 @@ def _experiment(options: argparse.Namespace) -> int:
         _go_offline_if_cut_off()
     print(f"Measuring {options.name} ({experiment.paper}) into {out}; fine-tuned models: {cache}", file=sys.stderr)
     try:
-        results = experiments.run_experiment(
-            options.name,
-            preset,
-            preset_name=options.preset,
-            data=data,
-            device=find_device(options.device or "auto"),
-            out=out,
-            cache=cache,
-            monitor=lambda title: make_monitor(f"{options.name} · {title}", sys.stderr),
-            resume=options.resume,
-        )
+        with _no_empty_directory(out):
+            results = experiments.run_experiment(
+                options.name,
+                preset,
+                preset_name=options.preset,
+                data=data,
+                device=find_device(options.device or "auto"),
+                out=out,
+                cache=cache,
+                monitor=lambda title: make_monitor(f"{options.name} · {title}", sys.stderr),
+                resume=options.resume,
+            )
     except KeyboardInterrupt:
         return _fail(
             f"Interrupted. {out} holds the units that are done; the same command with --resume --out {out} goes on.", 1
@@ -454,7 +469,8 @@ def _graft(options: argparse.Namespace) -> int:
     _print_recipe(config.model, config.recipe())
     out = Path(config.out)
     try:
-        results = run_graft(config, monitor=lambda title: make_monitor(title, sys.stderr))
+        with _no_empty_directory(out):
+            results = run_graft(config, monitor=lambda title: make_monitor(title, sys.stderr))
     except KeyboardInterrupt:
         return _fail(f"Interrupted. {_held_grafts(out)}", 1)
     print(render_page(lay_out_graft(results), "rich"))

@@ -212,6 +212,7 @@ def test_the_model_card_says_what_it_is(made: Callable[..., Made]) -> None:
     assert sorted(path.name for path in own.written.directory.iterdir()) == [
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
+    assert len({path.stat().st_mode for path in own.written.directory.iterdir()}) == 1  # who may read one may read all
 
 
 def test_an_architecture_without_a_token_classifier_gets_its_readout_as_a_file(

@@ -671,3 +671,8 @@ def test_the_default_strategies_share_models_read_by_label_words(
     tiny = Tiny(data_directory, model_directory(kind), tmp_path)
     assert tiny.run(tmp_path / "out", "--readout", readout, stream="qnli,sst2") == 0
     assert len(results_of(tmp_path / "out")["runs"]) == 3
+
+
+def test_a_report_of_what_is_not_there_says_so(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["report", str(finished), str(tmp_path / "typo")]) == 1
+    assert "typo does not exist" in capsys.readouterr().err

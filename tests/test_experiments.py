@@ -464,6 +464,7 @@ def test_wrong_usage_is_one_paragraph(
 ) -> None:
     code = cli.main(arguments("where", data, model_directory("bert"), tmp_path / "out", *more))
     assert code == 2
+    assert not (tmp_path / "out").exists()
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("forgetfree: error: ") and message in error
 
@@ -477,6 +478,14 @@ def test_what_is_compared_cannot_be_set(data, model_directory, tmp_path: Path, c
 def test_resuming_needs_to_know_where(capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["experiment", "where", "--resume"]) == 2
     assert "--resume needs --out DIR" in capsys.readouterr().err
+
+
+def test_there_must_be_something_to_resume(
+    data, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.main(arguments("where", data, model_directory("bert"), tmp_path / "typo", "--resume")) == 2
+    assert "nothing to resume" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
 
 
 def test_an_unknown_experiment_is_named_with_the_known(capsys: pytest.CaptureFixture) -> None:

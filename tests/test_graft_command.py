@@ -30,6 +30,7 @@ from transformers import (
 
 from forgetfree import cli, metrics
 from forgetfree.data.sources import load_task
+from forgetfree.graft_report import lay_out_graft
 from forgetfree.grafting import Graft, most_moved
 from forgetfree.localization import LocalizationOptions
 from forgetfree.metrics import Predictions
@@ -39,6 +40,7 @@ from forgetfree.models.loading import load_model
 from forgetfree.parameters import kind_of, layer_of
 from forgetfree.regions import Region, biases, distribution
 from forgetfree.registry import ModelEntry
+from forgetfree.reports import render_page
 from forgetfree.single_task import SingleTask
 
 LABELS = {0: "negative", 1: "positive"}
@@ -187,6 +189,10 @@ def test_one_seed_and_one_sparsity_make_one_plain_file(graft: GraftCommand, caps
         *("config.json", "fine-tuned", "graft.safetensors", "report.md", "results.json")
     ]
     assert f"Graft: {out / 'graft.safetensors'} (" in capsys.readouterr().out
+    capsys.readouterr()
+    assert cli.main(["report", str(out)]) == 0  # the tables again, without any training
+    assert capsys.readouterr().out.split() == render_page(lay_out_graft(results_of(out)), "rich").split()
+    assert results_of(graft("--base", str(out)))["base"] == out.name  # the directory that holds one graft serves, too
 
 
 def test_same_seed_same_results(graft: GraftCommand, finished: Path) -> None:
@@ -598,6 +604,7 @@ def test_a_base_of_another_model_or_none(graft: GraftCommand, finished: Path, ca
     file = finished / "graft-seed-0-sparsity-0.01.safetensors"
     error = refused(graft, capsys, "--base", str(file), kind="gpt2-lm")
     assert "is of another parameter space" in error and "expected ('h.0.ln_1.weight', (16,))" in error
+    assert "does not exist" in refused(graft, capsys, "--base", str(tmp_path / "nowhere.safetensors"))
     (tmp_path / "x.safetensors").write_bytes(b"x")
     assert "not a readable safetensors file" in refused(
         graft, capsys, "--base", str(tmp_path / "x.safetensors"), code=1
