@@ -62,6 +62,7 @@ class Preset:
         sparsities: of the regions.
         options: of `LocalizationOptions`, where they are not the defaults.
         grid: options to choose from on validation rows, e.g. learning rates; the first of equals wins.
+        task_grids: grids of tasks that need one of their own, by task.
         arms: where ways to train are compared, the grid of each by name.
         fixed: options set by hand, which nothing changes.
         test_limit: test rows per task; all for ``None``.
@@ -76,6 +77,7 @@ class Preset:
     sparsities: tuple[float, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     grid: tuple[Mapping[str, Any], ...] = ({},)
+    task_grids: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     arms: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     test_limit: int | None = None
@@ -172,21 +174,23 @@ class Laboratory:
     def trial(self, unit: Unit, grid: Sequence[Mapping[str, Any]] | None = None) -> Trial:
         """The unit's task with its fine-tuned model: of a grid of options, the one that scores best on validation rows.
 
-        Of several, only the best one's model is kept; of the others the score.
+        Of several made here, only the best one's model is kept; of the others the score.
 
         Args:
             unit: which task, how many shots, which seed.
-            grid: options to choose from; default: the preset's.
+            grid: options to choose from; default: the task's, else the preset's.
         """
         bench = self.bench(unit)
-        choices = list(dict.fromkeys(self.options(**choice) for choice in grid or self.preset.grid))
+        grid = grid or self.preset.task_grids.get(unit["task"]) or self.preset.grid
+        choices = list(dict.fromkeys(self.options(**choice) for choice in grid))
         if len(choices) == 1:
             return Trial(bench, bench.fine_tuned(choices[0]), choices[0])
+        shared = {options for options in choices if self._store.get(bench.key(options)) is not None}
         scores = [self._validation_score(bench, options) for options in choices]
         best = choices[scores.index(max(scores))]
         trial = Trial(bench, bench.fine_tuned(best), best)
         for options in choices:
-            if options is not best:
+            if options is not best and options not in shared:
                 self._store.discard(bench.key(options))
         return trial
 
