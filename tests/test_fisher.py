@@ -81,10 +81,13 @@ def test_a_base_by_fisher_information(moved: list[float], count: int, entries: l
 
 
 def test_it_reads_no_more_rows_than_it_may() -> None:
-    """Of two rows the first alone: (1, 0), and the second entry is of no information."""
+    """Of two rows one alone, that of the lower label: (−1, 0), and the second entry is of no information."""
+    rows = [(ROWS[0][0], 0), (ROWS[1][0], 1)]
     pre, ft = torch.zeros(2), torch.tensor([1.0, 9.0])
-    region = choose_base("fisher", logistic(), examples(), pre, ft, 1, seed=0, fisher_rows=1)
-    assert region.indices.tolist() == [0]
+    one, both = (
+        choose_base("fisher", logistic(), examples(rows), pre, ft, 1, seed=0, fisher_rows=most) for most in (1, 2)
+    )
+    assert (one.indices.tolist(), both.indices.tolist()) == ([0], [1])
 
 
 @pytest.mark.parametrize(("moved", "entries"), [([5.0, 5.0, 1.0], [2]), ([5.0, 5.0, 0.0], [])])
