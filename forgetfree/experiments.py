@@ -62,7 +62,6 @@ class Preset:
         sparsities: of the regions.
         options: of `LocalizationOptions`, where they are not the defaults.
         grid: options to choose from on validation rows, e.g. learning rates; the first of equals wins.
-        task_grids: grids of tasks that need one of their own, by task.
         arms: where ways to train are compared, the grid of each by name.
         fixed: options set by hand, which nothing changes.
         test_limit: test rows per task; all for ``None``.
@@ -77,7 +76,6 @@ class Preset:
     sparsities: tuple[float, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     grid: tuple[Mapping[str, Any], ...] = ({},)
-    task_grids: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     arms: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     test_limit: int | None = None
@@ -178,11 +176,10 @@ class Laboratory:
 
         Args:
             unit: which task, how many shots, which seed.
-            grid: options to choose from; default: the task's, else the preset's.
+            grid: options to choose from; default: the preset's.
         """
         bench = self.bench(unit)
-        grid = grid or self.preset.task_grids.get(unit["task"]) or self.preset.grid
-        choices = list(dict.fromkeys(self.options(**choice) for choice in grid))
+        choices = list(dict.fromkeys(self.options(**choice) for choice in grid or self.preset.grid))
         if len(choices) == 1:
             return Trial(bench, bench.fine_tuned(choices[0]), choices[0])
         shared = {options for options in choices if self._store.get(bench.key(options)) is not None}

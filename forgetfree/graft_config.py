@@ -47,7 +47,7 @@ class GraftConfig:
 
     def recipe(self) -> dict[str, Any]:
         """The model's recipe, for what is not set otherwise."""
-        return recipe_of(self.model, {*self.settings, *self._flags()})
+        return recipe_of(self.model, {*self.settings, *self._flags()}, graft=True)
 
     def checked(self) -> CheckedGraft:
         """The options.

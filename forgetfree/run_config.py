@@ -150,7 +150,11 @@ class CheckedConfig:
 
 
 def recipe_of(
-    model: str, settings: Iterable[str], strategies: Sequence[str] = (), strategy: str | None = None
+    model: str,
+    settings: Iterable[str],
+    strategies: Sequence[str] = (),
+    strategy: str | None = None,
+    graft: bool = False,
 ) -> dict[str, Any]:
     """A model's recipe, for the options that are not set otherwise; none where ``optimizer`` is set.
 
@@ -159,12 +163,14 @@ def recipe_of(
         settings: names of the options that are set.
         strategies: that run.
         strategy: whose; settings for others do not count. Default: for all.
+        graft: the recipe for a graft on its own.
     """
     entry = registry.MODELS.get(model)
     set_here = {key.removeprefix(f"{strategy}.") for key in settings}
     if entry is None or "optimizer" in set_here:
         return {}
-    own = {key.removeprefix(f"{strategy}."): value for key, value in entry.recipe.items()}
+    recipe = entry.graft_recipe if graft else entry.recipe
+    own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
     return {
         key: value
         for key, value in own.items()

@@ -6,11 +6,12 @@ import importlib.util
 import json
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from forgetfree import cli
+from forgetfree import cli, registry
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -103,3 +104,26 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert len(rows) > 20
     assert [row for row in rows if row not in text] == []
+
+
+def test_the_experiments_are_those_of_the_committed_runs() -> None:
+    """``python -m forgetfree.benchmarks.paper`` would change nothing."""
+    from forgetfree.benchmarks.paper import __main__ as paper
+
+    document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert paper.section() in document
+    held = {path.stem for path in paper.RESULTS.glob("*.json")}
+    assert held <= set(registry.EXPERIMENTS)
+    assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
+
+
+@pytest.mark.parametrize("name", registry.EXPERIMENTS)
+def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str) -> None:
+    from forgetfree.benchmarks.paper import __main__ as paper
+    from forgetfree.experiments import load_experiment, load_experiment_results
+
+    results = load_experiment_results(paper.RESULTS / f"{name}.json")
+    preset = load_experiment(name).presets["small"]
+    assert results["complete"] and results["skipped"] == {}
+    assert results["setting"] == json.loads(json.dumps(asdict(preset)))
+    assert [unit["unit"] for unit in results["units"]] == load_experiment(name).units(preset)

@@ -312,8 +312,9 @@ def test_the_models_recipe_counts_and_gives_way(graft: GraftCommand, monkeypatch
     from forgetfree import registry
     from forgetfree.graft_config import GraftConfig
 
-    recipe = {"base": "random", "sparsity": 0.5, "mask_steps": 7, "ewc.ewc_lambda": 3.0}
-    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", recipe))
+    recipe = {"base": "random", "sparsity": 0.5, "mask_steps": 7}
+    streams = {"base": "empty", "ewc.ewc_lambda": 3.0}  # for strategies that train the region afterwards
+    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", streams, recipe))
     config = GraftConfig(task="sst2", model="toy", sparsities=(0.1, 0.2), settings={"mask_steps": "5"})
     assert config.recipe() == {"base": "random"}
     assert [(o.sparsity, o.mask_steps, o.base) for o in config.checked().options] == [

@@ -12,7 +12,8 @@ from forgetfree import registry
 from forgetfree.experiments import load_experiment_results, outcome
 from forgetfree.reports import render_page
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
 BEGIN, END = "<!-- experiments: begin -->", "<!-- experiments: end -->"
 
 
@@ -30,7 +31,7 @@ def section() -> str:
 
 def main() -> None:
     """Put it where it belongs, in the checkout this file is part of."""
-    document = Path(__file__).parents[2] / "docs" / "results.md"
+    document = HERE.parents[1] / "docs" / "results.md"
     text = document.read_text(encoding="utf-8")
     before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
     document.write_text(before + section() + after, encoding="utf-8")
