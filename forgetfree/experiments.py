@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -182,7 +183,7 @@ class Laboratory:
         choices = list(dict.fromkeys(self.options(**choice) for choice in grid or self.preset.grid))
         if len(choices) == 1:
             return Trial(bench, bench.fine_tuned(choices[0]), choices[0])
-        shared = {options for options in choices if self._store.get(bench.key(options)) is not None}
+        shared = {options for options in choices if bench.key(options) in self._store}
         scores = [self._validation_score(bench, options) for options in choices]
         best = choices[scores.index(max(scores))]
         trial = Trial(bench, bench.fine_tuned(best), best)
@@ -218,7 +219,11 @@ class Trial:
         self.pre = bench.pre
         #: The model without a graft: θ_pre, under the fine-tuned readout where that was trained.
         self.readout_alone = replace(fine_tuned, theta=bench.pre.theta)
-        self.answers = bench.answers(fine_tuned, options=options)
+
+    @cached_property
+    def answers(self) -> Predictions:
+        """The fine-tuned model's, on the test rows."""
+        return self.bench.answers(self.fine_tuned, options=self.options)
 
     def row(self, state: ModelState, **what: Any) -> Row:
         """``what`` it is, with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
@@ -492,6 +497,11 @@ def mean(rows: Sequence[Row], key: str, **wanted: Any) -> float:
     """Their mean; NaN of none."""
     found = values(rows, key, **wanted)
     return float(np.mean(found)) if found else float("nan")
+
+
+def sparsities_of(rows: Sequence[Row], **wanted: Any) -> list[float]:
+    """Those of the rows that have these values, from the sparsest."""
+    return sorted({row["sparsity"] for row in select(rows, **wanted)})
 
 
 def ratio(part: float, whole: float) -> float:

@@ -36,11 +36,11 @@ class SkillStrategy(LedgerStrategy):
         """Fine-tune θ_pre on the task alone, and localise γ (eqs. 3 and 4)."""
         fine_tuned = self.fine_tuned(task)
         learned = self.learn_region(task, fine_tuned)
-        self.localized(task, learned)
+        self.note_region(task, learned)
         start = fine_tuned.theta if self.options.region_start == "fine-tuned" else None
         return Localized(learned.region, self.options.sparsity, start, dict(fine_tuned.readouts[task.name]))
 
-    def localized(self, task: StreamTask, learned: LearnedRegion) -> None:
+    def note_region(self, task: StreamTask, learned: LearnedRegion) -> None:
         """Told of every region that was found."""
 
     def learn_region(self, task: StreamTask, fine_tuned: ModelState) -> LearnedRegion:

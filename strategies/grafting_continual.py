@@ -37,7 +37,7 @@ class GraftingContinual(SkillStrategy):
         self.regions: dict[str, LearnedRegion] = {}
         self._final_union = False
 
-    def localized(self, task: StreamTask, learned: LearnedRegion) -> None:
+    def note_region(self, task: StreamTask, learned: LearnedRegion) -> None:
         """Keep what was found, without the scores, which are as large as the model: the ledger's memory is O(T·s)."""
         self.regions[task.name] = replace(learned, scores=learned.scores.new_empty(0))
 

@@ -23,6 +23,7 @@ from forgetfree.experiments import (
     select,
     share_of,
     shown,
+    sparsities_of,
     values,
     verdict,
 )
@@ -58,7 +59,9 @@ class Localization(Experiment):
         models: dict[str, dict[str, Any]] = {
             name: {"model": name} for name in ("pre-trained", "readout alone", "fine-tuned")
         }
-        models |= {f"graft {share_of(s)}": {"model": "grafted", "sparsity": s} for s in _sparsities(rows)}
+        models |= {
+            f"graft {share_of(s)}": {"model": "grafted", "sparsity": s} for s in sparsities_of(rows, model="grafted")
+        }
         grafts = {name: what for name, what in models.items() if what["model"] in ("fine-tuned", "grafted")}
         by = ("task", "shots")
         return [
@@ -77,7 +80,7 @@ class Localization(Experiment):
         found = []
         for shots in distinct(rows, "shots"):
             those = _learned(rows, shots)
-            for sparsity in _sparsities(rows):
+            for sparsity in sparsities_of(rows, model="grafted"):
                 share = kept(those, {"model": "grafted", "sparsity": sparsity}, {"model": "fine-tuned"})
                 text = f"{shots} shots: a graft of {share_of(sparsity)} keeps > 95 % of the score, where fine-tuning learned"
                 found.append(Claim(text, "> 95", shown(share), verdict(share > 0.95, share)))
@@ -85,7 +88,11 @@ class Localization(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """Fine-tuned and grafted models side by side, by task."""
-        shots, tasks, smallest = distinct(rows, "shots"), distinct(rows, "task"), _sparsities(rows)[0]
+        shots, tasks, smallest = (
+            distinct(rows, "shots"),
+            distinct(rows, "task"),
+            sparsities_of(rows, model="grafted")[0],
+        )
         figure, (axes,) = panels([f"{k} shots per label" for k in shots], width=3.6)
         for ax, k in zip(axes, shots, strict=True):
             for shift, (name, sparsity) in enumerate(
@@ -102,10 +109,6 @@ class Localization(Experiment):
         axes[0].set_ylabel("score (%)")
         legend(figure, axes)
         return figure
-
-
-def _sparsities(rows: Sequence[Row]) -> list[float]:
-    return sorted({row["sparsity"] for row in rows if row["model"] == "grafted"})
 
 
 def _scores(rows: Sequence[Row], shots: int, task: str, model: str, sparsity: float) -> list[float]:

@@ -23,6 +23,7 @@ from forgetfree.experiments import (
     pivot,
     share_of,
     shown,
+    sparsities_of,
     verdict,
 )
 from forgetfree.figures import curves, legend, look
@@ -67,14 +68,14 @@ class Optimizers(Experiment):
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy by task and optimiser."""
         columns: dict[str, tuple[str, dict[str, Any]]] = {"fine-tuned": ("score", {"model": "fine-tuned"})}
-        for sparsity in _sparsities(rows):
+        for sparsity in sparsities_of(rows, model="grafted"):
             columns[f"graft {share_of(sparsity)}"] = ("score", {"model": "grafted", "sparsity": sparsity})
         return [pivot(SCORE, rows, ("task", "optimizer"), columns)]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """What a graft keeps of its own fine-tuned model, mean over tasks."""
         found = []
-        for sparsity in _sparsities(rows):
+        for sparsity in sparsities_of(rows, model="grafted"):
             graft, whole = {"model": "grafted", "sparsity": sparsity}, {"model": "fine-tuned"}
             sgd, adamw, l1 = (kept(rows, {**graft, "optimizer": o}, {**whole, "optimizer": o}) for o in OPTIMIZERS)
             text = f"a graft of {share_of(sparsity)} keeps"
@@ -106,7 +107,3 @@ class Optimizers(Experiment):
         axes[0].set_ylabel("score (%); dashed: fine-tuned")
         legend(figure, axes)
         return figure
-
-
-def _sparsities(rows: Sequence[Row]) -> list[float]:
-    return sorted({row["sparsity"] for row in rows if row["model"] == "grafted"})

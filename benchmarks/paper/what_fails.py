@@ -22,10 +22,11 @@ from forgetfree.experiments import (
     pivot,
     share_of,
     shown,
+    sparsities_of,
     verdict,
 )
 from forgetfree.figures import curves, legend, look
-from forgetfree.grafting import pruned_theta, top
+from forgetfree.grafting import budget, pruned_theta, top
 from forgetfree.models.state import ModelState
 from forgetfree.regions import Region, biases
 from forgetfree.reports import Table
@@ -57,8 +58,7 @@ class WhatFails(Experiment):
             trial.row(self._ticket(trial, tiny), model="pruned to the graft's region", sparsity=lab.preset.sparsity),
         ]
         for sparsity in lab.preset.sparsities:
-            count = round(sparsity * len(trial.bench.space))
-            largest = top(trial.fine_tuned.theta.abs(), count)
+            largest = top(trial.fine_tuned.theta.abs(), budget(len(trial.bench.space), sparsity))
             rows.append(trial.row(self._ticket(trial, largest), model="pruned", sparsity=sparsity))
         return rows
 
@@ -69,14 +69,14 @@ class WhatFails(Experiment):
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy by task."""
-        tiny, share = (_sparsity(rows, model) for model in ("grafted", "biases"))
+        (tiny,), (share,) = (sparsities_of(rows, model=model) for model in ("grafted", "biases"))
         columns: dict[str, tuple[str, dict[str, Any]]] = {
             "no graft": ("score", {"model": "no graft"}),
             f"graft {share_of(tiny)}": ("score", {"model": "grafted"}),
-            f"biases {share:.2%}".replace("%", " %"): ("score", {"model": "biases"}),
+            f"biases {share_of(round(share, 4))}": ("score", {"model": "biases"}),
             f"pruned to the graft, {share_of(tiny)}": ("score", {"model": "pruned to the graft's region"}),
         }
-        for sparsity in _pruned(rows):
+        for sparsity in sparsities_of(rows, model="pruned"):
             columns[f"pruned {share_of(sparsity)}"] = ("score", {"model": "pruned", "sparsity": sparsity})
         columns["fine-tuned"] = ("score", {"model": "fine-tuned"})
         return [pivot(f"{SCORE}; pruned: the largest weights are kept, all else is 0", rows, "task", columns)]
@@ -102,7 +102,7 @@ class WhatFails(Experiment):
                 verdict(ticket < quarter, ticket, quarter),
             ),
         ]
-        for sparsity in (s for s in _pruned(rows) if s <= 0.1):
+        for sparsity in (s for s in sparsities_of(rows, model="pruned") if s <= 0.1):
             tenth = mean(rows, "score", model="pruned", sparsity=sparsity)
             found.append(
                 Claim(
@@ -128,11 +128,3 @@ class WhatFails(Experiment):
 
 def _line(name: str, style: str) -> dict[str, Any]:
     return {"color": look(name)["color"], "ls": style, "label": name}
-
-
-def _sparsity(rows: Sequence[Row], model: str) -> float:
-    return float(next(row["sparsity"] for row in rows if row["model"] == model))
-
-
-def _pruned(rows: Sequence[Row]) -> list[float]:
-    return sorted({row["sparsity"] for row in rows if row["model"] == "pruned"})

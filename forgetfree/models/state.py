@@ -105,6 +105,9 @@ class StateStore:
         self._directory = directory
         self._memory: dict[str, ModelState] = {}
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._memory if self._directory is None else (self._directory / f"{key}.safetensors").is_file()
+
     def get(self, key: str) -> ModelState | None:
         """The state under ``key``, or ``None``; a damaged file counts as none."""
         if self._directory is None:
