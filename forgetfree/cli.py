@@ -91,7 +91,8 @@ def _run(options: argparse.Namespace) -> int:
             raise
         raise RunError(f"{error} {held}") from error
     if results["runs"]:
-        from forgetfree.reports import merge, render
+        from forgetfree.reports import render
+        from forgetfree.run_results import merge
 
         print(render(merge([results]), "rich"))
         print(f"Report: {Path(config.out) / 'report.md'}")
@@ -291,8 +292,8 @@ def _experiment(options: argparse.Namespace) -> int:
     from forgetfree.data.sources import default_data
     from forgetfree.environment import find_device, set_threads
     from forgetfree.options import build
+    from forgetfree.pages import render_page
     from forgetfree.progress import make_monitor
-    from forgetfree.reports import render_page
     from forgetfree.run_config import CommonOptions
 
     experiment = experiments.load_experiment(options.name)
@@ -344,7 +345,8 @@ def _experiment(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from forgetfree.reports import load_results, merge, render, what_wrote
+    from forgetfree.reports import render, what_wrote
+    from forgetfree.run_results import load_results, merge
 
     paths = [Path(directory) for directory in options.directories]
     for path in paths:
@@ -365,7 +367,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> int:
     from forgetfree.experiments import draw_outcome, load_experiment_results, outcome
-    from forgetfree.reports import render_page
+    from forgetfree.pages import render_page
 
     all_results = [load_experiment_results(path) for path in paths]
     if options.format == "json":
@@ -381,7 +383,7 @@ def _report_grafts(paths: Sequence[Path], options: argparse.Namespace) -> int:
     import json
 
     from forgetfree.graft_report import lay_out_graft
-    from forgetfree.reports import render_page
+    from forgetfree.pages import render_page
 
     if options.format == "json":
         raise UsageError("--format json is for runs of strategies: a graft's results.json is JSON already.")
@@ -463,7 +465,7 @@ def _graft(options: argparse.Namespace) -> int:
         _go_offline_if_cut_off()
     from forgetfree.graft_report import lay_out_graft
     from forgetfree.graft_run import run_graft
-    from forgetfree.reports import render_page
+    from forgetfree.pages import render_page
 
     print(f"Grafting {config.task} into {config.out}", file=sys.stderr)
     _print_recipe(config.model, config.recipe())

@@ -32,7 +32,7 @@ from forgetfree.metrics import Predictions, agreement
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build
-from forgetfree.reports import NULL, Page, Table, cell, percent, render_page
+from forgetfree.pages import NULL, Page, Table, cell, percent, render_page
 from forgetfree.run_config import CommonOptions, Faults
 from forgetfree.single_task import SingleTask
 
@@ -48,6 +48,8 @@ SCORE = "Accuracy, or F1 where the task is measured by it"
 Row = dict[str, Any]
 #: What is measured at once, and kept at once: e.g. ``{"task": "sst2", "shots": 64, "seed": 0}``.
 Unit = dict[str, Any]
+#: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.
+LISTS = {"tasks": "task", "shots": "shots", "seeds": "seed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +320,7 @@ def run_experiment(
         out: the directory to write.
         cache: directory of fine-tuned models.
         monitor: makes the monitor of a unit from a title.
-        resume: keep the units that ``out`` holds already.
+        resume: keep the units that ``out`` holds already, and add those that it lacks.
 
     Returns:
         The content of results.json.
@@ -345,7 +347,7 @@ def run_experiment(
         raise DataError(next(iter(skipped.values())))
     results = _described(name, experiment, lab, preset_name, needed, skipped)
     if held:
-        results = _resumed(results, out)
+        results = _resumed(results, out, planned)
     before, done = results["seconds"], [unit["unit"] for unit in results["units"]]
     for unit in planned:
         if unit in done:
@@ -354,6 +356,7 @@ def run_experiment(
         results["units"].append({"unit": unit, "rows": measured})
         results["seconds"] = round(before + time.perf_counter() - begin, 1)
         write_json(out / "results.json", results)
+    results["units"].sort(key=lambda unit: planned.index(unit["unit"]))
     results["complete"] = True
     results["claims"] = [asdict(claim) for claim in experiment.claims(rows_of(results))]
     write_json(out / "results.json", results)
@@ -388,19 +391,25 @@ def _described(
     }
 
 
-def _resumed(results: dict[str, Any], out: Path) -> dict[str, Any]:
-    """What ``out`` holds already, if it was begun with the same.
+def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit]) -> dict[str, Any]:
+    """``results`` with the units that ``out`` holds already, if they were begun with the same and are all planned.
 
     Raises:
-        UsageError: it was not.
+        UsageError: they were not, or are not.
     """
     earlier = load_experiment_results(out)
-    fixed = [key for key in results if key not in ("complete", "units", "seconds", "claims")]
-    if differ := [key for key in fixed if earlier.get(key) != results[key]]:
+    lists = [name for name, part in LISTS.items() if part in planned[0]]
+    earlier_setting, setting = earlier["setting"], results["setting"]
+    differ = [key for key in ("experiment", "preset", "model", "versions", "device") if earlier[key] != results[key]]
+    differ += [f"setting {key!r}" for key in setting if key not in lists and earlier_setting.get(key) != setting[key]]
+    differ += [f"setting {key!r}" for key in lists if not set(earlier_setting[key]) <= set(setting[key])]
+    differ += [f"data of {task!r}" for task, sha in earlier["data"].items() if results["data"].get(task) != sha]
+    if differ:
         raise UsageError(
-            f"--resume needs what {out} was begun with; {' and '.join(differ)} differ. Give another --out, or the old options."
+            f"--resume needs what {out} was begun with, or more {', '.join(lists)}; different: {', '.join(differ)}. Give "
+            "another --out, or the old options."
         )
-    return earlier | {"complete": False}
+    return results | {"units": earlier["units"], "seconds": earlier["seconds"]}
 
 
 def write_outcome(results: Mapping[str, Any], out: Path) -> None:

@@ -68,6 +68,20 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file of tensors and metadata. Equal content gives equal bytes."""
+    from safetensors.torch import save
+
+    data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, dict(metadata))
+    # Its header is JSON after eight bytes of length, with the metadata in an order that differs from process to process.
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[end:]))
+
+
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Metadata and tensors of a safetensors file.
 

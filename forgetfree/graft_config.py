@@ -46,8 +46,12 @@ class GraftConfig:
         return None if self.base is None or self.base in get_args(BaseKind) else Path(self.base)
 
     def recipe(self) -> dict[str, Any]:
-        """The model's recipe, for what is not set otherwise."""
-        return recipe_of(self.model, {*self.settings, *self._flags()}, graft=True)
+        """The model's recipe, for what is not set otherwise; of localising alone for a model that is fine-tuned."""
+        from forgetfree.training import TrainingOptions
+
+        recipe = recipe_of(self.model, {*self.settings, *self._flags()}, graft=True)
+        unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
+        return {key: value for key, value in recipe.items() if key not in unused}
 
     def checked(self) -> CheckedGraft:
         """The options.

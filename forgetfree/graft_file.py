@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor
 
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import checksum, read_tensors
+from forgetfree.files import checksum, read_tensors, tensor_bytes
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.parameters import ParameterSpace, TensorSpec
 from forgetfree.regions import Region
@@ -57,7 +56,7 @@ def serialize(graft: Graft) -> bytes:
     if graft.origin is not None:
         header["origin"] = json.dumps(asdict(graft.origin) | {"task": graft.origin.task.fields})
     header["checksum"] = checksum(tensors, header)
-    return save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, header)
+    return tensor_bytes(tensors, header)
 
 
 def read(path: Path) -> Graft:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forgetfree.reports import Page, Table, cell, percent
+from forgetfree.pages import Page, Table, cell, percent
 
 Json = Mapping[str, Any]
 

@@ -31,8 +31,8 @@ from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tun
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.monitor import Monitor, Stopwatch
+from forgetfree.pages import render_page
 from forgetfree.regions import Region, distribution, kind_of, layer_of
-from forgetfree.reports import render_page
 from forgetfree.single_task import SingleTask
 from forgetfree.training import predict
 

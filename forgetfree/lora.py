@@ -37,12 +37,11 @@ from peft.functional import (
 from peft.tuners.lora import LoraLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL_TARGETS
 from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from forgetfree.errors import RunError
-from forgetfree.files import checksum, read_tensors, write_atomically
+from forgetfree.files import checksum, read_tensors, tensor_bytes, write_atomically
 from forgetfree.parameters import ParameterSpace
 
 SCHEMA = 1
@@ -225,7 +224,7 @@ def save_records(path: Path, records: Sequence[LoraRecord], *, together: bool, f
         "fingerprint": fingerprint,
     }
     header["checksum"] = checksum(tensors, header)
-    write_atomically(path, save(tensors, header))
+    write_atomically(path, tensor_bytes(tensors, header))
 
 
 def load_records(path: Path, *, together: bool, fingerprint: str) -> list[LoraRecord]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.reports import load_results, merge, render, with_timings
+from forgetfree.reports import render
+from forgetfree.run_results import load_results, merge, with_timings
 
 if TYPE_CHECKING:
     from forgetfree.metrics import Predictions

@@ -13,9 +13,9 @@ from forgetfree.environment import environment, find_device, set_threads
 from forgetfree.errors import LedgerError, MetricError, TrainingError
 from forgetfree.files import write_json
 from forgetfree.monitor import PHASES, Monitor
-from forgetfree.reports import SECONDS_PER_TASK
 from forgetfree.run_config import CheckedConfig, RunConfig
 from forgetfree.run_directory import SCHEMA, RunDirectory
+from forgetfree.run_results import SECONDS_PER_TASK
 
 if TYPE_CHECKING:
     from forgetfree.metrics import Predictions

@@ -28,7 +28,7 @@ from forgetfree.metrics import Predictions
 from forgetfree.models.state import StateStore
 from forgetfree.monitor import Monitor
 from forgetfree.options import build
-from forgetfree.reports import render_page
+from forgetfree.pages import render_page
 from forgetfree.single_task import SingleTask
 
 QUICK = ["--shots", "4", "--readout", "linear"]
@@ -66,9 +66,10 @@ def measured(data: Path, model_directory, tmp_path_factory: pytest.TempPathFacto
     return run
 
 
-def arguments(name: str, data: Path, model: Path, out: Path, *more: str) -> list[str]:
+def arguments(name: str, data: Path, model: Path, out: Path, *more: str, seeds: tuple[int, ...] = (0, 1)) -> list[str]:
     tasks = [part for task in TASKS[name] for part in ("--task", task)]
-    fixed = ["--data", str(data), "--model", str(model), "--seed", "0", "--seed", "1", "--out", str(out)]
+    fixed = ["--data", str(data), "--model", str(model), "--out", str(out)]
+    fixed += [part for seed in seeds for part in ("--seed", str(seed))]
     several = "sparsities" not in load_experiment(name).single
     sparsities = ["--sparsity", "0.1", *(["--sparsity", "0.02"] if several else [])]
     return ["experiment", name, *fixed, *tasks, *sparsities, *QUICK, *more]
@@ -424,14 +425,48 @@ def test_an_interrupted_experiment_goes_on_where_it_was(
     assert calls == [0, 1, 1]
     assert without_times(results_of(out)) == without_times(results_of(measured("where")))
     assert cli.main([*arguments("where", data, model, out, "--resume"), "--set", "steps=3"]) == 2
-    assert "setting differ" in capsys.readouterr().err
+    assert "setting 'fixed'" in capsys.readouterr().err
     other = tmp_path / "other"
     shutil.copytree(data, other)
     (other / "sst2" / "test.jsonl").write_text((data / "sst2" / "validation.jsonl").read_text())
     assert cli.main(arguments("where", other, model, out, "--resume")) == 2
-    assert "data differ" in capsys.readouterr().err
+    assert "data of 'sst2'" in capsys.readouterr().err
     assert cli.main(arguments("where", data, model_directory("roberta"), out, "--resume")) == 2
-    assert "model differ" in capsys.readouterr().err
+    assert "different: model, setting 'model'" in capsys.readouterr().err
+
+
+def test_more_seeds_and_tasks_are_added_to_what_was_measured(
+    measured, data, model_directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from forgetfree.benchmarks.paper.where import Where
+
+    out, model, measure, calls = tmp_path / "out", model_directory("bert"), Where.measure, []
+
+    def counted(self: Where, lab: Laboratory, unit: dict[str, Any]) -> Any:
+        calls.append(unit)
+        return measure(self, lab, unit)
+
+    one_seed = arguments("where", data, model, out, seeds=(0,))
+    monkeypatch.setattr(Where, "measure", counted)
+    assert cli.main(one_seed) == 0
+    assert cli.main(arguments("where", data, model, out, "--resume")) == 0
+    assert [unit["seed"] for unit in calls] == [0, 1]
+    assert without_times(results_of(out)) == without_times(results_of(measured("where")))
+    assert cli.main(arguments("where", data, model, out, "--resume", "--task", "qnli")) == 0
+    assert [(unit["task"], unit["seed"]) for unit in calls[2:]] == [("qnli", 0), ("qnli", 1)]
+    assert {row["task"] for row in rows_of(results_of(out))} == {"sst2", "qnli"}
+    assert cli.main([*one_seed, "--resume"]) == 2  # what was measured is not taken out
+    assert "setting 'tasks', setting 'seeds'" in capsys.readouterr().err
+
+
+def test_a_stream_is_not_lengthened_by_resuming(
+    measured, data, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(measured("continual"), out)
+    more = ["--resume", "--task", "mnli"]
+    assert cli.main(arguments("continual", data, model_directory("bert"), out, *more)) == 2
+    assert "setting 'tasks'" in capsys.readouterr().err
 
 
 def test_tasks_without_data_are_left_out_and_named(data, model_directory, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save
 
-from forgetfree.files import new_directory, write_atomically, write_json
+from forgetfree.files import new_directory, read_tensors, tensor_bytes, write_atomically, write_json
 
 
 def test_bytes_and_texts_are_written_with_their_folders(tmp_path: Path) -> None:
@@ -94,3 +96,17 @@ def test_a_new_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError), new_directory(tmp_path / "deep") as inside:  # not empty
         (inside / "file").write_text("text")
     assert sorted(os.listdir(tmp_path)) == ["deep"]
+
+
+def test_equal_tensors_and_metadata_are_equal_bytes(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    tensors = {"b": whole.T, "a": whole[0], "a/ü": torch.tensor([True]), "none": torch.empty(0)}
+    metadata = {f"key {i}": f"„{i}“" for i in range(8)}
+    assert len({save({"a": whole[0]}, metadata) for _ in range(20)}) > 1  # else this file needs no function of ours
+    (written,) = {tensor_bytes(tensors, metadata) for _ in range(20)}
+    path = tmp_path / "tensors.safetensors"
+    path.write_bytes(written)
+    read, found = read_tensors(path)
+    assert read == metadata and found.keys() == tensors.keys()
+    for each in (found, load_file(path)):
+        assert all(torch.equal(each[name], tensor) for name, tensor in tensors.items())

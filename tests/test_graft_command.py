@@ -37,10 +37,10 @@ from forgetfree.metrics import Predictions
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
+from forgetfree.pages import render_page
 from forgetfree.parameters import kind_of, layer_of
 from forgetfree.regions import Region, biases, distribution
 from forgetfree.registry import ModelEntry
-from forgetfree.reports import render_page
 from forgetfree.single_task import SingleTask
 
 LABELS = {0: "negative", 1: "positive"}
@@ -323,6 +323,9 @@ def test_the_models_recipe_counts_and_gives_way(graft: GraftCommand, monkeypatch
     (options,) = GraftConfig(task="sst2", model="toy").checked().options
     assert (options.sparsity, options.mask_steps, options.base) == (0.5, 7, "random")
     assert GraftConfig(task="sst2", model="toy", settings={"optimizer": "sgd"}).recipe() == {}
+    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", streams, recipe | {"learning_rate": 0.5}))
+    assert GraftConfig(task="sst2", model="toy", fine_tuned="elsewhere").recipe() == recipe  # nothing is trained
+    assert GraftConfig(task="sst2", model="toy").recipe()["learning_rate"] == 0.5
 
 
 # -- Fine-tuned elsewhere --------------------------------------------------------------------------------

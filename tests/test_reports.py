@@ -14,7 +14,9 @@ import pytest
 
 from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.metrics import summarize
-from forgetfree.reports import FORMATS, Comparison, Page, Table, lay_out, load_results, merge, render
+from forgetfree.pages import FORMATS, Page, Table
+from forgetfree.reports import lay_out, render
+from forgetfree.run_results import Comparison, load_results, merge
 
 Json = dict[str, Any]
 TASKS = ["qnli", "mrpc"]

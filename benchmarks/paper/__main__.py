@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forgetfree import registry
 from forgetfree.experiments import load_experiment_results, outcome
-from forgetfree.reports import render_page
+from forgetfree.pages import render_page
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

@@ -29,8 +29,8 @@ from forgetfree.experiments import (
 from forgetfree.figures import look, panels
 from forgetfree.metrics import reliability
 from forgetfree.models.state import ModelState
+from forgetfree.pages import Table
 from forgetfree.regions import biases
-from forgetfree.reports import Table
 
 MODELS = ("fine-tuned", "grafted", "retrained", "bitfit")
 

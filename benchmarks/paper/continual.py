@@ -29,8 +29,8 @@ from forgetfree.experiments import (
     verdict,
 )
 from forgetfree.figures import legend, look, panels
+from forgetfree.pages import NULL, Table, percent
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.reports import NULL, Table, percent
 from forgetfree.run_config import RunConfig
 from forgetfree.runner import run
 

@@ -29,7 +29,7 @@ from forgetfree.experiments import (
 )
 from forgetfree.figures import legend, look, panels
 from forgetfree.grafting import interpolate
-from forgetfree.reports import Table
+from forgetfree.pages import Table
 
 #: Source to targets; of a target's names the first whose data is there.
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {

@@ -24,7 +24,7 @@ from forgetfree.experiments import (
     verdict,
 )
 from forgetfree.figures import curves, legend
-from forgetfree.reports import Table
+from forgetfree.pages import Table
 
 REGIONS = ("learned", "movement", "random")
 

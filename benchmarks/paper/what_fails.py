@@ -28,8 +28,8 @@ from forgetfree.experiments import (
 from forgetfree.figures import curves, legend, look
 from forgetfree.grafting import budget, pruned_theta, top
 from forgetfree.models.state import ModelState
+from forgetfree.pages import Table
 from forgetfree.regions import Region, biases
-from forgetfree.reports import Table
 
 
 class WhatFails(Experiment):

@@ -25,8 +25,8 @@ from forgetfree.experiments import (
     verdict,
 )
 from forgetfree.figures import legend, marks, panels
+from forgetfree.pages import Table
 from forgetfree.regions import Region, distribution, kind_of, layer_of
-from forgetfree.reports import Table
 
 BY = {"layer": layer_of, "kind": kind_of}
 

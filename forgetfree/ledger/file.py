@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor
 
 from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.files import checksum, read_tensors
+from forgetfree.files import checksum, read_tensors, tensor_bytes
 from forgetfree.graft_file import pack, space_of, unpack, unpack_region
 from forgetfree.grafting import Graft
 from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
@@ -59,7 +58,7 @@ def serialize(ledger: Ledger) -> bytes:
     if ledger.composition != "union":
         header["composition"] = ledger.composition
     header["checksum"] = checksum(tensors, header)
-    return save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, header)
+    return tensor_bytes(tensors, header)
 
 
 def read(path: Path) -> Ledger:

@@ -95,6 +95,9 @@ def load_fine_tuned(
         ModelError: one of the two cannot be loaded.
     """
     kind, loader = _head(directory)
+    classes: tuple[int, ...] = ()  # label words need none
+    if kind in ("classifier", "linear"):  # what config.json tells comes before anything is loaded
+        classes = label_order(read_config(directory, directory).id2label, task, directory)
     loaded = load_model(model, "linear" if kind == "classifier" else kind, graftable=graftable)
     backbone, missing = read_weights(directory, loader, directory)
     if missing:
@@ -116,7 +119,6 @@ def load_fine_tuned(
     head: dict[str, Tensor] = {}
     given: ReadoutModel
     if kind == "classifier":
-        classes = label_order(backbone.config.id2label, task, directory)
         tokens: Any = loaded.model.tokens
         given = ClassifierModel(backbone, tokens, classes, graftable=graftable)
         # The pooler, which is the head's, stays the fine-tuned one.
@@ -125,7 +127,7 @@ def load_fine_tuned(
         loaded = replace(loaded, model=grafted, readout="classifier")
     else:
         if kind == "linear":
-            head = _linear_head(backbone, label_order(backbone.config.id2label, task, directory), directory)
+            head = _linear_head(backbone, classes, directory)
         given = copy.deepcopy(loaded.model)
         given.backbone.load_state_dict(theirs.state_dict(), strict=False)
     return FineTunedModel(architecture, fingerprint, loaded, given, head, left_out)

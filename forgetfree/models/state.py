@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from forgetfree.files import checksum, read_tensors, write_atomically
+from forgetfree.files import checksum, read_tensors, tensor_bytes, write_atomically
 from forgetfree.models.readout_model import ReadoutModel
 
 
@@ -66,10 +65,9 @@ class ModelState:
         tensors |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
         for task, named in self.readouts.items():
             tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
-        tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
         # Readouts without tensors (label words) are tasks, too.
         header = {"tasks": json.dumps(list(self.readouts))}
-        write_atomically(path, save(tensors, header | {"checksum": checksum(tensors, header)}))
+        write_atomically(path, tensor_bytes(tensors, header | {"checksum": checksum(tensors, header)}))
 
     @classmethod
     def load(cls, path: Path) -> ModelState:

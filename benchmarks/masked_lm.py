@@ -1,0 +1,114 @@
+"""Give an encoder an LM head, so that prompts work: ``python -m forgetfree.benchmarks.masked_lm --data DIR --out DIR``.
+
+For where no masked LM is at hand but ``minilm``, which has no LM head. The encoder and a new head, tied to the word
+embeddings, are trained on masked tokens (Devlin et al., 2019, §3.1) of the tasks' training texts, labels unseen. Few
+steps make a weak language model, but a real one: a label word is read off the mask as in any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    get_linear_schedule_with_warmup,
+)
+
+from forgetfree.data.sources import load_task
+from forgetfree.environment import make_directory, refuse_held
+from forgetfree.errors import ForgetfreeError
+from forgetfree.models.loading import locate, quiet
+
+#: Tasks of single texts and of pairs, of several domains.
+TASKS = ("sst2", "mr", "mpqa", "cr", "ag_news", "qnli", "snli", "mnli", "mrpc", "qqp")
+#: Word pieces of a text, at most.
+MAX_LENGTH = 48
+
+
+def training_texts(tasks: Sequence[str], data: str) -> list[str]:
+    """All texts of the training rows, each once, in order."""
+    texts: dict[str, None] = {}
+    for name in tasks:
+        train = load_task(name, data).train
+        texts |= dict.fromkeys((*train.first, *train.second))
+    return list(texts)
+
+
+def train_masked_lm(
+    model: Any, tokenizer: Any, texts: Sequence[str], *, steps: int, batch_size: int, learning_rate: float, seed: int
+) -> list[float]:
+    """Train all of ``model`` to fill in masked tokens, by AdamW; the loss of every step, in nats a token."""
+    torch.manual_seed(seed)
+    collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    schedule = get_linear_schedule_with_warmup(optimizer, steps // 20, steps)  # type: ignore[no-untyped-call]
+    losses = []
+    model.train()
+    for step in range(steps):
+        rows = torch.randint(len(texts), (batch_size,)).tolist()
+        batch = collate([tokenizer(texts[i], truncation=True, max_length=MAX_LENGTH) for i in rows])
+        labels = batch.pop("labels")
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.base_model(**batch).last_hidden_state
+            # The vocabulary is large and few tokens are masked: the head reads only those.
+            logits = model.cls(hidden[labels != -100])
+        loss = cross_entropy(logits.float(), labels[labels != -100])
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if (step + 1) % 100 == 0:
+            print(f"{step + 1}/{steps} loss {sum(losses[-100:]) / 100:.3f}", file=sys.stderr, flush=True)
+    return losses
+
+
+def main() -> None:
+    """Train and save: a directory for ``--model``."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", required=True, help="as of forgetfree run")
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--model", default="minilm", help="an encoder of the BERT family (default: minilm)")
+    parser.add_argument("--task", action="append", help=f"default: {', '.join(TASKS)}")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    try:
+        texts = training_texts(options.task or TASKS, options.data)
+        path = locate(options.model)
+        refuse_held(options.out, make_directory(options.out), "Give another directory.")
+    except ForgetfreeError as error:
+        parser.error(str(error))
+    torch.manual_seed(options.seed)  # of the head
+    with quiet(transformers):  # that the head is new is no news
+        tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForMaskedLM.from_pretrained(path)
+    if not hasattr(model, "cls"):
+        parser.error(f"--model must be of the BERT family, got {type(model).__name__}. Give an encoder such as minilm.")
+    print(f"{len(texts):,} texts", file=sys.stderr)
+    train_masked_lm(
+        model,
+        tokenizer,
+        texts,
+        steps=options.steps,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        seed=options.seed,
+    )
+    model.eval().save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+
+
+if __name__ == "__main__":
+    main()
