@@ -17,6 +17,7 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 from transformers import (
+    AutoConfig,
     AutoModelForMaskedLM,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
@@ -54,9 +55,12 @@ def train_masked_lm(
     losses = []
     model.train()
     for step in range(steps):
-        rows = torch.randint(len(texts), (batch_size,)).tolist()
-        batch = collate([tokenizer(texts[i], truncation=True, max_length=MAX_LENGTH) for i in rows])
-        labels = batch.pop("labels")
+        masked = False
+        while not masked:  # of a few short texts, chance may mask none
+            rows = torch.randint(len(texts), (batch_size,)).tolist()
+            batch = collate([tokenizer(texts[i], truncation=True, max_length=MAX_LENGTH) for i in rows])
+            labels = batch.pop("labels")
+            masked = bool((labels != -100).any())
         with torch.autocast("cpu", torch.bfloat16):
             hidden = model.base_model(**batch).last_hidden_state
             # The vocabulary is large and few tokens are masked: the head reads only those.
@@ -78,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", required=True, help="as of forgetfree run")
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--model", default="minilm", help="an encoder of the BERT family (default: minilm)")
+    parser.add_argument("--model", default="minilm", help="an encoder of the BERT architecture (default: minilm)")
     parser.add_argument("--task", action="append", help=f"default: {', '.join(TASKS)}")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -88,14 +92,17 @@ def main() -> None:
     try:
         texts = training_texts(options.task or TASKS, options.data)
         path = locate(options.model)
+        architecture = AutoConfig.from_pretrained(path).model_type
+        if architecture != "bert":
+            parser.error(
+                f"--model must be of the BERT architecture, got {architecture}. Give an encoder such as minilm."
+            )
         refuse_held(options.out, make_directory(options.out), "Give another directory.")
     except ForgetfreeError as error:
         parser.error(str(error))
     torch.manual_seed(options.seed)  # of the head
     with quiet(transformers):  # that the head is new is no news
         tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForMaskedLM.from_pretrained(path)
-    if not hasattr(model, "cls"):
-        parser.error(f"--model must be of the BERT family, got {type(model).__name__}. Give an encoder such as minilm.")
     print(f"{len(texts):,} texts", file=sys.stderr)
     train_masked_lm(
         model,

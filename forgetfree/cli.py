@@ -333,12 +333,27 @@ def _experiment(options: argparse.Namespace) -> int:
                 resume=options.resume,
             )
     except KeyboardInterrupt:
-        return _fail(
-            f"Interrupted. {out} holds the units that are done; the same command with --resume --out {out} goes on.", 1
-        )
+        return _fail(f"Interrupted. {_units_held(out)}".strip(), 1)
+    except (ForgetfreeError, OSError) as error:
+        held = _units_held(out)
+        if options.debug or not held or isinstance(error, UsageError):
+            raise
+        raise RunError(f"{error} {held}") from error
     print(render_page(experiments.outcome(results), "rich"))
     print(f"Report: {out / 'report.md'}  Figure: {out / options.name}.png")
     return 0
+
+
+def _units_held(out: Path) -> str:
+    """What an experiment that was cut short has left behind."""
+    import json
+
+    try:
+        done = len(json.loads((out / "results.json").read_text(encoding="utf-8"))["units"])
+    except (OSError, ValueError, KeyError):
+        return ""
+    units = "the unit that is" if done == 1 else f"the {done} units that are"
+    return f"{out} holds {units} done; the same command with --resume --out {out} goes on."
 
 
 # -- report, ledger, predict, apply, list ----------------------------------------------------------------

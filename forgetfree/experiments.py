@@ -24,15 +24,25 @@ from forgetfree import __version__, registry
 from forgetfree.data.sampling import representative
 from forgetfree.data.sources import TaskRows, load_task
 from forgetfree.environment import make_directory, refuse_held
-from forgetfree.errors import DataError, ReportError, RunError, UnknownNameError, UsageError
+from forgetfree.errors import (
+    DataError,
+    MetricError,
+    ModelError,
+    ReportError,
+    RunError,
+    TrainingError,
+    UnknownNameError,
+    UsageError,
+)
 from forgetfree.files import write_atomically, write_json
 from forgetfree.grafting import BaseKind, budget
-from forgetfree.localization import LocalizationOptions
+from forgetfree.localization import LocalizationOptions, check_localization
 from forgetfree.metrics import Predictions, agreement
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build
 from forgetfree.pages import NULL, Page, Table, cell, percent, render_page
+from forgetfree.regions import Region, biases
 from forgetfree.run_config import CommonOptions, Faults
 from forgetfree.single_task import SingleTask
 
@@ -40,7 +50,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from forgetfree.monitor import Monitor
-    from forgetfree.regions import Region
 
 SCHEMA = 1
 #: What ``score`` is called.
@@ -155,7 +164,7 @@ class Laboratory:
     def bench(self, unit: Unit) -> SingleTask:
         """The workbench of a unit's task; of a label with fewer rows than ``shots``, all are taken."""
         preset = self.preset
-        return SingleTask(
+        bench = SingleTask(
             load_model(preset.model, preset.readout, graftable=preset.graftable),
             self.rows(unit["task"]),
             shots=unit["shots"],
@@ -166,6 +175,9 @@ class Laboratory:
             store=self._store,
             monitor=self.monitor(" · ".join(f"{key} {value}" for key, value in unit.items() if key != "task")),
         )
+        for sparsity in preset.sparsities:  # before anything is trained
+            check_localization(self.options(sparsity=sparsity), bench.space)
+        return bench
 
     def options(self, **changes: Any) -> LocalizationOptions:
         """The preset's options, with changes."""
@@ -187,6 +199,11 @@ class Laboratory:
             return Trial(bench, bench.fine_tuned(choices[0]), choices[0])
         shared = {options for options in choices if bench.key(options) in self._store}
         scores = [self._validation_score(bench, options) for options in choices]
+        if max(scores) == -math.inf:
+            raise TrainingError(
+                f"Training on {bench.task.name!r} diverged under each of the {len(choices)} choices of options. Set lower "
+                "rates, e.g. --set learning_rate=1e-3."
+            )
         best = choices[scores.index(max(scores))]
         trial = Trial(bench, bench.fine_tuned(best), best)
         for options in choices:
@@ -195,16 +212,20 @@ class Laboratory:
         return trial
 
     def _validation_score(self, bench: SingleTask, options: LocalizationOptions) -> float:
-        """Of a fine-tuned model, which is not made again where its score is known."""
-        note = self.cache / f"{bench.key(options)}.json"
-        if note.is_file():
-            score: float = json.loads(note.read_text(encoding="utf-8"))["validation_score"]
-            return score
+        """Of a fine-tuned model, which is not made again where its score is known; −∞ where training diverges."""
         held_out = bench.task.validation
         rows = held_out.subset(representative(held_out.labels.tolist(), options.validation_rows))
-        score = bench.answers(bench.fine_tuned(options), rows, options).score(bench.task.definition.metric)
-        write_json(note, {"validation_score": score})
-        return score
+        note = self.cache / f"{bench.key(options)}.json"
+        known = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+        if known.get("rows") != rows.digest:
+            try:
+                answers = bench.answers(bench.fine_tuned(options), rows, options)
+                score = answers.score(bench.task.definition.metric)
+            except (TrainingError, MetricError):
+                score = None
+            known = {"rows": rows.digest, "validation_score": score}
+            write_json(note, known)
+        return -math.inf if known["validation_score"] is None else float(known["validation_score"])
 
 
 class Trial:
@@ -227,10 +248,13 @@ class Trial:
         """The fine-tuned model's, on the test rows."""
         return self.bench.answers(self.fine_tuned, options=self.options)
 
+    def answers_of(self, state: ModelState) -> Predictions:
+        """A model's, on the test rows."""
+        return self.answers if state is self.fine_tuned else self.bench.answers(state, options=self.options)
+
     def row(self, state: ModelState, **what: Any) -> Row:
         """``what`` it is, with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
-        answers = self.answers if state is self.fine_tuned else self.bench.answers(state, options=self.options)
-        return {**what, **self.measures(answers)}
+        return {**what, **self.measures(self.answers_of(state))}
 
     def measures(self, answers: Predictions) -> Row:
         """Score, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
@@ -248,7 +272,14 @@ class Trial:
 
     def base(self, kind: BaseKind, sparsity: float) -> Region:
         """A region that is not learned."""
-        return self.bench.base(kind, self.fine_tuned, budget(len(self.bench.space), sparsity))
+        return self.bench.base(kind, self.fine_tuned, budget(len(self.bench.space), sparsity), self.options.fisher_rows)
+
+    def biases(self) -> list[Region]:
+        """All of them as one region; none where the model has no bias."""
+        try:
+            return [biases(self.bench.space)]
+        except ModelError:
+            return []
 
     def graft(self, region: Region) -> ModelState:
         """θ(γ) of eq. 1."""
@@ -347,7 +378,7 @@ def run_experiment(
         raise DataError(next(iter(skipped.values())))
     results = _described(name, experiment, lab, preset_name, needed, skipped)
     if held:
-        results = _resumed(results, out, planned)
+        results = _resumed(results, out, planned, own_data=needed == [(task,) for task in preset.tasks])
     before, done = results["seconds"], [unit["unit"] for unit in results["units"]]
     for unit in planned:
         if unit in done:
@@ -391,8 +422,14 @@ def _described(
     }
 
 
-def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit]) -> dict[str, Any]:
+def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit], own_data: bool) -> dict[str, Any]:
     """``results`` with the units that ``out`` holds already, if they were begun with the same and are all planned.
+
+    Args:
+        results: before the first unit.
+        out: the directory.
+        planned: all units.
+        own_data: whether a unit reads the rows of its own task alone. Else it may lack what was skipped when it was done.
 
     Raises:
         UsageError: they were not, or are not.
@@ -404,6 +441,7 @@ def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit]) -> dic
     differ += [f"setting {key!r}" for key in setting if key not in lists and earlier_setting.get(key) != setting[key]]
     differ += [f"setting {key!r}" for key in lists if not set(earlier_setting[key]) <= set(setting[key])]
     differ += [f"data of {task!r}" for task, sha in earlier["data"].items() if results["data"].get(task) != sha]
+    differ += [f"data of {task!r}" for task in earlier["skipped"] if not own_data and task not in results["skipped"]]
     if differ:
         raise UsageError(
             f"--resume needs what {out} was begun with, or more {', '.join(lists)}; different: {', '.join(differ)}. Give "
@@ -583,8 +621,10 @@ def adjusted(preset: Preset, changes: Mapping[str, Any], options: Mapping[str, A
             faults.add(str(UnknownNameError("option", name, [*known, *own])))
         if name in compared:
             faults.add(f"{name} is what this experiment compares. Leave --set {name} out.")
-    for kind in ("shots", "sparsities", "tasks"):
-        faults.check_distinct(kind.removesuffix("s") if kind == "tasks" else kind, changes.get(kind, ()))
+        if name == "sparsity":
+            faults.add("--set sparsity has no effect here. Give --sparsity.")
+    for kind, flag in (("shots", "shots"), ("sparsities", "sparsity"), ("tasks", "task")):
+        faults.check_distinct(flag, changes.get(kind, ()))
     for shots in changes.get("shots", preset.shots):
         faults.check_common(shots, None, changes.get("seeds", preset.seeds))
     for sparsity in changes.get("sparsities", ()):

@@ -60,13 +60,20 @@ class GraftConfig:
             UsageError: naming every fault.
         """
         from forgetfree.localization import LocalizationOptions
+        from forgetfree.training import TrainingOptions
 
         faults = Faults()
         faults.check_common(self.shots, self.steps, self.seeds)
         faults.check_distinct("sparsity", self.sparsities)
         own, known = set(CommonOptions.__dataclass_fields__), set(LocalizationOptions.__dataclass_fields__)
+        # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
+        training = TrainingOptions.__dataclass_fields__.keys() - {
+            *("steps", "batch_size", "precision", "evaluation_batch_size")
+        }
         for key in self.settings:
             faults.attempt(_check_setting, key, own | known)
+            if self.fine_tuned is not None and key in training:
+                faults.add(f"--set {key} has no effect with --fine-tuned: nothing is trained. Leave it out.")
             if key in self._flags():
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
         if self.base_file is not None:

@@ -23,7 +23,7 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.graft_config import CheckedGraft, GraftConfig
 from forgetfree.graft_file import find_graft
 from forgetfree.graft_report import lay_out_graft
-from forgetfree.grafting import Graft, budget, most_moved
+from forgetfree.grafting import Graft
 from forgetfree.localization import LocalizationOptions, check_localization
 from forgetfree.metrics import Predictions, agreement
 from forgetfree.models.body import body_space
@@ -137,16 +137,9 @@ class _Subject:
     def regions(self, fine_tuned: ModelState, all_options: Sequence[LocalizationOptions]) -> dict[float, Region]:
         """γ by sparsity, from the base of the graft that is given, or from one of the options' kind."""
         sparsities = [options.sparsity for options in all_options]
-        if self.base is None:
-            learned = self.bench.localized(fine_tuned, all_options[0], sparsities)
-            return {sparsity: each.region for sparsity, each in zip(sparsities, learned, strict=True)}
-        found = {}
-        for options in all_options:
-            count, base = budget(len(self.bench.space), options.sparsity), self.base.region
-            if len(base) > count:
-                base = most_moved(self.bench.pre.theta, fine_tuned.theta, count, among=base)
-            found[options.sparsity] = self.bench.localized(fine_tuned, options, base=base)[0].region
-        return found
+        base = None if self.base is None else self.base.region
+        learned = self.bench.localized(fine_tuned, all_options[0], sparsities, base)
+        return {sparsity: each.region for sparsity, each in zip(sparsities, learned, strict=True)}
 
 
 def _measure(config: GraftConfig, checked: CheckedGraft, subject: _Subject, monitor: Monitor) -> Json:
@@ -186,7 +179,7 @@ def _measure(config: GraftConfig, checked: CheckedGraft, subject: _Subject, moni
     single = len(config.seeds) == len(regions) == 1
     grafts: list[Json] = []
     for sparsity, region in regions.items():
-        name = "graft" if single else f"graft-seed-{bench.seed}-sparsity-{sparsity:g}"
+        name = "graft" if single else f"graft-seed-{bench.seed}-sparsity-{sparsity}"
         path = Path(config.out) / f"{name}.safetensors"
         bench.graft(fine_tuned, region, sparsity).save(path)
         grafts.append({"seed": bench.seed, "sparsity": sparsity, "file": path.name, "bytes": path.stat().st_size})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -139,15 +140,17 @@ def localize(
         mask: how S is learned, see `mask_options`.
         sparsities: the shares of the space that the regions may have.
         seed: of a random base and of the batches.
-        base: γ_base; default: of the kind the options name.
+        base: γ_base; of a larger one the most moved of its entries. Default: of the kind the options name.
         on_step: told of every step.
     """
-    if base is None and options.base != "empty" and len(sparsities) > 1:  # each has a γ_base of its own size
-        return [
-            localize(model, task, pre, fine_tuned, options, mask, sparsities=[each], seed=seed, on_step=on_step)[0]
-            for each in sparsities
-        ]
     space = model.space()
+    counts = [budget(len(space), sparsity) for sparsity in sparsities]
+    sized = options.base != "empty" if base is None else len(base) > min(counts)
+    if sized and len(sparsities) > 1:  # each has a γ_base of its own size
+        how: dict[str, Any] = {"seed": seed, "base": base, "on_step": on_step}
+        return [
+            localize(model, task, pre, fine_tuned, options, mask, sparsities=[each], **how)[0] for each in sparsities
+        ]
     device = next(model.parameters()).device
     theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
     validation = task.validation.subset(representative(task.validation.labels.tolist(), options.validation_rows))
@@ -175,10 +178,12 @@ def localize(
                 task.train,
                 theta_pre,
                 theta_ft,
-                budget(len(space), sparsities[0]),
+                counts[0],
                 seed=derive_seed(seed, "base"),
                 fisher_rows=options.fisher_rows,
             )
+        elif len(base) > counts[0]:
+            base = most_moved(theta_pre, theta_ft, counts[0], among=base)
         return learn_regions(
             model.backbone,
             space,

@@ -23,6 +23,7 @@ from forgetfree.errors import ModelError, RegionError
 NOT_GRAFTABLE = (
     r"(^|\.)embeddings\.",
     r"(^|\.)(wte|wpe|embed_in|embed_tokens|embed_positions|word_embeddings\w*|embeddings_project)\.",
+    r"(^|\.)(rel_embeddings|relative_attention_bias)\.",
     r"(^|\.)embedding_hidden_mapping_in\.",
     r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head)\.",
     r"(^|\.)(classifier|score|pooler|readouts)\.",
@@ -229,16 +230,19 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
 
 # -- Where an entry lies: the paper's figures 9 and 10 count regions by layer and by kind of parameter. -----
 
-#: The kinds in the order of the computation, each with the names that BERT, RoBERTa and GPT-2 give them.
+#: The kinds in the order of the computation, each with the names that the families of models give them.
 KINDS: tuple[tuple[str, str], ...] = (
-    ("query", r"\.(query|q_proj|q_lin)\."),
-    ("key", r"\.(key|k_proj|k_lin)\."),
-    ("value", r"\.(value|v_proj|v_lin)\."),
-    ("query+key+value", r"\.(c_attn|query_key_value|Wqkv)\."),
-    ("LayerNorm", r"(LayerNorm|layer_norm|layernorm|ln_\w+|\.norm\w*)\."),
-    ("attention output", r"(attention\.output\.dense|attn\.c_proj|out_proj|out_lin|o_proj|attn\.Wo)\."),
-    ("first feed-forward", r"(intermediate\.dense|mlp\.c_fc|fc1|lin1|up_proj|mlp\.Wi)\."),
-    ("second feed-forward", r"(output\.dense|mlp\.c_proj|fc2|lin2|down_proj|mlp\.Wo)\."),
+    ("query", r"\.(query|(pos_)?query_proj|q_proj|q_lin|q)\."),
+    ("key", r"\.(key|(pos_)?key_proj|k_proj|k_lin|k)\."),
+    ("value", r"\.(value|value_proj|v_proj|v_lin|v)\."),
+    ("query+key+value", r"\.(c_attn|query_key_value|qkv_proj|Wqkv)\."),
+    ("LayerNorm", r"(?i:(layer_?norm\w*|ln_\w+|\w*norm)\.)"),
+    (
+        "attention output",
+        r"(attention\.output\.dense|attn\.c_proj|out_proj|out_lin|o_proj|attn\.Wo|attn\.o|attention\.dense)\.",
+    ),
+    ("first feed-forward", r"(intermediate\.dense|mlp\.c_fc|fc1|lin1|up_proj|gate_proj|mlp\.Wi|h_to_4h|\.ffn)\."),
+    ("second feed-forward", r"(output\.dense|mlp\.c_proj|fc2|lin2|down_proj|mlp\.Wo|4h_to_h|\.ffn_output)\."),
 )
 
 

@@ -103,7 +103,7 @@ class SingleTask:
             fine_tuned: θ_ft.
             options: how.
             sparsities: default: that of the options.
-            base: γ_base; default: of the kind that the options name.
+            base: γ_base; of a larger one the most moved of its entries. Default: of the kind that the options name.
         """
         wanted = [options.sparsity] if sparsities is None else list(sparsities)
         for sparsity in wanted:
@@ -212,7 +212,7 @@ class SingleTask:
             rows: default: the test rows.
             options: evaluation batch size and precision.
         """
-        rows, options = rows or self.task.test, options or TrainingOptions()
+        rows, options = self.task.test if rows is None else rows, options or TrainingOptions()
         with self.holding(state):
             batch_size = options.evaluation_batch_size
             logits = predict(self.model, rows, batch_size=batch_size, precision=options.precision)

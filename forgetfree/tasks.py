@@ -96,6 +96,8 @@ class TaskDefinition:
                 faults.append(f"{name} must hold each of {each} once and no other slot, got {getattr(self, name)!r}")
         if self.metric not in ("accuracy", "f1"):
             faults.append(f"metric must be 'accuracy' or 'f1', got {self.metric!r}")
+        if self.metric == "f1" and len(self.labels) != 2:
+            faults.append(f"metric must be 'accuracy' for {len(self.labels)} labels: 'f1' is that of label 1 of two")
         if self.hub and len(self.hub.columns) != len(self.text_columns):
             faults.append(f"hub.columns must be one for each text, {len(self.text_columns)}, got {self.hub.columns!r}")
         return faults

@@ -45,7 +45,8 @@ class TrainingOptions(Options):
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
     steps: int | None = option(
         None,
-        "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on (appendix B)",
+        "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for "
+        "all rows (appendix B)",
         at_least=1,
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
@@ -57,13 +58,17 @@ class TrainingOptions(Options):
     evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
 
 
+#: So many shots set the number of updates where there are thousands.
+MOST_SHOTS = 512
+
+
 def paper_steps(n_labels: int, shots: int) -> int:
     """The paper's number of updates: 16·n·k for k shots, 16·n·512 from 4096 shots on (appendix B).
 
     >>> paper_steps(2, 64), paper_steps(2, 4096)
     (2048, 16384)
     """
-    return 16 * n_labels * (shots if shots < 4096 else 512)
+    return 16 * n_labels * (shots if shots < 4096 else MOST_SHOTS)
 
 
 def rate_at(done: int, steps: int, options: TrainingOptions) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tiny import SIZES
 
 from forgetfree import cli, registry
 from forgetfree.benchmarks.paper.ood import matched
-from forgetfree.errors import UsageError
+from forgetfree.errors import TrainingError, UsageError
 from forgetfree.experiments import (
     Laboratory,
     adjusted,
@@ -230,6 +231,48 @@ def test_a_grid_is_decided_on_validation_rows(data, model_directory, tmp_path: P
     assert lab.trial(unit).options.learning_rate == 1e-8
     assert asked == [1e-9, 0.3, 1e-8]
     monkeypatch.setattr(StateStore, "put", made)
+    rows = lab.rows("sst2")
+    flipped = replace(rows.validation, labels=tuple(1 - label for label in rows.validation.labels))
+    monkeypatch.setitem(lab._tasks, "sst2", replace(rows, validation=flipped))
+    lab.trial(unit)
+    assert asked == [1e-9, 0.3, 1e-8] * 2  # of other validation rows nothing is known
+
+
+def test_a_choice_that_diverges_has_lost(data, model_directory, tmp_path: Path, monkeypatch) -> None:
+    def laboratory(*rates: float) -> Laboratory:
+        changes = {"model": str(model_directory("bert")), "tasks": ("sst2",), "shots": (4,)}
+        changes["grid"] = tuple({"learning_rate": rate} for rate in rates)
+        preset = adjusted(load_experiment("where").presets["small"], changes, {"steps": "4", "precision": "fp32"})
+        return Laboratory(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+
+    unit = {"task": "sst2", "shots": 4, "seed": 0}
+    assert laboratory(1e30, 1e-3, 1e29).trial(unit).options.learning_rate == 1e-3
+    trained = SingleTask.fine_tuned
+    monkeypatch.setattr(
+        SingleTask,
+        "fine_tuned",
+        lambda bench, options: trained(bench, options) if options.learning_rate < 1 else pytest.fail("diverged again"),
+    )
+    assert laboratory(1e30, 1e-3, 1e29).trial(unit).options.learning_rate == 1e-3
+    with pytest.raises(TrainingError, match="diverged under each of the 2 choices"):
+        laboratory(1e30, 1e29).trial(unit)
+
+
+@pytest.mark.parametrize("name", ["calibration", "what-fails"])
+def test_a_model_without_biases_is_measured_all_the_same(name: str, data, model_directory, tmp_path: Path) -> None:
+    more = ["--set", "graftable=weight$"]
+    assert cli.main(arguments(name, data, model_directory("bert"), tmp_path / "out", *more)) == 0
+    models = {row["model"] for row in rows_of(results_of(tmp_path / "out"))}
+    assert {"fine-tuned", "grafted"} < models and not models & {"bitfit", "biases"}
+
+
+def test_what_cannot_be_localised_is_refused_before_any_training(
+    data, model_directory, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(SingleTask, "fine_tuned", lambda *_: pytest.fail("trained"))
+    more = ["--sparsity", "1e-9"]
+    assert cli.main(arguments("sparsity-curve", data, model_directory("bert"), tmp_path / "out", *more)) == 2
+    assert "leaves no entry" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])
@@ -237,6 +280,19 @@ def test_prompts_run_and_share_fine_tuned_models(kind, readout, data, model_dire
     for name in ("where", "calibration"):  # the second takes the first's models from their files
         more = ["--readout", readout, "--cache", str(tmp_path / "cache")]
         assert cli.main(arguments(name, data, model_directory(kind), tmp_path / name, *more)) == 0
+
+
+def test_without_a_readout_of_its_own_there_is_no_readout_alone(
+    measured, data, model_directory, tmp_path: Path
+) -> None:
+    assert (
+        cli.main(arguments("localization", data, model_directory("bert-mlm"), tmp_path / "out", "--readout", "prompt"))
+        == 0
+    )
+    for out, expected in ((tmp_path / "out", False), (measured("localization"), True)):
+        assert ("readout alone" in {row["model"] for row in rows_of(results_of(out))}) is expected
+        assert ("readout alone" in (out / "report.md").read_text()) is expected
+        assert ("readout alone" in (out / "localization.svg").read_text()) is expected
 
 
 def test_options_set_by_hand_reach_every_experiment(measured) -> None:
@@ -357,6 +413,12 @@ def test_continual_sets_the_papers_numbers_beside_ours() -> None:
     assert [claim.holds for claim in claims] == [True, True, True]
     assert claims[0].paper == "86.5 against 67.5"
     assert claims[0].ours == "79.0 against 60.0"
+    rows = [row | {"shots": 512, "train_shots": 512} for row in rows]
+    titles = [table.title for table in load_experiment("continual").tables(rows)]
+    assert "Accuracy after the last task, here" in titles
+    fewer = [row | {"train_shots": 327} for row in rows]
+    titles = [table.title for table in load_experiment("continual").tables(fewer)]
+    assert "Accuracy after the last task, here (with 327 shots: a label has no more rows)" in titles
     rows[-2]["learned"] += 0.01  # one task lost, another gained as much: that is not nothing
     rows[-1]["learned"] -= 0.01
     assert [claim.holds for claim in load_experiment("continual").claims(rows)] == [True, True, False]
@@ -382,6 +444,7 @@ def test_what_was_not_measured_is_not_told(name: str, measured) -> None:
 def test_where_weighs_kinds_and_layers() -> None:
     def rows(value: float, middle: float) -> list[dict[str, Any]]:
         kinds = {"query weight": (1 - value, 0.6), "value weight": (value, 0.4)}
+        kinds |= {"first feed-forward weight": (0.0, 0.0), "LayerNorm weight": (0.0, 0.0)}
         layers = {"0": ((1 - middle) / 2, 1 / 3), "1": (middle, 1 / 3), "2": ((1 - middle) / 2, 1 / 3)}
         return [
             {"task": "a", "seed": 0, "by": by, "group": group, "share": share, "of_model": size}
@@ -391,6 +454,8 @@ def test_where_weighs_kinds_and_layers() -> None:
 
     assert list(verdicts("where", rows(0.7, 0.5)).values()) == [True, True]
     assert list(verdicts("where", rows(0.3, 0.2)).values()) == [False, False]
+    fused = [row | {"group": row["group"].replace("value", "query+key+value")} for row in rows(0.7, 0.5)]
+    assert list(verdicts("where", fused).values()) == [None, True]  # GPT-2's values have no tensor of their own
 
 
 def test_a_table_is_mean_and_standard_deviation_over_seeds_in_percent() -> None:
@@ -459,6 +524,44 @@ def test_more_seeds_and_tasks_are_added_to_what_was_measured(
     assert "setting 'tasks', setting 'seeds'" in capsys.readouterr().err
 
 
+def test_units_that_lack_a_target_are_not_mixed_with_units_that_have_it(
+    data, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    less, out, model = tmp_path / "less", tmp_path / "out", model_directory("bert")
+    shutil.copytree(data, less, ignore=shutil.ignore_patterns("snli"))
+    assert cli.main(arguments("ood", less, model, out, seeds=(0,))) == 0
+    assert list(results_of(out)["skipped"]) == ["snli"]
+    assert cli.main(arguments("ood", data, model, out, "--resume")) == 2
+    assert "data of 'snli'" in capsys.readouterr().err
+    assert cli.main(arguments("ood", less, model, out, "--resume")) == 0
+    assert {row["seed"] for row in rows_of(results_of(out))} == {0, 1}
+
+
+def test_a_failure_says_what_is_kept(
+    data, model_directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from forgetfree.benchmarks.paper.where import Where
+
+    out, model, measure = tmp_path / "out", model_directory("bert"), Where.measure
+
+    def measured_or(seed: int, error: BaseException) -> Any:
+        def run(self: Where, lab: Laboratory, unit: dict[str, Any]) -> Any:
+            if unit["seed"] == seed:
+                raise error
+            return measure(self, lab, unit)
+
+        return run
+
+    monkeypatch.setattr(Where, "measure", measured_or(0, KeyboardInterrupt()))
+    assert cli.main(arguments("where", data, model, out)) == 1
+    assert capsys.readouterr().err.strip().endswith("Interrupted.")  # nothing is held, so nothing can be resumed
+    assert not out.exists()
+    monkeypatch.setattr(Where, "measure", measured_or(1, TrainingError("The loss became nan.")))
+    assert cli.main(arguments("where", data, model, out)) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "The loss became nan." in error and "the unit that is done" in error and f"--resume --out {out}" in error
+
+
 def test_a_stream_is_not_lengthened_by_resuming(
     measured, data, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -485,6 +588,8 @@ def test_tasks_without_data_are_left_out_and_named(data, model_directory, tmp_pa
         (["--seed", "0"], "names the same seed twice"),
         (["--sparsity", "0.2"], "where looks at one of sparsities, got 0.1, 0.2"),
         (["--task", "sst22"], "Unknown task 'sst22'"),
+        (["--set", "sparsity=0.3"], "--set sparsity has no effect here. Give --sparsity."),
+        (["--sparsity", "0.1"], "--sparsity names the same sparsity twice"),
         (["--set", "threads=none_at_all"], "threads must be"),
         (["--set", "steps=many"], "steps must be"),
         (["--sparsity", "2"], "--sparsity must be above 0 and at most 1"),

@@ -236,6 +236,9 @@ BROKEN_STREAMS = {
     f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu', hub=HubSource('y'))": (
         "metric must be 'accuracy' or 'f1', got 'bleu'; hub.columns must be one for each text, 2, got ('text',)"
     ),
+    f"{TASK}OWN = T('x', 'single', ('a', 'b', 'c'), metric='f1')": (
+        "metric must be 'accuracy' for 3 labels: 'f1' is that of label 1 of two"
+    ),
     f"{TASK}OWN = T('x', 'single', None)": "TypeError: 'NoneType' object is not iterable",
 }
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.data.sources import Rows, load_tasks
-from forgetfree.grafting import graft_theta, interpolate, pruned_theta
+from forgetfree.data.sources import Rows, TaskRows, load_tasks
+from forgetfree.fine_tuning import full_steps
+from forgetfree.grafting import graft_theta, interpolate, most_moved, pruned_theta
 from forgetfree.localization import LocalizationOptions
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import StateStore
 from forgetfree.regions import Region, biases
 from forgetfree.seeds import derive_seed
 from forgetfree.single_task import SingleTask
+from forgetfree.tasks import TaskDefinition
 from forgetfree.training import TrainingOptions, plan, predict
 
 PRE, FT = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0, 7.0, 8.0])
@@ -179,3 +182,30 @@ def test_rows_of_another_data_set_are_read_as_this_tasks(bench: SingleTask, data
     answers = bench.answers(fine_tuned, bench.encode(other))
     assert np.allclose(answers.logits, bench.answers(fine_tuned).logits[::-1], atol=1e-6)
     assert answers.labels.tolist() == list(test.labels[::-1])
+
+
+def test_updates_go_by_the_shots_asked_for(model_directory) -> None:
+    labels = (0,) * 600 + (1,) * 1000
+    rows = Rows(tuple("ab" for _ in labels), (), labels)
+    few = Rows(("a", "b"), (), (0, 1))
+    task = TaskRows(TaskDefinition("own", "single", ("no", "yes")), rows, few, few)
+
+    def steps(**how: Any) -> int:
+        bench = SingleTask(load_model(str(model_directory("bert")), "linear"), task, **how)
+        return full_steps(TrainingOptions(), bench.task)
+
+    assert steps(shots=64) == 16 * 2 * 64
+    assert steps(shots=4096, or_fewer=True) == 16 * 2 * 512  # the paper's 4096-shot, though labels have fewer rows
+    assert steps() == 16 * 2 * 512  # all rows
+    task = replace(task, train=few)
+    assert steps() == 16 * 2 * 1
+
+
+def test_of_a_base_that_is_too_large_the_most_moved_entries_count(bench: SingleTask) -> None:
+    options = LocalizationOptions(steps=2, mask_steps=0)
+    fine_tuned = bench.fine_tuned(options)
+    base = Region(torch.arange(0, len(bench.space), 3))
+    found = bench.localized(fine_tuned, options, (0.01, 0.05), base=base)
+    for each, sparsity in zip(found, (0.01, 0.05), strict=True):
+        count = int(sparsity * len(bench.space))
+        assert each.region == most_moved(bench.pre.theta, fine_tuned.theta, count, among=base)

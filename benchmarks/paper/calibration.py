@@ -30,9 +30,8 @@ from forgetfree.figures import look, panels
 from forgetfree.metrics import reliability
 from forgetfree.models.state import ModelState
 from forgetfree.pages import Table
-from forgetfree.regions import biases
 
-MODELS = ("fine-tuned", "grafted", "retrained", "bitfit")
+MODELS = {"fine-tuned": "fine-tuned", "grafted": "graft", "retrained": "region re-trained", "bitfit": "BitFit"}
 
 
 class Calibration(Experiment):
@@ -52,17 +51,14 @@ class Calibration(Experiment):
         """Accuracy, ECE and the reliability diagram of each."""
         trial = lab.trial(unit)
         (region,) = trial.learned(lab.preset.sparsity)
-        bench, options = trial.bench, trial.options
-        return [
-            self._row(trial, "fine-tuned", trial.fine_tuned),
-            self._row(trial, "grafted", trial.graft(region)),
-            self._row(trial, "retrained", bench.retrained(trial.fine_tuned, region, options)),
-            self._row(trial, "bitfit", bench.retrained(trial.pre, biases(bench.space), options)),
-        ]
+        models = {"fine-tuned": trial.fine_tuned, "grafted": trial.graft(region)}
+        for name, trained in [("retrained", region), *(("bitfit", each) for each in trial.biases())]:
+            models[name] = trial.bench.retrained(trial.pre, trained, trial.options)  # from an untrained readout, too
+        return [self._row(trial, name, state) for name, state in models.items()]
 
     @staticmethod
     def _row(trial: Trial, name: str, state: ModelState) -> Row:
-        answers = trial.bench.answers(state, options=trial.options)
+        answers = trial.answers_of(state)
         diagram = reliability(answers.logits, answers.labels, bins=10)
         held = diagram.counts > 0
         return {
@@ -106,10 +102,11 @@ class Calibration(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """Reliability diagrams above, histograms of confidence below; all tasks and seeds together."""
-        figure, axes = panels(("fine-tuned", "graft", "region re-trained", "BitFit"), rows=2, width=2.4, height=2.3)
+        models = distinct(rows, "model")
+        figure, axes = panels([MODELS[name] for name in models], rows=2, width=2.4, height=2.3)
         edges = np.linspace(0, 1, len(rows[0]["counts"]) + 1)
         centres = (edges[1:] + edges[:-1]) / 2
-        for name, above, below in zip(MODELS, *axes, strict=True):
+        for name, above, below in zip(models, *axes, strict=True):
             counts, right, confidence = (_total(rows, name, key) for key in ("counts", "right", "confidence"))
             held = counts > 0
             above.plot([0, 1], [0, 1], color="black", ls=":", lw=1)

@@ -100,6 +100,7 @@ class Continual(Experiment):
                 "score": entry["matrix"][-1][i],
                 "ece": entry["ece"][-1][i],
                 "learned": entry["matrix"][i + 1][i],
+                "train_shots": shots,
                 "kept_bytes": entry["kept_bytes"][-1],
                 "steps": entry["options"]["steps"],
             }
@@ -110,8 +111,13 @@ class Continual(Experiment):
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy after the last task, the paper's and ours."""
         tasks = distinct(rows, "task")
+        fewer = [row["train_shots"] for row in rows if row.get("train_shots", row["shots"]) < row["shots"]]
+        here = f"here (with {min(fewer)} shots: a label has no more rows)" if fewer else "here"
         ours = pivot(
-            "Accuracy after the last task, here", rows, "strategy", {task: ("score", {"task": task}) for task in tasks}
+            f"Accuracy after the last task, {here}",
+            rows,
+            "strategy",
+            {task: ("score", {"task": task}) for task in tasks},
         )
         theirs = Table(
             "Accuracy after the last task, in the paper",

@@ -28,7 +28,7 @@ from forgetfree.experiments import (
     verdict,
 )
 from forgetfree.figures import legend, look, panels
-from forgetfree.reports import Table
+from forgetfree.pages import Table
 
 
 class Localization(Experiment):
@@ -45,11 +45,10 @@ class Localization(Experiment):
     def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
         """θ_pre, θ_ft, and the graft at every sparsity."""
         trial, sparsities = lab.trial(unit), lab.preset.sparsities
-        rows = [
-            trial.row(trial.pre, model="pre-trained", sparsity=0.0),
-            trial.row(trial.readout_alone, model="readout alone", sparsity=0.0),
-            trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0),
-        ]
+        rows = [trial.row(trial.pre, model="pre-trained", sparsity=0.0)]
+        if trial.fine_tuned.readouts[unit["task"]]:  # label words have no readout of their own
+            rows.append(trial.row(trial.readout_alone, model="readout alone", sparsity=0.0))
+        rows.append(trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0))
         for sparsity, region in zip(sparsities, trial.learned(*sparsities), strict=True):
             rows.append(trial.row(trial.graft(region), model="grafted", sparsity=sparsity))
         return rows
@@ -57,7 +56,7 @@ class Localization(Experiment):
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy or F1, ECE and agreement, by task and shots."""
         models: dict[str, dict[str, Any]] = {
-            name: {"model": name} for name in ("pre-trained", "readout alone", "fine-tuned")
+            name: {"model": name} for name in distinct(rows, "model") if name != "grafted"
         }
         models |= {
             f"graft {share_of(s)}": {"model": "grafted", "sparsity": s} for s in sparsities_of(rows, model="grafted")
@@ -93,11 +92,10 @@ class Localization(Experiment):
             distinct(rows, "task"),
             sparsities_of(rows, model="grafted")[0],
         )
-        figure, (axes,) = panels([f"{k} shots per label" for k in shots], width=3.6)
+        before = "readout alone" if select(rows, model="readout alone") else "pre-trained"
+        figure, (axes,) = panels([f"{k} shots per label" for k in shots], width=max(3.6, 0.5 * len(tasks)))
         for ax, k in zip(axes, shots, strict=True):
-            for shift, (name, sparsity) in enumerate(
-                (("readout alone", 0.0), ("fine-tuned", 1.0), ("grafted", smallest))
-            ):
+            for shift, (name, sparsity) in enumerate(((before, 0.0), ("fine-tuned", 1.0), ("grafted", smallest))):
                 where = [
                     i + 0.2 * (shift - 1)
                     for i, task in enumerate(tasks)

@@ -27,7 +27,7 @@ from forgetfree.experiments import (
     verdict,
 )
 from forgetfree.figures import curves, legend, look
-from forgetfree.reports import Table
+from forgetfree.pages import Table
 
 OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")
 

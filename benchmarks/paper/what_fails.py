@@ -29,7 +29,7 @@ from forgetfree.figures import curves, legend, look
 from forgetfree.grafting import budget, pruned_theta, top
 from forgetfree.models.state import ModelState
 from forgetfree.pages import Table
-from forgetfree.regions import Region, biases
+from forgetfree.regions import Region
 
 
 class WhatFails(Experiment):
@@ -47,14 +47,15 @@ class WhatFails(Experiment):
     def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
         """The learned graft, all biases, and tickets of the largest weights and of the learned region."""
         trial = lab.trial(unit)
-        all_biases = biases(trial.bench.space)
-        share = len(all_biases) / len(trial.bench.space)
         (tiny,) = trial.learned(lab.preset.sparsity)
         rows = [
             trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0),
             trial.row(trial.readout_alone, model="no graft", sparsity=0.0),
             trial.row(trial.graft(tiny), model="grafted", sparsity=lab.preset.sparsity),
-            trial.row(trial.graft(all_biases), model="biases", sparsity=share),
+            *(
+                trial.row(trial.graft(each), model="biases", sparsity=len(each) / len(trial.bench.space))
+                for each in trial.biases()
+            ),
             trial.row(self._ticket(trial, tiny), model="pruned to the graft's region", sparsity=lab.preset.sparsity),
         ]
         for sparsity in lab.preset.sparsities:
@@ -69,11 +70,14 @@ class WhatFails(Experiment):
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy by task."""
-        (tiny,), (share,) = (sparsities_of(rows, model=model) for model in ("grafted", "biases"))
+        (tiny,) = sparsities_of(rows, model="grafted")
         columns: dict[str, tuple[str, dict[str, Any]]] = {
             "no graft": ("score", {"model": "no graft"}),
             f"graft {share_of(tiny)}": ("score", {"model": "grafted"}),
-            f"biases {share_of(round(share, 4))}": ("score", {"model": "biases"}),
+            **{
+                f"biases {share_of(round(s, 4))}": ("score", {"model": "biases"})
+                for s in sparsities_of(rows, model="biases")
+            },
             f"pruned to the graft, {share_of(tiny)}": ("score", {"model": "pruned to the graft's region"}),
         }
         for sparsity in sparsities_of(rows, model="pruned"):

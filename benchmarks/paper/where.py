@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -29,6 +30,8 @@ from forgetfree.pages import Table
 from forgetfree.regions import Region, distribution, kind_of, layer_of
 
 BY = {"layer": layer_of, "kind": kind_of}
+#: What figure 10 finds most of.
+KINDS_OF_CLAIM = ("value", "first feed-forward", "LayerNorm")
 
 
 class Where(Experiment):
@@ -73,17 +76,17 @@ class Where(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Value, first feed-forward layer and LayerNorm together; and the middle layers."""
-        kinds = [
-            group
-            for group in distinct([row for row in rows if row["by"] == "kind"], "group")
-            if group.startswith(("value", "first feed-forward", "LayerNorm"))
-        ]
-        held, size = (sum(mean(rows, key, by="kind", group=kind) for kind in kinds) for key in ("share", "of_model"))
+        groups = distinct([row for row in rows if row["by"] == "kind"], "group")
+        kinds = [[group for group in groups if group.startswith(kind)] for kind in KINDS_OF_CLAIM]
+        held, size = (  # GPT-2 has no tensor of values alone: nothing is told
+            sum(mean(rows, key, by="kind", group=group) for each in kinds for group in each) if all(kinds) else math.nan
+            for key in ("share", "of_model")
+        )
         layers = [
             group for group in distinct([row for row in rows if row["by"] == "layer"], "group") if group.isdigit()
         ]
         middle = layers[len(layers) // 3 : -(len(layers) // 3) or None]
-        inside = sum(mean(rows, "share", by="layer", group=layer) for layer in middle)
+        inside = sum(mean(rows, "share", by="layer", group=layer) for layer in middle) if middle else math.nan
         return [
             Claim(
                 "value, first feed-forward layer and LayerNorm hold most of the region, and more than their size",

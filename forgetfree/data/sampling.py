@@ -71,16 +71,25 @@ def evenly(total: int, count: int | None) -> list[int]:
 
 
 def representative(labels: Sequence[int], count: int | None) -> list[int]:
-    """At most ``count`` row numbers that hold the labels in nearly the shares that all rows do.
+    """At most ``count`` row numbers that hold the labels in nearly the shares that all rows do, and each at least once.
 
-    They are spread evenly; where the rows are ordered so that this misses labels, evenly within each label.
+    They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
+    label. Of more labels than ``count``, some are left out.
     """
     rows, total = evenly(len(labels), count), Counter(labels)
     found = Counter(labels[row] for row in rows)
-    if not rows or all(abs(found[label] / len(rows) - n / len(labels)) <= 0.1 for label, n in total.items()):
+    if not rows or all(
+        found[label] and abs(found[label] / len(rows) - n / len(labels)) <= 0.1 for label, n in total.items()
+    ):
         return rows
-    by_label = sorted(range(len(labels)), key=labels.__getitem__)
-    return sorted(by_label[place] for place in evenly(len(labels), count))
+    quota = {label: max(1, len(rows) * n // len(labels)) for label, n in total.items()}
+    while left := len(rows) - sum(quota.values()):
+        if left > 0:  # to the label that is furthest below its share
+            quota[max(quota, key=lambda label: total[label] * len(rows) / len(labels) - quota[label])] += 1
+        else:  # from the label that has most
+            quota[max(quota, key=quota.__getitem__)] -= 1
+    held = {label: [i for i, each in enumerate(labels) if each == label] for label in total}
+    return sorted(held[label][place] for label, many in quota.items() for place in evenly(total[label], many))
 
 
 def micro_batches(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -474,12 +474,17 @@ def _described(task: TaskDefinition, notes: Mapping[str, Any], folder: Path) -> 
         raise DataError(
             f"{path}: expected one of label_words for each of the {len(task.labels)} labels, got {len(words)}."
         )
+    metric = notes.get("metric", task.metric)
+    if metric == "f1" and len(task.labels) != 2:
+        raise DataError(
+            f"{path}: metric 'f1' is that of label 1 of two, and there are {len(task.labels)} labels. Give 'accuracy'."
+        )
     return replace(
         task,
         label_words=words,
         template=_template(notes, "template", task.template, [*task.text_columns, "mask"], path),
         causal_template=_template(notes, "causal_template", task.causal_template, task.text_columns, path),
-        metric=notes.get("metric", task.metric),
+        metric=metric,
     )
 
 

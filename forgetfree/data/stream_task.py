@@ -11,6 +11,7 @@ from forgetfree.data.sources import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
+from forgetfree.training import MOST_SHOTS
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class StreamTask:
     Attributes:
         definition: what it is.
         label: its position in the stream; in mini-batches its task label, unless the stream withholds that.
-        shots: training rows of the rarest label.
+        shots: training rows per label that were asked for; where all are taken, those of the rarest label, at most 512:
+            more rows mean no more updates (`paper_steps`).
         train, validation, test: the rows.
         fingerprint: of all the task's rows, before sampling.
         classes: the labels it may have, as its rows and the logits number them.
@@ -91,7 +93,7 @@ def encode_task(
     return StreamTask(
         definition,
         label,
-        min(train.labels.count(i) for i in range(len(definition.labels))),
+        shots or min(MOST_SHOTS, *(train.labels.count(i) for i in range(len(definition.labels)))),
         encode(train),
         encode(rows.validation),
         encode(rows.test.take(representative(rows.test.labels, test_limit))),

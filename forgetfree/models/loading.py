@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -229,9 +230,12 @@ def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
 def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str, name: str) -> None:
     """Raise ``ModelError`` unless every weight was loaded and every token id has an embedding."""
     if missing:
+        remedy = (
+            "Save the model whole" if kind == "linear" else "Use --readout linear, or a model saved with its LM head"
+        )
         raise ModelError(
             f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. "
-            f"{missing[0]!r}: they would be random. Use --readout linear, or a model saved with its LM head."
+            f"{missing[0]!r}: they would be random. {remedy}."
         )
     rows = backbone.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
@@ -257,7 +261,11 @@ def is_causal(config: Any) -> bool:
 
 def _without_pooler(config: Any) -> dict[str, Any]:
     """The pooler is never read, so it is not loaded: some checkpoints lack it."""
-    return {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta", "electra") else {}
+    from transformers import MODEL_MAPPING
+
+    network: Any = MODEL_MAPPING.get(type(config), None)
+    takes = inspect.signature(network).parameters if isinstance(network, type) else {}
+    return {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
 
 
 def _head_dropout(config: Any) -> float:
@@ -272,7 +280,9 @@ def _max_length(backbone: nn.Module) -> int:
     from forgetfree.data.encoding import MAX_LENGTH
 
     config: Any = backbone.config
-    positions: int = getattr(config, "max_position_embeddings", None) or MAX_LENGTH  # GPT-2 maps n_positions
+    positions: int = getattr(config, "max_position_embeddings", None) or -1  # GPT-2 maps n_positions
+    if positions < 0:  # relative ones: no limit
+        return MAX_LENGTH
     if config.model_type in ("roberta", "xlm-roberta"):  # positions start after the padding index
         positions -= config.pad_token_id + 1
     return min(MAX_LENGTH, positions)

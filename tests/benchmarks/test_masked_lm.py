@@ -58,7 +58,7 @@ def test_wrong_usage_is_told_in_a_line(
         (bert, "sst22", "new", "Unknown task 'sst22'"),
         ("nothing", "sst2", "new", "Unknown model 'nothing'"),
         (bert, "sst2", "full", "is not empty"),
-        (str(model_directory("roberta")), "sst2", "new", "--model must be of the BERT family, got RobertaForMaskedLM"),
+        (str(model_directory("roberta")), "sst2", "new", "--model must be of the BERT architecture, got roberta"),
     ):
         with pytest.raises(SystemExit):
             call(monkeypatch, "--data", data, "--model", model, "--task", task, "--out", str(tmp_path / out))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from forgetfree.data.sampling import by_length, evenly, k_shot, micro_batches, plan_batches, representative
@@ -92,6 +94,27 @@ def test_rows_in_the_order_of_their_labels_are_picked_from_every_label() -> None
     mixed = [0, 1, 1, 0] * 10
     assert representative(mixed, 8) == evenly(40, 8)
     assert representative([], 5) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "expected"),
+    [
+        ([int(i % 10 == 9) for i in range(1000)], 100, {0: 90, 1: 10}),  # evenly, every positive would be stepped over
+        ([int(i % 25 == 7) for i in range(3200)], 128, {0: 123, 1: 5}),
+        ([0] * 97 + [1, 2, 3], 10, {0: 7, 1: 1, 2: 1, 3: 1}),  # rare ones are held, too
+        ([0] * 97 + [1, 2, 3], 4, {0: 1, 1: 1, 2: 1, 3: 1}),
+        ([0] * 60 + [1] * 40, 7, {0: 4, 1: 3}),
+    ],
+)
+def test_picked_rows_hold_rare_labels(labels: list[int], count: int, expected: dict[int, int]) -> None:
+    picked = representative(labels, count)
+    assert Counter(labels[row] for row in picked) == expected
+    assert picked == sorted(set(picked)) and len(picked) == count
+
+
+def test_more_labels_than_rows_are_picked_as_far_as_they_go() -> None:
+    picked = representative([i % 50 for i in range(5000)], 10)
+    assert len({row % 50 for row in picked}) == len(picked) == 10
 
 
 def test_rows_are_picked_evenly() -> None:

@@ -437,6 +437,12 @@ def test_a_wrong_source_json_is_named(tmp_path: Path, notes: str, expected: str)
     assert expected in text
 
 
+def test_f1_of_more_than_two_labels_is_refused(tmp_path: Path) -> None:
+    notes = {"label_names": ["no", "perhaps", "yes"], "metric": "f1"}
+    task_folder(tmp_path, "mine", SINGLES, notes)
+    assert "metric 'f1' is that of label 1 of two, and there are 3 labels. Give 'accuracy'." in message(tmp_path)
+
+
 def test_more_label_names_than_a_registered_task_has_labels_are_refused(tmp_path: Path) -> None:
     task_folder(tmp_path, "sst2", SINGLES, {"label_names": ["negative", "neutral", "positive"]})
     text = message(tmp_path, "sst2")

@@ -1,0 +1,90 @@
+"""Families beside BERT, RoBERTa and GPT-2: loaded, fine-tuned, localised, grafted, and written as a model of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+
+from forgetfree.apply import apply_graft
+from forgetfree.data.sources import load_task
+from forgetfree.grafting import Graft
+from forgetfree.localization import LocalizationOptions
+from forgetfree.models.loading import load_model
+from forgetfree.parameters import ParameterSpace, kind_of
+from forgetfree.single_task import SingleTask
+
+#: BERT's names for the sizes, which most families share.
+SIZES = {
+    "hidden_size": tiny.HIDDEN,
+    "num_hidden_layers": tiny.LAYERS,
+    "num_attention_heads": tiny.HEADS,
+    "intermediate_size": tiny.INNER,
+    "max_position_embeddings": tiny.POSITIONS,
+    "initializer_range": tiny.SPREAD,
+}
+DISTILBERT = {"dim": tiny.HIDDEN, "n_layers": tiny.LAYERS, "n_heads": tiny.HEADS, "hidden_dim": tiny.INNER}
+OPT = {"hidden_size": tiny.HIDDEN, "num_hidden_layers": tiny.LAYERS, "num_attention_heads": tiny.HEADS}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "DistilBert": DISTILBERT | {"max_position_embeddings": tiny.POSITIONS},
+    "DebertaV2": SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+    "Electra": SIZES | {"embedding_size": 8},
+    "Albert": SIZES | {"embedding_size": 8},
+    "MPNet": SIZES,
+    "ModernBert": SIZES,
+    "OPT": OPT | {"ffn_dim": tiny.INNER, "word_embed_proj_dim": tiny.HIDDEN, "max_position_embeddings": tiny.POSITIONS},
+    "Llama": SIZES,
+    "GPTNeoX": SIZES,
+}
+CAUSAL = ("OPT", "Llama", "GPTNeoX")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A family's name, and a tiny model of it with its LM head, as a directory."""
+    family, directory = request.param, tmp_path_factory.mktemp(request.param)
+    tokenizer = tiny.byte_level(causal=True) if family in CAUSAL else tiny.wordpiece()
+    special = {
+        name: getattr(tokenizer, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
+    }
+    config = getattr(transformers, f"{family}Config")(vocab_size=len(tokenizer), **FAMILIES[family], **special)
+    head = "ForCausalLM" if family in CAUSAL else "ForMaskedLM"
+    torch.manual_seed(0)
+    getattr(transformers, family + head)(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return family, directory
+
+
+@pytest.mark.parametrize("readout", ["linear", "auto"])
+def test_a_family_is_grafted_and_written(
+    model: tuple[str, Path], readout: str, data_directory: Path, tmp_path: Path
+) -> None:
+    family, directory = model
+    loaded = load_model(str(directory), readout)
+    assert loaded.readout == ("linear" if readout == "linear" else "causal" if family in CAUSAL else "prompt")
+    bench = SingleTask(loaded, load_task("qnli", str(data_directory)), shots=8)
+    options = LocalizationOptions(steps=3, learning_rate=0.1, sparsity=0.05, mask_steps=2, mask_batch_size=8)
+    fine_tuned = bench.fine_tuned(options)
+    (found,) = bench.localized(fine_tuned, options)
+    assert len(found.region)
+    bench.graft(fine_tuned, found.region, 0.05).save(tmp_path / "graft.safetensors")
+    graft = Graft.load(tmp_path / "graft.safetensors")
+    # The same bits, whatever head the model has.
+    theta = bench.grafted(fine_tuned, found.region).theta
+    whole = load_model(str(directory), readout).model.backbone
+    graft.apply_(whole)
+    assert torch.equal(ParameterSpace.of(whole).flatten(whole), theta)
+    written = apply_graft(graft, str(directory), tmp_path / "out")
+    again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
+    assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
+
+
+def test_every_graftable_tensor_of_a_family_has_a_kind_and_no_embedding_is_graftable(model: tuple[str, Path]) -> None:
+    names = [spec.name for spec in load_model(str(model[1])).model.space().tensors]
+    assert names and not [name for name in names if kind_of(name).startswith("other")]
+    assert not [name for name in names if "embed" in name or "relative_attention_bias" in name]
