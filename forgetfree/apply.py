@@ -55,7 +55,8 @@ def apply_graft(graft: Graft, model: str, out: Path) -> WrittenModel:
     """
     origin = _origin(graft)
     _check_free(out)
-    loaded = load_model(model, origin.readout if origin.readout in ("prompt", "causal") else "linear")
+    readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
+    loaded = load_model(model, readout, max_length=origin.max_length)
     # Under some heads a body lacks a part (BERT's pooler) that whoever loads the body alone should find all the same.
     whole, missing = read_weights(locate(model), "AutoModel", model)
     body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}

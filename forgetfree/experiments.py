@@ -45,6 +45,7 @@ from forgetfree.pages import NULL, Page, Table, cell, percent, render_page
 from forgetfree.regions import Region, biases
 from forgetfree.run_config import CommonOptions, Faults
 from forgetfree.single_task import SingleTask
+from forgetfree.tasks import MAX_LENGTH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,6 +78,7 @@ class Preset:
         arms: where ways to train are compared, the grid of each by name.
         fixed: options set by hand, which nothing changes.
         test_limit: test rows per task; all for ``None``.
+        max_length: tokens a row is read at, at most.
         graftable: regular expression over names of tensors that may be grafted; all for ``None``.
     """
 
@@ -91,6 +93,7 @@ class Preset:
     arms: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     test_limit: int | None = None
+    max_length: int = MAX_LENGTH
     graftable: str | None = None
 
     @property
@@ -165,7 +168,7 @@ class Laboratory:
         """The workbench of a unit's task; of a label with fewer rows than ``shots``, all are taken."""
         preset = self.preset
         bench = SingleTask(
-            load_model(preset.model, preset.readout, graftable=preset.graftable),
+            load_model(preset.model, preset.readout, graftable=preset.graftable, max_length=preset.max_length),
             self.rows(unit["task"]),
             shots=unit["shots"],
             or_fewer=True,

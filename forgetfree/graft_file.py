@@ -220,7 +220,8 @@ def _origin(text: str) -> GraftOrigin:
         origin.task.name,
         *origin.task.labels,
     )
-    if not all(isinstance(each, str) for each in texts) or not isinstance(origin.sparsity, int | float):
+    numbers = (origin.sparsity, origin.max_length)
+    if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in numbers):
         raise RegionError("its origin cannot be read (a text or a number is neither).")
     return origin
 

@@ -101,12 +101,13 @@ class _Subject:
         monitor: Monitor,
     ) -> _Subject:
         """Load the models, and check what only they can tell: before any training."""
-        graftable, given = checked.common.graftable, None
+        how: Json = {"graftable": checked.common.graftable, "max_length": checked.common.max_length}
+        given = None
         if config.fine_tuned is not None:
-            given = load_fine_tuned(config.fine_tuned, config.model, rows.task, graftable=graftable)
+            given = load_fine_tuned(config.fine_tuned, config.model, rows.task, **how)
             given.add_task(rows.task)
         bench = SingleTask(
-            given.loaded if given else load_model(config.model, config.readout, graftable=graftable),
+            given.loaded if given else load_model(config.model, config.readout, **how),
             rows,
             shots=config.shots,
             seed=seed,
@@ -275,6 +276,7 @@ def _environment(config: GraftConfig, checked: CheckedGraft, subject: _Subject, 
             "name": config.section()["model"],
             "readout": bench.loaded.readout,
             "fingerprint": bench.loaded.fingerprint,
+            "max_length": bench.loaded.max_length,
         },
         "fine_tuned": given and {"architecture": given.architecture, "fingerprint": given.fingerprint},
         "task": task.definition.fields,

@@ -28,7 +28,7 @@ from forgetfree.models.state import persistent_buffers
 from forgetfree.options import Options, option
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.training import OnStep, check_loss, trainable
 
 #: How γ_base is chosen; ``fisher`` and ``bias`` by `forgetfree.localization.choose_base`, which has model and rows.
@@ -47,6 +47,7 @@ class GraftOrigin:
         sparsity: the share of the space that its region was allowed.
         architecture: of ``classifier``: the Hugging Face class whose head the readout is.
         classes: of ``classifier``: of each of the task's labels, the number of the head's class.
+        max_length: tokens a row was read at, at most.
     """
 
     task: TaskDefinition
@@ -56,6 +57,7 @@ class GraftOrigin:
     sparsity: float
     architecture: str = ""
     classes: tuple[int, ...] = ()
+    max_length: int = MAX_LENGTH
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import load_tensors_
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.training import predict
 
 
@@ -89,6 +89,7 @@ class Predictor:
             tasks = [TaskDefinition.of_fields(task) for task in config["tasks"]]
             name, readout = config["model"]["name"], config["model"]["readout"]
             shared_labels = config.get("scenario") == "class"
+            max_length = config["model"].get("max_length", MAX_LENGTH)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{directory} is not a finished run: {path.name} cannot be read ({error}). Give the directory that "
@@ -106,7 +107,12 @@ class Predictor:
                 f"{directory} holds no ledger{of_strategy}{of_seed}. It holds those of: {held or 'none'}. Run a strategy that "
                 "keeps one: grafting-continual, packnet, wsn, bitfit or graft-retrain."
             )
-        return cls(load_model(name, readout), Ledger.load(ledgers[0]), tasks, shared_labels=shared_labels)
+        return cls(
+            load_model(name, readout, max_length=max_length),
+            Ledger.load(ledgers[0]),
+            tasks,
+            shared_labels=shared_labels,
+        )
 
     def definition(self, task: str) -> TaskDefinition:
         """The task's definition.

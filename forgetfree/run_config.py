@@ -12,7 +12,7 @@ from forgetfree import registry
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
 from forgetfree.options import Options, build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.tasks import Scenario
+from forgetfree.tasks import MAX_LENGTH, Scenario
 
 if TYPE_CHECKING:
     from forgetfree.strategy import ContinualStrategy
@@ -25,6 +25,7 @@ class CommonOptions(Options):
     test_limit: int | None = option(None, "evaluate on at most this many test rows a task", at_least=1)
     cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
     threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1)
+    max_length: int = option(MAX_LENGTH, "tokens a row is read at, at most; the longest text is cut", at_least=8)
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
 
     def __post_init__(self) -> None:

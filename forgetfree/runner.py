@@ -59,7 +59,13 @@ def run(config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None 
         stream = make_stream(
             config.stream,
             tasks,
-            load_model(config.model, config.readout, model_class=StreamModel, graftable=checked.run.graftable),
+            load_model(
+                config.model,
+                config.readout,
+                model_class=StreamModel,
+                graftable=checked.run.graftable,
+                max_length=checked.run.max_length,
+            ),
             shots=config.shots,
             seed=seed,
             test_limit=checked.run.test_limit,
@@ -223,6 +229,7 @@ def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, devi
             "name": config.section()["model"],
             "readout": stream.loaded.readout,
             "fingerprint": stream.loaded.fingerprint,
+            "max_length": stream.loaded.max_length,
         },
         "tasks": [asdict(task.definition) | {"hub": None} for task in stream.tasks],
         "data": {

@@ -179,7 +179,9 @@ class SingleTask:
         """
         backbone, task, loaded = self.model.backbone, self.task.definition, self.loaded
         readout = fine_tuned.readouts[task.name]
-        origin = GraftOrigin(task, loaded.readout, loaded.name, body_fingerprint(backbone), sparsity)
+        origin = GraftOrigin(
+            task, loaded.readout, loaded.name, body_fingerprint(backbone), sparsity, max_length=loaded.max_length
+        )
         if isinstance(self.model, ClassifierModel):
             readout = self.model.head_tensors()
             origin = replace(origin, architecture=self.model.architecture, classes=self.model.classes)

@@ -29,7 +29,7 @@ from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.readout_model import ReadoutModel, TaskHead
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
-from forgetfree.tasks import Scenario, TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, Scenario, TaskDefinition
 
 
 class StreamModel(TaskModel, MultiTaskModule):
@@ -89,6 +89,7 @@ def load_stream(
     seed: int = 0,
     test_limit: int | None = None,
     graftable: str | None = None,
+    max_length: int = MAX_LENGTH,
     scenario: Scenario = "task",
 ) -> Stream:
     """Load tasks and model, sample, tokenise once.
@@ -102,6 +103,7 @@ def load_stream(
         seed: of the sample and of the readouts' first weights.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
+        max_length: tokens a row is read at, at most.
         scenario: what is known at inference: the ``task``; or not the task, and all tasks' labels are told apart by one
             readout (``class``) or are the same labels for all (``domain``).
 
@@ -112,7 +114,7 @@ def load_stream(
     return make_stream(
         stream,
         load_tasks(stream, data or default_data()),
-        load_model(model, readout, model_class=StreamModel, graftable=graftable),
+        load_model(model, readout, model_class=StreamModel, graftable=graftable, max_length=max_length),
         shots=shots,
         seed=seed,
         test_limit=test_limit,

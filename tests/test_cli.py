@@ -489,6 +489,22 @@ def test_predict_gives_the_logits_of_the_run(finished: Path, tiny_cli: Tiny) -> 
             assert float((logits.argmax(1) == torch.tensor(task.test.labels)).float().mean()) == pytest.approx(expected)
 
 
+def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(tiny_cli: Tiny, tmp_path: Path) -> None:
+    from forgetfree.data.sources import Rows
+    from forgetfree.inference import Predictor
+
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--set", "max_length=9") == 0
+    assert json.loads((out / "config.json").read_text())["model"]["max_length"] == 9
+    predictor = Predictor.of_run(out)
+    words = "the lovely river the bright city the"  # with [CLS] and [SEP] nine tokens
+    logits = [
+        predictor.logits("sst2", Rows((text,), (), (0,))) for text in (words, f"{words} awful moon", "the lovely")
+    ]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

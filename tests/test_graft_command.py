@@ -328,6 +328,17 @@ def test_the_models_recipe_counts_and_gives_way(graft: GraftCommand, monkeypatch
     assert GraftConfig(task="sst2", model="toy").recipe()["learning_rate"] == 0.5
 
 
+def test_a_graft_knows_how_far_its_rows_were_read(graft: GraftCommand, tmp_path: Path, capsys: Any) -> None:
+    out = graft("--set", "max_length=10")
+    assert Graft.load(out / "graft.safetensors").origin.max_length == 10
+    assert json.loads((out / "config.json").read_text())["model"]["max_length"] == 10
+    assert cli.main(["apply", str(out), "--out", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "text = tokens(text)[:8]" in card  # and [CLS] and [SEP]
+    longer = graft("--set", "max_length=4000")
+    assert Graft.load(longer / "graft.safetensors").origin.max_length == tiny.POSITIONS  # as far as the model reads
+
+
 # -- Fine-tuned elsewhere --------------------------------------------------------------------------------
 
 

@@ -72,7 +72,7 @@ class Continual(Experiment):
         """The last row of each strategy's matrix, and what was forgotten."""
         preset = lab.preset
         settings: dict[str, Any] = {"sparsity": preset.sparsity, **preset.options, **preset.fixed}
-        settings["cache"] = str(lab.cache)
+        settings |= {"cache": str(lab.cache), "max_length": preset.max_length}
         if preset.test_limit is not None:
             settings["test_limit"] = preset.test_limit
         if preset.graftable is not None:

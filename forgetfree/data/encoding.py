@@ -20,11 +20,9 @@ from torch import Tensor
 
 from forgetfree.data.sources import Rows
 from forgetfree.errors import ModelError
+from forgetfree.tasks import MAX_LENGTH
 
 Batch = tuple[Tensor, Tensor, Tensor]
-
-#: Longest input in tokens (LM-BFF's default); longer ones are truncated, the longest text first.
-MAX_LENGTH = 128
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,7 +125,7 @@ class Encoder:
         if self._room(2) < 2:
             raise ModelError(
                 f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes "
-                "them all. Raise max_length or shorten the prompt."
+                "them all. Set a higher max_length, if the model allows it, or shorten the prompt."
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:

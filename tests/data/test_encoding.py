@@ -179,7 +179,9 @@ def test_a_prompt_takes_its_tokens_from_the_longest_text() -> None:
 
 
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"left within 5 tokens: the prompt .* takes them all\. Raise max_length"):
+    with pytest.raises(
+        ModelError, match=r"left within 5 tokens: the prompt .* takes them all\. Set a higher max_length"
+    ):
         Encoder(BERT, WAS, 5)
 
 

