@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -116,6 +117,24 @@ def choose_base(
     return base_region(kind, theta_pre, theta_ft, count, seed)
 
 
+def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int) -> int:
+    """How many searches for S the sparsities take: one, or one each where each has a γ_base of its own size.
+
+    Args:
+        options: the kind of base, where none is given.
+        sparsities: of the regions.
+        base: γ_base, if it is given: of one that is too large the most moved entries are taken.
+        space_size: entries of the parameter space.
+    """
+    smallest = budget(space_size, min(sparsities))
+    sized = options.base != "empty" if base is None else len(base) > smallest
+    return len(sparsities) if sized else 1
+
+
+def _later(on_step: OnStep, before: int, step: int, loss: float) -> None:
+    on_step(before + step, loss)
+
+
 def localize(
     model: ReadoutModel,
     task: StreamTask,
@@ -144,13 +163,14 @@ def localize(
         on_step: told of every step.
     """
     space = model.space()
+    if searches(options, sparsities, base, len(space)) > 1:
+        found = []
+        for i, each in enumerate(sparsities):
+            told = on_step and partial(_later, on_step, i * mask.steps)
+            how: dict[str, Any] = {"sparsities": [each], "seed": seed, "base": base, "on_step": told}
+            found += localize(model, task, pre, fine_tuned, options, mask, **how)
+        return found
     counts = [budget(len(space), sparsity) for sparsity in sparsities]
-    sized = options.base != "empty" if base is None else len(base) > min(counts)
-    if sized and len(sparsities) > 1:  # each has a γ_base of its own size
-        how: dict[str, Any] = {"seed": seed, "base": base, "on_step": on_step}
-        return [
-            localize(model, task, pre, fine_tuned, options, mask, sparsities=[each], **how)[0] for each in sparsities
-        ]
     device = next(model.parameters()).device
     theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
     validation = task.validation.subset(representative(task.validation.labels.tolist(), options.validation_rows))

@@ -25,6 +25,7 @@ from forgetfree.localization import (
     choose_base,
     localize,
     mask_options,
+    searches,
 )
 from forgetfree.metrics import Predictions
 from forgetfree.models.body import body_fingerprint, body_prefix, body_space
@@ -110,7 +111,8 @@ class SingleTask:
             check_localization(replace(options, sparsity=sparsity), self.space)
         mask = mask_options(options, len(self.task.train), full_steps(options, self.task))
         seed = derive_seed(self.seed, "localize", self.task.name)
-        with self._monitor.phase(self.task.name, "localize", mask.steps) as on_step:
+        steps = mask.steps * searches(options, wanted, base, len(self.space))
+        with self._monitor.phase(self.task.name, "localize", steps) as on_step:
             return localize(
                 self.model,
                 self.task,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from forgetfree.grafting import graft_theta, interpolate, most_moved, pruned_the
 from forgetfree.localization import LocalizationOptions
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import StateStore
+from forgetfree.monitor import Monitor
 from forgetfree.regions import Region, biases
 from forgetfree.seeds import derive_seed
 from forgetfree.single_task import SingleTask
@@ -209,3 +212,22 @@ def test_of_a_base_that_is_too_large_the_most_moved_entries_count(bench: SingleT
     for each, sparsity in zip(found, (0.01, 0.05), strict=True):
         count = int(sparsity * len(bench.space))
         assert each.region == most_moved(bench.pre.theta, fine_tuned.theta, count, among=base)
+
+
+@pytest.mark.parametrize(("base", "expected"), [("movement", [1, 2, 3, 4, 5, 6]), ("empty", [1, 2, 3])])
+def test_every_step_of_several_searches_is_told_once(
+    model_directory, data_directory: Path, base: Any, expected: list[int]
+) -> None:
+    class Listener(Monitor):
+        @contextmanager
+        def phase(self, task: str, phase: Any, steps: int) -> Iterator[Any]:
+            told: list[int] = []
+            yield lambda step, loss: told.append(step)
+            heard[phase] = (steps, told)
+
+    heard: dict[str, Any] = {}
+    (rows,) = load_tasks("sst2", str(data_directory))
+    bench = SingleTask(load_model(str(model_directory("bert")), "linear"), rows, shots=4, monitor=Listener())
+    options = LocalizationOptions(steps=2, mask_steps=3, base=base)
+    bench.localized(bench.fine_tuned(options), options, (0.01, 0.05))
+    assert heard["localize"] == (len(expected), expected)
