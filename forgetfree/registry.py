@@ -143,7 +143,6 @@ MODELS: dict[str, ModelEntry] = {
             "max_gradient_norm": 1.0,
             "warmup": 0.06,
             "sparsity": 1e-3,
-            "base": "empty",
             "mask_learning_rate": 1e8,
             "mask_steps": 32,
             "mask_batch_size": 64,

@@ -38,7 +38,7 @@ class Localization(Experiment):
     single: ClassVar = ()
     question: ClassVar[str] = "Do the fine-tuned values of a tiny region bring back what fine-tuning learned?"
     presets: ClassVar = {
-        "small": replace(SMALL, tasks=("sst2", "mpqa", "cr", "ag_news"), shots=(64, 4096), seeds=(0,)),
+        "small": replace(SMALL, tasks=PAPER.tasks, shots=(64, 4096), seeds=(0,)),
         "paper": replace(PAPER, shots=(64, 4096)),
     }
 
@@ -103,7 +103,7 @@ class Localization(Experiment):
                 ]
                 scores = [100 * x for task in tasks for x in _scores(rows, k, task, name, sparsity)]
                 ax.plot(where, scores, linestyle="", **look(name))
-            ax.set_xticks(range(len(tasks)), tasks, rotation=30)
+            ax.set_xticks(range(len(tasks)), tasks, rotation=40, ha="right", rotation_mode="anchor")
         axes[0].set_ylabel("score (%)")
         legend(figure, axes)
         return figure

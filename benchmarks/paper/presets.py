@@ -28,7 +28,6 @@ SMALL = Preset(
         "steps": 400,
         "warmup": 0.06,
         "precision": "bf16",
-        "base": "empty",
         "mask_learning_rate": 1e8,
         "mask_steps": 32,
         "mask_batch_size": 64,
