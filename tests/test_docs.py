@@ -110,11 +110,13 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
 def test_the_experiments_are_those_of_the_committed_runs() -> None:
     """``python -m forgetfree.benchmarks.paper`` would change nothing."""
     from forgetfree.benchmarks.paper import __main__ as paper
+    from forgetfree.experiments import load_experiment_results
 
     document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert paper.section() in document
     held = {path.stem for path in paper.RESULTS.glob("*.json")}
     assert {file.stem for file in paper.run_files()} == held
+    assert all(load_experiment_results(file)["complete"] for file in paper.run_files())
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
 
 

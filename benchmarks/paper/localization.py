@@ -102,7 +102,8 @@ class Localization(Experiment):
                     for _ in _scores(rows, k, task, name, sparsity)
                 ]
                 scores = [100 * x for task in tasks for x in _scores(rows, k, task, name, sparsity)]
-                ax.plot(where, scores, linestyle="", **look(name))
+                label = f"graft {share_of(sparsity)}" if name == "grafted" else name
+                ax.plot(where, scores, linestyle="", **(look(name) | {"label": label}))
             ax.set_xticks(range(len(tasks)), tasks, rotation=40, ha="right", rotation_mode="anchor")
         axes[0].set_ylabel("score (%)")
         legend(figure, axes)
