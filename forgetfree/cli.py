@@ -82,12 +82,17 @@ def _run(options: argparse.Namespace) -> int:
     _print_recipe(config.model, config.recipe())
     try:
         with _no_empty_directory(Path(config.out)):
-            results = runner.run(config, resume=options.resume, monitor=lambda title: make_monitor(title, sys.stderr))
+            results = runner.run(
+                config,
+                resume=options.resume,
+                monitor=lambda title: make_monitor(title, sys.stderr),
+                debug=options.debug,
+            )
     except KeyboardInterrupt:
         return _fail(f"Interrupted. {_holdings(Path(config.out))}", 1)
     except (ForgetfreeError, OSError) as error:
         held = _holdings(Path(config.out))
-        if options.debug or not held or isinstance(error, UsageError):
+        if options.debug or not held or isinstance(error, UsageError | RunError):  # those say themselves what to do
             raise
         raise RunError(f"{error} {held}") from error
     if results["runs"]:

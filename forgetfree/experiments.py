@@ -439,10 +439,19 @@ def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit], own_da
     """
     earlier = load_experiment_results(out)
     lists = [name for name, part in LISTS.items() if part in planned[0]]
-    earlier_setting, setting = earlier["setting"], results["setting"]
-    differ = [key for key in ("experiment", "preset", "model", "versions", "device") if earlier[key] != results[key]]
-    differ += [f"setting {key!r}" for key in setting if key not in lists and earlier_setting.get(key) != setting[key]]
-    differ += [f"setting {key!r}" for key in lists if not set(earlier_setting[key]) <= set(setting[key])]
+    before, now = earlier["setting"], results["setting"]
+    differ = [
+        "the weights of the model" if key == "model" else f"{key} (was {earlier[key]}, now {results[key]})"
+        for key in ("experiment", "preset", "model", "versions", "device")
+        if earlier[key] != results[key]
+    ]
+    # Weights are told by their fingerprint: a directory may be named anew.
+    differ += _differences(*({k: v for k, v in each.items() if k not in (*lists, "model")} for each in (before, now)))
+    differ += [
+        f"{key} (give all there are: {', '.join(map(str, before[key]))})"
+        for key in lists
+        if not set(before[key]) <= set(now[key])
+    ]
     differ += [f"data of {task!r}" for task, sha in earlier["data"].items() if results["data"].get(task) != sha]
     differ += [f"data of {task!r}" for task in earlier["skipped"] if not own_data and task not in results["skipped"]]
     if differ:
@@ -451,6 +460,18 @@ def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit], own_da
             "another --out, or the old options."
         )
     return results | {"units": earlier["units"], "seconds": earlier["seconds"]}
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What has changed between two settings, options set by hand one by one."""
+    found = []
+    for key in dict.fromkeys((*before, *now)):
+        was, is_now = before.get(key), now.get(key)
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            found += _differences(was, is_now)
+        elif was != is_now:
+            found.append(f"{key} (was {was}, now {is_now})")
+    return found
 
 
 def write_outcome(results: Mapping[str, Any], out: Path) -> None:

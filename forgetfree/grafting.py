@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -260,12 +260,17 @@ def base_region(
         theta_ft: θ_ft ``(N,)``.
         count: entries.
         seed: of ``random``.
+
+    Raises:
+        OptionError: no such kind.
     """
     if kind == "empty":
         return Region.empty()
     if kind == "random":
         generator = torch.Generator().manual_seed(seed)
         return Region.of(torch.randperm(len(theta_pre), generator=generator)[:count])
+    if kind != "movement":
+        raise OptionError(f"base must be one of {', '.join(get_args(BaseKind))}, got {kind!r}.")
     return most_moved(theta_pre, theta_ft, count)
 
 

@@ -88,7 +88,7 @@ def load_results(path: Path) -> Json:
     except ValueError as error:  # JSON and UTF-8 alike
         raise ReportError(
             f"{file} is not valid JSON, perhaps it was cut short ({error}). "
-            "Repeat the run with `forgetfree run ... --resume`."
+            "Restore it from a copy, or run again with another --out."
         ) from error
     try:
         _validate(results)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import metrics, registry
 from forgetfree.environment import environment, find_device, set_threads
-from forgetfree.errors import LedgerError, MetricError, TrainingError
+from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, TrainingError
 from forgetfree.files import write_json
 from forgetfree.monitor import PHASES, Monitor
 from forgetfree.run_config import CheckedConfig, RunConfig
@@ -28,13 +28,16 @@ MakeMonitor = Callable[[str], Monitor]
 FirstRows = dict[tuple[str, int], "dict[str, Predictions]"]
 
 
-def run(config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None = None) -> dict[str, Any]:
+def run(
+    config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None = None, debug: bool = False
+) -> dict[str, Any]:
     """Run it.
 
     Args:
         config: what to run.
         resume: continue in ``config.out``: what is finished there is kept.
         monitor: makes the monitor of one strategy and seed from a title.
+        debug: let an unexpected exception of a strategy through, instead of going on with the others.
 
     Returns:
         The content of results.json. Runs that failed stand under ``failed``.
@@ -74,7 +77,7 @@ def run(config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None 
         for name, strategy in checked.classes.items():
             strategy.check(checked.options[name], stream)
         directory.describe(_description(config, stream), _environment(config, checked, stream, device))
-        _run_seed(config, checked, stream, seed, device, store, directory, monitor or (lambda _: Monitor()))
+        _run_seed(config, checked, stream, seed, device, store, directory, monitor or (lambda _: Monitor()), debug)
     return directory.results
 
 
@@ -87,6 +90,7 @@ def _run_seed(
     store: StateStore,
     directory: RunDirectory,
     monitor: MakeMonitor,
+    debug: bool,
 ) -> None:
     """All strategies with one seed; each starts from the stream's θ_pre."""
     results = directory.results
@@ -107,6 +111,17 @@ def _run_seed(
         except (TrainingError, MetricError, LedgerError) as error:
             # It diverged. The other strategies and seeds of a long run are worth having.
             results["failed"].append({**results["unfinished"].pop(), "error": str(error)})
+            directory.save()
+            continue
+        except (ForgetfreeError, OSError):
+            raise
+        except Exception as error:
+            # A fault of a strategy, of a plug-in's perhaps, is no fault of the others.
+            if debug:
+                raise
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            message = f"It stopped with {reason}. Run it alone with --debug to see where."
+            results["failed"].append({**results["unfinished"].pop(), "error": message})
             directory.save()
             continue
         directory.save_predictions(name, seed, last)

@@ -403,17 +403,44 @@ def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> No
     assert "Traceback" not in error
 
 
-def test_unexpected_errors_are_one_paragraph_too(tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_an_unexpected_error_of_a_strategy_is_a_paragraph_and_the_others_go_on(
+    tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch
+) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr("forgetfree.strategies.continual_ft.ContinualFT.prepare", broken)
     assert tiny_cli.run(tmp_path / "out") == 1
     error = capsys.readouterr().err
-    assert "Unexpected ZeroDivisionError: oh" in error and "--debug" in error and "Traceback" not in error
-    assert [run["strategy"] for run in results_of(tmp_path / "out")["runs"]] == ["fine-tune"]
+    assert "continual-ft, seed 0: It stopped with ZeroDivisionError: oh. Run it alone with --debug" in error
+    assert "Traceback" not in error
+    results = results_of(tmp_path / "out")
+    assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
+    assert [run["strategy"] for run in results["failed"]] == ["continual-ft"]
     with pytest.raises(ZeroDivisionError):
         tiny_cli.run(tmp_path / "debug", "--debug")
+
+
+def test_a_model_directory_may_be_named_otherwise_when_resuming(
+    tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tiny_cli.model.parent)
+    relative, out = Tiny(tiny_cli.data, Path(tiny_cli.model.name), tmp_path), tmp_path / "out"
+    assert relative.run(out, "--strategy", "grafting-continual") == 0
+    before = results_of(out)
+    assert cli.main(["run", "--config", str(out / "config.json"), "--out", str(out), "--resume"]) == 0
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 0
+    assert results_of(out) == before
+
+
+def test_damaged_results_cannot_be_resumed_and_say_how_to_go_on(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "grafting-continual") == 0
+    (out / "results.json").write_text("{")
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "its results.json cannot be read" in error and "Start anew with another --out" in error
+    assert "--resume" not in error
 
 
 # -- report, ledger, predict, list -------------------------------------------------------------------------

@@ -490,14 +490,14 @@ def test_an_interrupted_experiment_goes_on_where_it_was(
     assert calls == [0, 1, 1]
     assert without_times(results_of(out)) == without_times(results_of(measured("where")))
     assert cli.main([*arguments("where", data, model, out, "--resume"), "--set", "steps=3"]) == 2
-    assert "setting 'fixed'" in capsys.readouterr().err
+    assert "different: steps (was 2, now 3)." in capsys.readouterr().err
     other = tmp_path / "other"
     shutil.copytree(data, other)
     (other / "sst2" / "test.jsonl").write_text((data / "sst2" / "validation.jsonl").read_text())
     assert cli.main(arguments("where", other, model, out, "--resume")) == 2
     assert "data of 'sst2'" in capsys.readouterr().err
     assert cli.main(arguments("where", data, model_directory("roberta"), out, "--resume")) == 2
-    assert "different: model, setting 'model'" in capsys.readouterr().err
+    assert "different: the weights of the model." in capsys.readouterr().err
 
 
 def test_more_seeds_and_tasks_are_added_to_what_was_measured(
@@ -521,7 +521,10 @@ def test_more_seeds_and_tasks_are_added_to_what_was_measured(
     assert [(unit["task"], unit["seed"]) for unit in calls[2:]] == [("qnli", 0), ("qnli", 1)]
     assert {row["task"] for row in rows_of(results_of(out))} == {"sst2", "qnli"}
     assert cli.main([*one_seed, "--resume"]) == 2  # what was measured is not taken out
-    assert "setting 'tasks', setting 'seeds'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "tasks (give all there are: sst2, qnli), seeds (give all there are: 0, 1)" in error
+    elsewhere = shutil.copytree(model, tmp_path / "moved")  # the same weights under another name
+    assert cli.main(arguments("where", data, elsewhere, out, "--resume", "--task", "qnli")) == 0
 
 
 def test_units_that_lack_a_target_are_not_mixed_with_units_that_have_it(
@@ -569,7 +572,7 @@ def test_a_stream_is_not_lengthened_by_resuming(
     shutil.copytree(measured("continual"), out)
     more = ["--resume", "--task", "mnli"]
     assert cli.main(arguments("continual", data, model_directory("bert"), out, *more)) == 2
-    assert "setting 'tasks'" in capsys.readouterr().err
+    assert "tasks (was ['qnli', 'ag_news', 'sst2'], now ['qnli', 'ag_news', 'sst2', 'mnli'])" in capsys.readouterr().err
 
 
 def test_tasks_without_data_are_left_out_and_named(data, model_directory, tmp_path: Path) -> None:

@@ -586,3 +586,8 @@ def test_an_empty_region_trains_nothing() -> None:
     trained.write()
     assert trained.touched == []
     assert torch.equal(space.flatten(model), pre)
+
+
+def test_an_unknown_kind_of_base_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"base must be one of movement, empty, .* got 'Movement'"):
+        base_region("Movement", torch.zeros(4), torch.ones(4), 2)  # type: ignore[arg-type]

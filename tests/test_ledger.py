@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from forgetfree.errors import ForgetfreeError, LedgerError, RegionError, TaskError
+from forgetfree.files import tensor_bytes
 from forgetfree.grafting import Graft
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.view import render_ledger
@@ -393,9 +394,8 @@ def test_no_file_and_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="There is no ledger at"):
         Ledger.load(tmp_path / "none.safetensors")
     (tmp_path / "text").write_text("not a ledger at all")
-    for path in (tmp_path / "text", tmp_path):
-        with pytest.raises(LedgerError, match="not a readable safetensors file"):
-            Ledger.load(path)
+    with pytest.raises(LedgerError, match="not a readable safetensors file"):
+        Ledger.load(tmp_path / "text")
 
 
 # -- The switch ------------------------------------------------------------------------------------------
@@ -699,3 +699,12 @@ def test_the_view_says_how_tasks_are_composed(composition: str, rows: list[str],
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     owned = {row[0]: row[2] for row in cells[:4]}
     assert owned == dict(zip(REGIONS, rows, strict=True)) | {"all": "7"}
+
+
+def test_what_is_no_ledger_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"is a directory\. Give the path of a ledger\.safetensors in it"):
+        Ledger.load(tmp_path)
+    path = tmp_path / "graft.safetensors"
+    path.write_bytes(tensor_bytes({"a": torch.zeros(1)}, {"format": "forgetfree.graft"}))
+    with pytest.raises(LedgerError, match=r"is no ledger: .* 'forgetfree\.ledger', got 'forgetfree\.graft'"):
+        Ledger.load(path)

@@ -283,12 +283,19 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     validation = rows.get("validation") if "test" in rows else None
     test = rows["test"] if "test" in rows else rows["validation"]
     remedy = "Add rows of that label, or number the labels from 0 without gaps."
+    if len(set(train.labels)) < 2:
+        remedy = "A task needs rows of two labels at least."
+    elif validation is None and len(set(train.labels)) == len(task.labels):
+        remedy = "Some went to the missing validation split: add one, or more rows of that label."
     if validation is None:
+        if len(train) == 1:
+            raise DataError(
+                f"Task {task.name!r} has one training row and no validation split to spare it. Add rows of every label."
+            )
         order = list(range(len(train)))
         random.Random(derive_seed(0, "held out", task.name)).shuffle(order)
         held_out = min(_HELD_OUT_ROWS, max(1, round(len(train) * _HELD_OUT_SHARE)))
         validation, train = train.take(sorted(order[:held_out])), train.take(sorted(order[held_out:]))
-        remedy = f"{held_out} went to the missing validation split: add one, or more rows of that label."
     for split, split_rows in (("train", train), ("validation", validation), ("test", test)):
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
@@ -330,6 +337,9 @@ class _Table:
                 )
         texts = [tuple(self._text(name, i) for i in range(len(self.numbers))) for name in names]
         labels = tuple(self._label(i) for i in range(len(self.numbers)))
+        for name, column in zip(names, texts, strict=True):
+            if column and not any(text.strip() for text in column):
+                raise DataError(f"{self.where}: column {name!r} is empty in every row. Write the texts into it.")
         return Rows(texts[0], texts[1] if kind == "pair" else (), labels)
 
     def check_labels(self, rows: Rows, task: TaskDefinition) -> None:
@@ -360,15 +370,19 @@ class _Table:
         if isinstance(value, bool) or not (text.isascii() and text.isdecimal()):
             raise DataError(
                 f"{self._row(i)}, column 'label': expected an integer from 0, got {_shown(value)}. "
-                "Number the labels from 0 and put their names into source.json as label_names."
+                "Mend or remove the row; names of labels go into source.json as label_names, in the order of their numbers."
             )
         return int(text)
 
 
 def _read_table(folder: Path, split: str) -> _Table | None:
-    path = next((p for f in FORMATS if (p := folder / f"{split}.{f}").is_file()), None)
-    if path is None:
+    paths = [path for f in FORMATS if (path := folder / f"{split}.{f}").is_file()]
+    if not paths:
         return None
+    if len(paths) > 1:
+        names = " and ".join(path.name for path in paths)
+        raise DataError(f"{folder} holds {names}, and the {split} split is one file. Remove the others.")
+    (path,) = paths
     read = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".csv": _read_csv}[path.suffix]
     try:
         return read(path)

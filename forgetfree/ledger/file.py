@@ -29,6 +29,7 @@ from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
 
+FORMAT = "forgetfree.ledger"
 SCHEMA = 1
 #: Of ledgers that are no unions: what reads schema 1 alone would take them for unions.
 SCHEMA_OF_OTHERS = 2
@@ -48,7 +49,7 @@ def serialize(ledger: Ledger) -> bytes:
             tensors |= {f"{kind}/{k}/{name}": tensor for name, tensor in named.items()}
     header = {
         "schema": str(SCHEMA if ledger.composition == "union" else SCHEMA_OF_OTHERS),
-        "format": "forgetfree.ledger",
+        "format": FORMAT,
         "tasks": json.dumps(ledger.tasks),
         "sparsity": json.dumps([record.sparsity for record in ledger.records]),
         "layout": ledger.space.layout,
@@ -63,6 +64,8 @@ def serialize(ledger: Ledger) -> bytes:
 
 def read(path: Path) -> Ledger:
     """Read and verify; see `Ledger.load`."""
+    if path.is_dir():
+        raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
     try:
         header, tensors = read_tensors(path)
     except FileNotFoundError as error:
@@ -72,6 +75,10 @@ def read(path: Path) -> Ledger:
             f"{path} is not a readable safetensors file ({error}). It is damaged or cut short: restore it from a copy, or "
             "run the stream again."
         ) from error
+    if (found := header.get("format", FORMAT)) != FORMAT:
+        raise LedgerError(
+            f"{path} is no ledger: expected the format {FORMAT!r}, got {found!r}. Give the path of a ledger.safetensors."
+        )
     return _Reader(path, header, tensors).ledger()
 
 

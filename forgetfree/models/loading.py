@@ -226,8 +226,8 @@ def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     if (readout == "prompt" and not masked) or (readout == "causal" and not causal):
         needed = "masked" if readout == "prompt" else "causal"
         raise ModelError(
-            f"--readout {readout} needs a {needed} language model, and {name!r} is "
-            f"{architectures or 'without a head'}. Use --readout auto, or another model."
+            f"The readout {readout!r} needs a {needed} language model, and {name!r} is "
+            f"{architectures or 'without a head'}. Give one, or another readout."
         )
     return "linear" if readout == "linear" else "prompt" if readout == "prompt" else "causal"
 

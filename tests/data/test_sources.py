@@ -376,7 +376,7 @@ def test_a_label_without_training_rows_is_named(tmp_path: Path) -> None:
 def test_a_label_that_lost_its_only_row_to_the_validation_split_is_told_so(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", [{"text": "a", "label": 0}, {"text": "b", "label": 1}])
     (folder / "validation.jsonl").unlink()
-    assert "1 went to the missing validation split: add one" in message(tmp_path)
+    assert "Some went to the missing validation split: add one" in message(tmp_path)
 
 
 def test_a_task_of_one_label_is_none(tmp_path: Path) -> None:
@@ -672,3 +672,29 @@ def test_a_real_task_is_read_whole(name: str) -> None:
         assert bool(part.second) == (rows.task.kind == "pair")
         counts = {label: part.labels.count(i) for i, label in enumerate(rows.task.labels)}
         assert counts == notes["splits"][split]["label_counts"]
+
+
+def test_a_split_is_one_file(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "train.jsonl").write_text('{"text": "a", "label": 0}\n')
+    assert f"{folder} holds train.jsonl and train.csv, and the train split is one file" in message(tmp_path)
+
+
+def test_a_column_without_any_text_is_refused(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "train.csv").write_text("text,label\n,0\n ,1\n")
+    assert f"{folder}/train.csv: column 'text' is empty in every row" in message(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("text,label\na,0\n", "one training row and no validation split to spare it"),
+        ("text,label\na,0\nb,0\nc,0\n", "A task needs rows of two labels at least"),
+    ],
+)
+def test_too_little_to_learn_from_says_what_is_needed(tmp_path: Path, rows: str, expected: str) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "validation.csv").unlink()
+    (folder / "train.csv").write_text(rows)
+    assert expected in message(tmp_path)

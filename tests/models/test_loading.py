@@ -205,10 +205,10 @@ def test_a_readout_that_is_none_is_refused(model_directory: ModelDirectory) -> N
 @pytest.mark.parametrize(
     ("kind", "readout", "expected"),
     [
-        ("bert", "prompt", "--readout prompt needs a masked language model, and "),
-        ("gpt2-lm", "prompt", "--readout prompt needs a masked language model, and "),
-        ("bert-mlm", "causal", "--readout causal needs a causal language model, and "),
-        ("gpt2", "causal", "is GPT2Model. Use --readout auto"),
+        ("bert", "prompt", "The readout 'prompt' needs a masked language model, and "),
+        ("gpt2-lm", "prompt", "The readout 'prompt' needs a masked language model, and "),
+        ("bert-mlm", "causal", "The readout 'causal' needs a causal language model, and "),
+        ("gpt2", "causal", "is GPT2Model. Give one, or another readout."),
     ],
 )
 def test_a_readout_that_the_model_lacks_is_refused(
