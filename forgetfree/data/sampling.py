@@ -74,7 +74,7 @@ def representative(labels: Sequence[int], count: int | None) -> list[int]:
     """At most ``count`` row numbers that hold the labels in nearly the shares that all rows do, and each at least once.
 
     They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
-    label. Of more labels than ``count``, some are left out.
+    label. Of more labels than ``count``, the rarest are left out.
     """
     rows, total = evenly(len(labels), count), Counter(labels)
     found = Counter(labels[row] for row in rows)
@@ -86,8 +86,8 @@ def representative(labels: Sequence[int], count: int | None) -> list[int]:
     while left := len(rows) - sum(quota.values()):
         if left > 0:  # to the label that is furthest below its share
             quota[max(quota, key=lambda label: total[label] * len(rows) / len(labels) - quota[label])] += 1
-        else:  # from the label that has most
-            quota[max(quota, key=quota.__getitem__)] -= 1
+        else:  # from the label that has most, of equals the rarest
+            quota[max(reversed(quota), key=lambda label: (quota[label], -total[label]))] -= 1
     held = {label: [i for i, each in enumerate(labels) if each == label] for label in total}
     return sorted(held[label][place] for label, many in quota.items() for place in evenly(total[label], many))
 

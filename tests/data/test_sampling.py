@@ -104,6 +104,7 @@ def test_rows_in_the_order_of_their_labels_are_picked_from_every_label() -> None
         ([0] * 97 + [1, 2, 3], 10, {0: 7, 1: 1, 2: 1, 3: 1}),  # rare ones are held, too
         ([0] * 97 + [1, 2, 3], 4, {0: 1, 1: 1, 2: 1, 3: 1}),
         ([0] * 60 + [1] * 40, 7, {0: 4, 1: 3}),
+        ([0, 1, 2, 1, 1, 2, 0, 0, 1], 2, {0: 1, 1: 1}),  # the rarest is left out
     ],
 )
 def test_picked_rows_hold_rare_labels(labels: list[int], count: int, expected: dict[int, int]) -> None:
