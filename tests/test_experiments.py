@@ -258,6 +258,19 @@ def test_a_choice_that_diverges_has_lost(data, model_directory, tmp_path: Path, 
         laboratory(1e30, 1e29).trial(unit)
 
 
+def test_retraining_and_bitfit_begin_with_an_untrained_readout(
+    data, model_directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, retrained = [], SingleTask.retrained
+    monkeypatch.setattr(
+        SingleTask,
+        "retrained",
+        lambda bench, start, *more: begun.append(start is bench.pre) or retrained(bench, start, *more),
+    )
+    assert cli.main(arguments("calibration", data, model_directory("bert"), tmp_path / "out", seeds=(0,))) == 0
+    assert begun == [True, True]
+
+
 @pytest.mark.parametrize("name", ["calibration", "what-fails"])
 def test_a_model_without_biases_is_measured_all_the_same(name: str, data, model_directory, tmp_path: Path) -> None:
     more = ["--set", "graftable=weight$"]
