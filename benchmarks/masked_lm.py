@@ -17,7 +17,6 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 from transformers import (
-    AutoConfig,
     AutoModelForMaskedLM,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
@@ -27,7 +26,7 @@ from transformers import (
 from forgetfree.data.sources import load_task
 from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import ForgetfreeError
-from forgetfree.models.loading import locate, quiet
+from forgetfree.models.loading import locate, quiet, read_config
 
 #: Tasks of single texts and of pairs, of several domains.
 TASKS = ("sst2", "mr", "mpqa", "cr", "ag_news", "qnli", "snli", "mnli", "mrpc", "qqp")
@@ -92,7 +91,7 @@ def main() -> None:
     try:
         texts = training_texts(options.task or TASKS, options.data)
         path = locate(options.model)
-        architecture = AutoConfig.from_pretrained(path).model_type
+        architecture = read_config(path, options.model).model_type
         if architecture != "bert":
             parser.error(
                 f"--model must be of the BERT architecture, got {architecture}. Give an encoder such as minilm."

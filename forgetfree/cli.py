@@ -90,9 +90,11 @@ def _run(options: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt:
         return _fail(f"Interrupted. {_holdings(Path(config.out))}", 1)
+    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+        raise
     except (ForgetfreeError, OSError) as error:
         held = _holdings(Path(config.out))
-        if options.debug or not held or isinstance(error, UsageError | RunError):  # those say themselves what to do
+        if options.debug or not held:
             raise
         raise RunError(f"{error} {held}") from error
     if results["runs"]:
@@ -355,7 +357,7 @@ def _units_held(out: Path) -> str:
 
     try:
         done = len(json.loads((out / "results.json").read_text(encoding="utf-8"))["units"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return ""
     units = "the unit that is" if done == 1 else f"the {done} units that are"
     return f"{out} holds {units} done; the same command with --resume --out {out} goes on."

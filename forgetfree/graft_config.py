@@ -67,9 +67,8 @@ class GraftConfig:
         faults.check_distinct("sparsity", self.sparsities)
         own, known = set(CommonOptions.__dataclass_fields__), set(LocalizationOptions.__dataclass_fields__)
         # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
-        training = TrainingOptions.__dataclass_fields__.keys() - {
-            *("steps", "batch_size", "precision", "evaluation_batch_size")
-        }
+        still_read = {"steps", "batch_size", "precision", "evaluation_batch_size"}
+        training = TrainingOptions.__dataclass_fields__.keys() - still_read
         for key in self.settings:
             faults.attempt(_check_setting, key, own | known)
             if self.fine_tuned is not None and key in training:

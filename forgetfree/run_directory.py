@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.environment import make_directory, refuse_held
-from forgetfree.errors import ReportError, RunError, UsageError
+from forgetfree.errors import RunError, UsageError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.reports import render
 from forgetfree.run_results import load_results, merge, with_timings
@@ -85,13 +85,7 @@ class RunDirectory:
         for key in ("seed", "strategy"):
             self.section = self.section | {key: list(dict.fromkeys([*before.get(key, []), *now[key]]))}
         if (self.path / "results.json").is_file():
-            try:
-                self.results = load_results(self.path)
-            except ReportError as error:
-                raise RunError(
-                    f"{self.path} cannot be resumed, its results.json cannot be read ({error}) Start anew with another "
-                    f"--out; --set cache={self.path / 'fine-tuned'} takes up the models fine-tuned so far."
-                ) from error
+            self.results = load_results(self.path)
             self.results.pop("source")
             self.results.setdefault("scenario", "task")  # before there were others
             for run in self.results["runs"]:
@@ -104,7 +98,7 @@ class RunDirectory:
             RunError: model or data are not those that the directory was begun with.
         """
         if self.results["model"]:
-            # Weights are told by their fingerprint: a directory may be named anew.
+            # Weights are told by their fingerprint, not by how their directory was written.
             description = description | {"model": description["model"] | {"name": self.results["model"].get("name")}}
             differ = [key for key in description if self.results.get(key) != description[key]]
             if differ:

@@ -439,8 +439,12 @@ def test_damaged_results_cannot_be_resumed_and_say_how_to_go_on(tiny_cli: Tiny, 
     (out / "results.json").write_text("{")
     assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "its results.json cannot be read" in error and "Start anew with another --out" in error
+    assert "results.json is not valid JSON" in error and "run again with another --out" in error
     assert "--resume" not in error
+    (out / "results.json").write_text('{"schema": 1}')
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "stream" in error and "Unexpected" not in error and "goes on" not in error
 
 
 # -- report, ledger, predict, list -------------------------------------------------------------------------

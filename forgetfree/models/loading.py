@@ -115,7 +115,7 @@ def load_model(
     model = model_class(
         backbone, tokens, kind, causal=is_causal(config), dropout=_head_dropout(config), graftable=graftable
     )
-    return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(config)))
+    return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(backbone)))
 
 
 def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, list[str]]:
@@ -281,14 +281,18 @@ def _head_dropout(config: Any) -> float:
     return 0.1
 
 
-def _positions(config: Any) -> int:
+def _positions(backbone: nn.Module) -> int:
     """The longest row that a model can read, in tokens."""
-    positions: int = getattr(config, "max_position_embeddings", None) or -1  # GPT-2 maps n_positions
+    positions: int = getattr(backbone.config, "max_position_embeddings", None) or -1  # GPT-2 maps n_positions
     if positions < 0:  # relative ones
         return sys.maxsize
-    if config.model_type in ("roberta", "xlm-roberta"):  # positions start after the padding index
-        positions -= config.pad_token_id + 1
-    return positions
+    tables = [module for name, module in backbone.named_modules() if name.endswith("position_embeddings")]
+    # RoBERTa's kind of table begins after its padding index.
+    return positions - max((table.padding_idx + 1 for table in tables if _is_padded(table)), default=0)
+
+
+def _is_padded(table: nn.Module) -> bool:
+    return getattr(table, "padding_idx", None) is not None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from forgetfree.apply import apply_graft
-from forgetfree.data.sources import load_task
+from forgetfree.data.sources import Rows, load_task
 from forgetfree.grafting import Graft
 from forgetfree.localization import LocalizationOptions
 from forgetfree.models.loading import load_model
@@ -82,6 +83,19 @@ def test_a_family_is_grafted_and_written(
     written = apply_graft(graft, str(directory), tmp_path / "out")
     again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
+
+
+@pytest.mark.parametrize("readout", ["linear", "auto"])
+def test_a_family_reads_rows_as_long_as_it_has_positions(
+    model: tuple[str, Path], readout: str, data_directory: Path
+) -> None:
+    rows = load_task("sst2", str(data_directory))
+    long = Rows(("film " * 200,) * 2, (), (0, 1))
+    loaded = load_model(str(model[1]), readout, max_length=10_000)
+    assert tiny.POSITIONS - 2 <= loaded.max_length <= tiny.POSITIONS
+    bench = SingleTask(loaded, replace(rows, test=long), shots=4)
+    assert bench.task.test.lengths == [loaded.max_length] * 2
+    assert bench.answers(bench.pre).logits.shape == (2, 2)
 
 
 def test_every_graftable_tensor_of_a_family_has_a_kind_and_no_embedding_is_graftable(model: tuple[str, Path]) -> None:
