@@ -45,7 +45,7 @@ from forgetfree.pages import NULL, Page, Table, cell, percent, render_page
 from forgetfree.regions import Region, biases
 from forgetfree.run_config import CommonOptions, Faults
 from forgetfree.single_task import SingleTask
-from forgetfree.tasks import MAX_LENGTH
+from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,6 +60,8 @@ Row = dict[str, Any]
 Unit = dict[str, Any]
 #: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.
 LISTS = {"tasks": "task", "shots": "shots", "seeds": "seed"}
+#: What a setting means that was written before one of these could be chosen.
+_DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ class Preset:
         fixed: options set by hand, which nothing changes.
         test_limit: test rows per task; all for ``None``.
         max_length: tokens a row is read at, at most.
+        evaluate_on: which rows are scored, see `TaskRows.evaluated_on`.
         graftable: regular expression over names of tensors that may be grafted; all for ``None``.
     """
 
@@ -94,6 +97,7 @@ class Preset:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     test_limit: int | None = None
     max_length: int = MAX_LENGTH
+    evaluate_on: EvaluatedOn = "test"
     graftable: str | None = None
 
     @property
@@ -142,7 +146,7 @@ class Laboratory:
     def rows(self, task: str) -> TaskRows:
         """A task and all its rows."""
         if task not in self._tasks:
-            self._tasks[task] = load_task(task, self.data)
+            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on)
         return self._tasks[task]
 
     def missing(self, names: Sequence[str]) -> str:
@@ -513,9 +517,10 @@ def load_experiment_results(path: Path) -> dict[str, Any]:
         results: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ReportError(f"{file} cannot be read: {error}. Give the directory of an experiment.") from error
-    if not isinstance(results, dict) or results.get("schema") != SCHEMA or "experiment" not in results:
+    whole = isinstance(results, dict) and {"experiment", "setting", "units"} <= results.keys()
+    if not whole or results.get("schema") != SCHEMA:
         raise ReportError(f"{file} holds no results of an experiment. Give what `forgetfree experiment --out` wrote.")
-    return results
+    return results | {"setting": _DEFAULTS | results["setting"]}
 
 
 def rows_of(results: Mapping[str, Any]) -> list[Row]:
@@ -538,6 +543,8 @@ def outcome(results: Mapping[str, Any]) -> Page:
         f"preset {results['preset']}: {setting['model']}, readout {setting['readout']}, "
         f"{' and '.join(map(str, setting['shots']))} shots, {seeds} {'seed' if seeds == 1 else 'seeds: mean (std)'}; all in %",
     ]
+    if (rows_are := setting.get("evaluate_on", "test")) != "test":
+        notes.append(f"scored on {rows_are} rows: to choose options by, not to report")
     if results["skipped"]:
         notes.append(f"no data at hand for: {', '.join(results['skipped'])}")
     if not results["complete"]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forgetfree.pages import Page, Table, cell, percent
+from forgetfree.run_results import USUAL
 
 Json = Mapping[str, Any]
 
@@ -30,8 +31,9 @@ def _scores(results: Json) -> Table:
         body.append(
             (name, entries, *(cell((row[key] for row in those), percent) for key in ("score", "ece", "agreement")))
         )
+    which = results.get("evaluated_on", USUAL["evaluated_on"])
     return Table(
-        f"On {results['data']['test_rows']:,} test rows (in %; ECE in percentage points)",
+        f"On {results['data']['test_rows']:,} {which} rows (in %; ECE in percentage points)",
         ("model", "entries", results["metric"], "ECE", "agreement with fine-tuned"),
         tuple(body),
     )

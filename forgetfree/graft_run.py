@@ -62,7 +62,7 @@ def run_graft(config: GraftConfig, *, monitor: MakeMonitor | None = None) -> Jso
     refuse_held(out, make_directory(out), "Give another directory.")
     device = find_device(config.device)
     set_threads(checked.common.threads)
-    rows = load_task(config.task, config.data)
+    rows = load_task(config.task, config.data, checked.common.evaluate_on)
     store = StateStore(Path(checked.common.cache) if checked.common.cache else out / "fine-tuned")
     results: Json = {}
     for seed in config.seeds:
@@ -238,6 +238,7 @@ def _described(config: GraftConfig, checked: CheckedGraft, subject: _Subject) ->
     return {
         "schema": SCHEMA,
         "task": bench.task.name,
+        "evaluated_on": checked.common.evaluate_on,
         "model": {
             "name": config.model,
             "fingerprint": bench.loaded.fingerprint,

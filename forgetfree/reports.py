@@ -224,7 +224,11 @@ def _matrix_table(comparison: Comparison, entry: StrategyRuns) -> Table:
 
 def _notes(comparison: Comparison) -> Iterable[str]:
     if comparison.settings:
-        yield "Set-up: " + ", ".join(f"{key} {value}" for key, value in comparison.settings.items()) + "."
+        yield (
+            "Set-up: "
+            + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in comparison.settings.items())
+            + "."
+        )
     seeds = [(entry.label, [run["seed"] for run in entry.runs]) for entry in comparison.strategies]
     if any(len(numbers) > 1 for _, numbers in seeds):
         yield "Cells are mean (standard deviation, n - 1) over seeds."

@@ -12,7 +12,7 @@ from forgetfree import registry
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
 from forgetfree.options import Options, build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.tasks import MAX_LENGTH, Scenario
+from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario
 
 if TYPE_CHECKING:
     from forgetfree.strategy import ContinualStrategy
@@ -23,6 +23,9 @@ class CommonOptions(Options):
     """What ``--set`` reaches of every command that trains."""
 
     test_limit: int | None = option(None, "evaluate on at most this many test rows a task", at_least=1)
+    evaluate_on: EvaluatedOn = option(
+        "test", "validation: score every other validation row instead, to choose options by"
+    )
     cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
     threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1)
     max_length: int = option(MAX_LENGTH, "tokens a row is read at, at most; the longest text is cut", at_least=8)

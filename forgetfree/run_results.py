@@ -19,6 +19,8 @@ from forgetfree.pages import NULL
 __all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
 
 SCHEMA = 1
+#: What files that do not say it mean, and reports pass over.
+USUAL = {"scenario": "task", "evaluated_on": "test"}
 #: In STRATEGY/seed-S/: how long each task took to learn.
 SECONDS_PER_TASK = "seconds-per-task.json"
 Json = dict[str, Any]
@@ -128,8 +130,8 @@ def merge(results: Sequence[Json]) -> Comparison:
     sources = tuple(result.get("source", f"results {number}") for number, result in enumerate(results, start=1))
     first = results[0]
     for result, source in zip(results, sources, strict=True):
-        for key in ("tasks", "scenario", "model", "readout", "shots", "data"):
-            usual = "task" if key == "scenario" else None
+        for key in ("tasks", "scenario", "evaluated_on", "model", "readout", "shots", "data"):
+            usual = USUAL.get(key)
             _require_same(key, first.get(key, usual), result.get(key, usual), sources[0], source)
     # strategy → its options as JSON → seed → (run, where it was found)
     found: dict[str, dict[str, dict[int, tuple[Json, str]]]] = {}
@@ -211,12 +213,14 @@ def _label(strategy: str, options: Json, variants: Sequence[Json]) -> str:
 def _settings(results: Json) -> Json:
     """What the results say of the set-up, wherever they say it."""
     settings = {"model": results["model"].get("name")}
-    for key in ("scenario", "readout", "shots", "steps", "sparsity"):
+    for key in ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity"):
         places = (results, results["data"], results["model"])
         settings[key] = next((place[key] for place in places if place.get(key) is not None), None)
-    if settings["scenario"] == "task":
-        del settings["scenario"]  # the usual one
-    return {key: value for key, value in settings.items() if isinstance(value, str | int | float)}
+    return {
+        key: value
+        for key, value in settings.items()
+        if isinstance(value, str | int | float) and value != USUAL.get(key)
+    }
 
 
 # ---- the schema of results.json -------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def run(
 
     device = find_device(config.device)
     set_threads(checked.run.threads)
-    tasks = load_tasks(config.stream, config.data)
+    tasks = load_tasks(config.stream, config.data, checked.run.evaluate_on)
     store = StateStore(Path(checked.run.cache) if checked.run.cache else directory.path / "fine-tuned")
     for seed in config.seeds:
         stream = make_stream(
@@ -76,7 +76,7 @@ def run(
         )
         for name, strategy in checked.classes.items():
             strategy.check(checked.options[name], stream)
-        directory.describe(_description(config, stream), _environment(config, checked, stream, device))
+        directory.describe(_description(config, checked, stream), _environment(config, checked, stream, device))
         _run_seed(config, checked, stream, seed, device, store, directory, monitor or (lambda _: Monitor()), debug)
     return directory.results
 
@@ -212,11 +212,12 @@ def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
     }
 
 
-def _description(config: RunConfig, stream: Stream) -> dict[str, Any]:
+def _description(config: RunConfig, checked: CheckedConfig, stream: Stream) -> dict[str, Any]:
     """What results.json says of tasks, model and data."""
     return {
         "tasks": [task.name for task in stream.tasks],
         "scenario": stream.scenario,
+        "evaluated_on": checked.run.evaluate_on,
         "model": {
             "name": config.model,
             "fingerprint": stream.loaded.fingerprint,

@@ -29,7 +29,7 @@ from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.readout_model import ReadoutModel, TaskHead
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
-from forgetfree.tasks import MAX_LENGTH, Scenario, TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario, TaskDefinition
 
 
 class StreamModel(TaskModel, MultiTaskModule):
@@ -91,6 +91,7 @@ def load_stream(
     graftable: str | None = None,
     max_length: int = MAX_LENGTH,
     scenario: Scenario = "task",
+    evaluate_on: EvaluatedOn = "test",
 ) -> Stream:
     """Load tasks and model, sample, tokenise once.
 
@@ -106,6 +107,7 @@ def load_stream(
         max_length: tokens a row is read at, at most.
         scenario: what is known at inference: the ``task``; or not the task, and all tasks' labels are told apart by one
             readout (``class``) or are the same labels for all (``domain``).
+        evaluate_on: ``validation`` puts the test rows away and scores validation rows, to choose options by.
 
     Raises:
         UsageError, DataError, ModelError: see `load_tasks` and `load_model`.
@@ -113,7 +115,7 @@ def load_stream(
     check_scenario(scenario)
     return make_stream(
         stream,
-        load_tasks(stream, data or default_data()),
+        load_tasks(stream, data or default_data(), evaluate_on),
         load_model(model, readout, model_class=StreamModel, graftable=graftable, max_length=max_length),
         shots=shots,
         seed=seed,

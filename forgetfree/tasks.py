@@ -37,6 +37,9 @@ class HubSource:
 #: labels are meant (``class``), or not the task but the labels, which all tasks share (``domain``).
 Scenario = Literal["task", "class", "domain"]
 
+#: Which rows models are scored on: those of the test set; or validation rows in their place, to choose options by.
+EvaluatedOn = Literal["test", "validation"]
+
 #: Longest row in tokens where nothing else is said (LM-BFF's default); the longest text is cut first.
 MAX_LENGTH = 128
 

@@ -72,7 +72,7 @@ class Continual(Experiment):
         """The last row of each strategy's matrix, and what was forgotten."""
         preset = lab.preset
         settings: dict[str, Any] = {"sparsity": preset.sparsity, **preset.options, **preset.fixed}
-        settings |= {"cache": str(lab.cache), "max_length": preset.max_length}
+        settings |= {"cache": str(lab.cache), "max_length": preset.max_length, "evaluate_on": preset.evaluate_on}
         if preset.test_limit is not None:
             settings["test_limit"] = preset.test_limit
         if preset.graftable is not None:

@@ -22,7 +22,15 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.errors import DataError, UnknownNameError, UsageError
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, Kind, TaskDefinition, slots
+from forgetfree.tasks import (
+    DEFAULT_CAUSAL_TEMPLATE,
+    DEFAULT_TEMPLATE,
+    SPLITS,
+    EvaluatedOn,
+    Kind,
+    TaskDefinition,
+    slots,
+)
 
 FORMATS = ("parquet", "jsonl", "csv")
 _PAIR = ("text_a", "text_b")
@@ -67,6 +75,28 @@ class TaskRows:
             digest.update(json.dumps([split, rows.first, rows.second, rows.labels]).encode())
         return digest.hexdigest()
 
+    def evaluated_on(self, split: EvaluatedOn) -> TaskRows:
+        """The task as it is; or for ``validation`` without its test rows, to choose options by.
+
+        Every other validation row of each label then stands in for the test rows, and the rest remain for what training
+        itself needs validation rows for, such as choosing a mask.
+
+        Raises:
+            DataError: no label has two validation rows.
+        """
+        if split == "test":
+            return self
+        held = [
+            [i for i, label in enumerate(self.validation.labels) if label == k] for k in range(len(self.task.labels))
+        ]
+        kept, scored = (sorted(i for rows in held for i in rows[start::2]) for start in (0, 1))
+        if not scored:
+            raise DataError(
+                f"Task {self.task.name!r} has {len(self.validation)} validation rows: too few for evaluate_on=validation. "
+                "Add some."
+            )
+        return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
+
 
 Source = Callable[[str], TaskRows]
 
@@ -76,12 +106,13 @@ def default_data() -> str:
     return os.environ.get("FORGETFREE_DATA") or "hub"
 
 
-def load_tasks(stream: str, data: str) -> list[TaskRows]:
+def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> list[TaskRows]:
     """The tasks of a stream with their rows.
 
     Args:
         stream: a registered stream, or task names separated by commas.
         data: ``hub``, ``demo``, or a directory.
+        evaluate_on: which rows to have as test rows, see `TaskRows.evaluated_on`.
 
     Raises:
         UsageError: the stream is empty, names a task twice or a plug-in that is broken, or the directory does not exist.
@@ -106,15 +137,16 @@ def load_tasks(stream: str, data: str) -> list[TaskRows]:
                 raise UsageError(reason)
             kind = "task" if len(names) > 1 or not streams else "stream or task"
             raise UnknownNameError(kind, name, known | (set(streams) if len(names) == 1 else set()), source.hint)
-    return [source.load(name) for name in names]
+    return [source.load(name).evaluated_on(evaluate_on) for name in names]
 
 
-def load_task(name: str, data: str) -> TaskRows:
+def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRows:
     """One task with its rows.
 
     Args:
         name: of a task, registered or in ``data``.
         data: ``hub``, ``demo``, or a directory.
+        evaluate_on: which rows to have as test rows, see `TaskRows.evaluated_on`.
 
     Raises:
         UsageError: the name is a stream's, or of a plug-in that is broken, or the directory does not exist.
@@ -124,7 +156,7 @@ def load_task(name: str, data: str) -> TaskRows:
     source = _open_source(data)
     known = set(registry.tasks()) | set(source.names())
     if name in known:
-        return source.load(name)
+        return source.load(name).evaluated_on(evaluate_on)
     if reason := registry.broken("streams").get(name):
         raise UsageError(reason)
     members = registry.streams().get(name) or name.split(",")
