@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forgetfree import registry
 from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.reports import render
-from forgetfree.run_results import load_results, merge, with_timings
+from forgetfree.run_results import USUAL, load_results, merge, with_timings
 
 if TYPE_CHECKING:
     from forgetfree.metrics import Predictions
@@ -75,7 +76,10 @@ class RunDirectory:
                 f"{self.path} cannot be resumed, its config.json cannot be read: {error}. Start anew with another --out."
             ) from error
         now = self.section
-        differ = sorted(key for key in now if key not in ("seed", "strategy") and before.get(key) != now[key])
+        grows_or_moves = {"seed", "strategy", "data"}
+        if not {before.get("model"), now["model"]} & registry.MODELS.keys():  # those bring recipes
+            grows_or_moves.add("model")
+        differ = sorted(key for key in now if key not in grows_or_moves and before.get(key) != now[key])
         if differ:
             raise UsageError(
                 f"--resume needs the configuration that {self.path} was begun with; these differ: "
@@ -87,7 +91,7 @@ class RunDirectory:
         if (self.path / "results.json").is_file():
             self.results = load_results(self.path)
             self.results.pop("source")
-            self.results.setdefault("scenario", "task")  # before there were others
+            self.results = USUAL | self.results
             for run in self.results["runs"]:
                 run.pop("seconds_per_task", None)
 
@@ -98,7 +102,7 @@ class RunDirectory:
             RunError: model or data are not those that the directory was begun with.
         """
         if self.results["model"]:
-            # Weights are told by their fingerprint, not by how their directory was written.
+            # Weights and rows are told by their fingerprints, not by where they lie.
             description = description | {"model": description["model"] | {"name": self.results["model"].get("name")}}
             differ = [key for key in description if self.results.get(key) != description[key]]
             if differ:

@@ -149,7 +149,8 @@ def check_loss(loss: Tensor, step: int) -> float:
     value = float(loss.detach())
     if value != value or value in (float("inf"), float("-inf")):
         raise TrainingError(
-            f"The loss became {value} at step {step}. Lower the learning rate (--set learning_rate=…), or train in fp32."
+            f"The loss became {value} at step {step}. Lower the learning rate (--set learning_rate=…) or the weight "
+            "of a penalty, or train in fp32."
         )
     return value
 

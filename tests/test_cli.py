@@ -658,10 +658,28 @@ def test_predict_takes_the_ledger_of_the_strategy_asked_for(tiny_cli: Tiny, tmp_
     assert "disjointness" not in capsys.readouterr().out
 
 
+def test_a_run_whose_model_and_data_were_moved_is_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    out, once = tmp_path / "out", ("--strategy", "continual-ft")
+    model, data = (Path(shutil.copytree(each, tmp_path / each.name)) for each in (tiny_cli.model, tiny_cli.data))
+    at = tiny_cli.arguments(out, *once)
+    without_sparsity = at[: at.index("--sparsity")] + at[at.index("--sparsity") + 2 :]
+    assert cli.main(without_sparsity) == 0
+    moved = [
+        {str(tiny_cli.model): str(model), str(tiny_cli.data): str(data)}.get(part, part) for part in without_sparsity
+    ]
+    assert cli.main([*moved, "--seed", "0", "--seed", "1", "--resume"]) == 0
+    assert [run["seed"] for run in results_of(out)["runs"]] == [0, 1]
+    assert json.loads((out / "config.json").read_text())["run"]["model"] == str(model)
+    capsys.readouterr()
+    at = moved.index("--model") + 1  # which brings a recipe
+    assert cli.main([*moved[:at], "minilm", *moved[at + 1 :], "--resume"]) == 2
+    assert "model (was" in capsys.readouterr().err
+
+
 def test_a_run_from_before_there_were_scenarios_is_resumed(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(finished, tmp_path / "out"))
     results = results_of(out)
-    del results["scenario"]
+    del results["scenario"], results["evaluated_on"]
     (out / "results.json").write_text(json.dumps(results))
     seeds = ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
     assert tiny_cli.run(out, *seeds, "--resume") == 0

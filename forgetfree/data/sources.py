@@ -9,6 +9,7 @@ For a task that is not registered, what is not given is inferred.
 from __future__ import annotations
 
 import csv
+import difflib
 import hashlib
 import json
 import os
@@ -36,6 +37,8 @@ FORMATS = ("parquet", "jsonl", "csv")
 _PAIR = ("text_a", "text_b")
 #: A split that is missing is held out from the training rows: this share of them, at most this many.
 _HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
+#: What is read of source.json; more may stand there.
+_NOTES = ("label_names", "label_words", "template", "causal_template", "metric")
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> lis
     source = _open_source(data)
     known = set(registry.tasks()) | set(source.names())
     for name in names:
-        if name not in known:
+        if name not in known and not source.holds(name):
             if reason := registry.broken("streams").get(name):
                 raise UsageError(reason)
             kind = "task" if len(names) > 1 or not streams else "stream or task"
@@ -155,7 +158,7 @@ def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRo
     """
     source = _open_source(data)
     known = set(registry.tasks()) | set(source.names())
-    if name in known:
+    if name in known or source.holds(name):
         return source.load(name).evaluated_on(evaluate_on)
     if reason := registry.broken("streams").get(name):
         raise UsageError(reason)
@@ -187,6 +190,10 @@ class _Directory:
             for path in self.root.iterdir()
             if any((path / f"{split}.{f}").is_file() for split in SPLITS for f in FORMATS)
         )
+
+    def holds(self, name: str) -> bool:
+        """Whether there is a folder, whatever is in it: `load` says what is missing."""
+        return (self.root / name).is_dir()
 
     def load(self, name: str) -> TaskRows:
         folder = self.root / name
@@ -224,6 +231,9 @@ class _Hub:
 
     def names(self) -> list[str]:
         return [name for name, task in registry.tasks().items() if task.hub]
+
+    def holds(self, name: str) -> bool:
+        return name in self.names()
 
     def load(self, name: str) -> TaskRows:
         from datasets import load_dataset
@@ -282,6 +292,9 @@ class _Embedded:
 
     def names(self) -> list[str]:
         return ["qnli", "ag_news", "sst2"]
+
+    def holds(self, name: str) -> bool:
+        return name in self.names()
 
     def load(self, name: str) -> TaskRows:
         if name not in self.names():
@@ -481,6 +494,9 @@ def _read_notes(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not valid JSON: {_first_line(error)}. Mend or remove it.") from error
     if not isinstance(notes, dict):
         raise DataError(f"{path} must hold a JSON object with label_names, got a {type(notes).__name__}.")
+    for key in notes.keys() - set(_NOTES):
+        if meant := difflib.get_close_matches(key, [known for known in _NOTES if known not in notes], 1, 0.8):
+            raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
     for key in ("label_names", "label_words"):
         names = notes.get(key)
         if names is not None and not (isinstance(names, list) and len(set(map(str, names))) == len(names) > 1):

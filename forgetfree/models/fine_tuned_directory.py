@@ -169,10 +169,10 @@ def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) 
 def _head(directory: str) -> tuple[ReadoutKind, str]:
     """How a fine-tuned model is read, and what loads it."""
     path = Path(directory)
-    if not (path / "config.json").is_file():
-        what = (
-            "a PEFT adapter: merge it into its model first" if (path / "adapter_config.json").is_file() else "no model"
-        )
+    weighed = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
+    if not weighed or not (path / "config.json").is_file():
+        adapter = (path / "adapter_config.json").is_file()
+        what = "a PEFT adapter: merge it into its model first" if adapter else "no model"
         raise UsageError(
             f"--fine-tuned {directory!r} is {what}. Expected a directory in Hugging Face layout: config.json and weights, as "
             "save_pretrained writes them."

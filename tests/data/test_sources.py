@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from forgetfree import registry
-from forgetfree.data.sources import Rows, TaskRows, complete, default_data, load_tasks
+from forgetfree.data.sources import Rows, TaskRows, complete, default_data, load_task, load_tasks
 from forgetfree.errors import DataError, UnknownNameError, UsageError
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, HubSource, TaskDefinition
 
@@ -209,6 +209,23 @@ def test_a_missing_validation_split_is_a_tenth_of_the_training_rows(tmp_path: Pa
     assert {*rows.train.first} | {*rows.validation.first} == {str(i) for i in range(200)}
     assert not {*rows.train.first} & {*rows.validation.first}
     assert list(map(int, rows.train.first)) == sorted(map(int, rows.train.first))
+
+
+def test_a_folder_whose_files_are_of_another_format_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.tsv").write_text("text\tlabel\n")
+    for load_it in (lambda: load_tasks("mine", str(tmp_path)), lambda: load_task("mine", str(tmp_path))):
+        with pytest.raises(
+            DataError, match=r"has no train split: expected .*\.parquet, \.jsonl or \.csv, found train\.tsv"
+        ):
+            load_it()
+
+
+@pytest.mark.parametrize("typo", ["label_name", "lable_names", "label-names", "templates"])
+def test_a_misspelt_key_of_source_json_is_told(tmp_path: Path, typo: str) -> None:
+    task_folder(tmp_path, "mine", SINGLES, {typo: ["no", "yes"], "licence": "mine", "names": 3})
+    with pytest.raises(DataError, match=f"'{typo}' is not read. Did you mean '(label_names|template)'"):
+        load(tmp_path, "mine")
 
 
 def test_the_held_out_rows_are_the_same_every_time(tmp_path: Path) -> None:
