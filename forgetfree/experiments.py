@@ -520,7 +520,7 @@ def load_experiment_results(path: Path) -> dict[str, Any]:
     whole = isinstance(results, dict) and {"experiment", "setting", "units"} <= results.keys()
     if not whole or results.get("schema") != SCHEMA:
         raise ReportError(f"{file} holds no results of an experiment. Give what `forgetfree experiment --out` wrote.")
-    return results | {"setting": _DEFAULTS | results["setting"]}
+    return {**results, "setting": {**_DEFAULTS, **results["setting"]}}
 
 
 def rows_of(results: Mapping[str, Any]) -> list[Row]:

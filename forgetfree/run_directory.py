@@ -91,7 +91,7 @@ class RunDirectory:
         if (self.path / "results.json").is_file():
             self.results = load_results(self.path)
             self.results.pop("source")
-            self.results = USUAL | self.results
+            self.results = {**USUAL, **self.results}
             for run in self.results["runs"]:
                 run.pop("seconds_per_task", None)
 

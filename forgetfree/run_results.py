@@ -19,11 +19,11 @@ from forgetfree.pages import NULL
 __all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
 
 SCHEMA = 1
+Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
-USUAL = {"scenario": "task", "evaluated_on": "test"}
+USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
 #: In STRATEGY/seed-S/: how long each task took to learn.
 SECONDS_PER_TASK = "seconds-per-task.json"
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

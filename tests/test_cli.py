@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from forgetfree import cli, registry
+from forgetfree.commands.run import strategies_of
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -205,7 +206,7 @@ def test_wrong_usage(tiny_cli: Tiny, tmp_path: Path, capsys, arguments: list[str
 
 def test_all_stands_for_every_strategy_of_ours(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     """An unknown name beside it keeps the run from starting, and the message counts what was asked for."""
-    assert cli._strategies(["all", "mine"]) == (*registry.STRATEGIES, "mine")
+    assert strategies_of(["all", "mine"]) == (*registry.STRATEGIES, "mine")
     assert tiny_cli.run(tmp_path / "out", "--strategy", "all", "--strategy", "continual-ft") == 2
     assert "--strategy names the same strategy twice: fine-tune, continual-ft" in " ".join(
         capsys.readouterr().err.split()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from forgetfree import cli, registry
+from forgetfree.commands import predict
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -53,7 +54,7 @@ def test_commands_parse(command: str) -> None:
     ):
         words = shlex.split(re.sub(r"\S*\|\S*$", alternative, command))[1:]
         options, more = cli._parser().parse_known_args([word for word in words if word != "…"])
-        assert not more or options.command is cli._predict
+        assert not more or options.command is predict.command
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -124,6 +124,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("apply", "environment", "figures", "inference", "model_card", "progress", "reports", "run_config", "run_results"),
     ("run_directory", "graft_config", "graft_report"),
     ("runner", "graft_run", "experiments"),
+    ("commands",),
     ("cli",),
 )
 
