@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from forgetfree.data.sources import Rows
+from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import new_directory, write_atomically
 from forgetfree.grafting import Graft, GraftOrigin

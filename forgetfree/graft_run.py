@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from forgetfree.data.sources import TaskRows, load_task
+from forgetfree.data.rows import TaskRows
+from forgetfree.data.sources import load_task
 from forgetfree.environment import environment, find_device, make_directory, refuse_held, set_threads
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically, write_json

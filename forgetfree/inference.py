@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.sources import Rows
+from forgetfree.data.rows import Rows
 from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import LoadedModel, load_model

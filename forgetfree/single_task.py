@@ -15,7 +15,7 @@ import torch
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import Examples
-from forgetfree.data.sources import Rows, TaskRows
+from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.stream_task import encode_task
 from forgetfree.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.grafting import BaseKind, Graft, GraftOrigin, LearnedRegion, RegionParameters, graft_theta

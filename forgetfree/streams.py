@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import DatasetExamples
-from forgetfree.data.sources import TaskRows, default_data, load_tasks
+from forgetfree.data.rows import TaskRows
+from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.data.stream_task import LabelSpace, StreamTask, encode_task
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model

@@ -22,7 +22,8 @@ from torch import Tensor
 from forgetfree import cli
 from forgetfree.apply import WrittenModel, apply_graft
 from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.sources import Rows, load_tasks
+from forgetfree.data.rows import Rows
+from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.models.body import body_fingerprint, body_of, body_space

@@ -522,7 +522,7 @@ def test_predict_gives_the_logits_of_the_run(finished: Path, tiny_cli: Tiny) -> 
 
 
 def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(tiny_cli: Tiny, tmp_path: Path) -> None:
-    from forgetfree.data.sources import Rows
+    from forgetfree.data.rows import Rows
     from forgetfree.inference import Predictor
 
     out = tmp_path / "out"
@@ -624,7 +624,7 @@ def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, 
     assert tiny_cli.run(out, *strategies, "--set", "scenario=class") == 0
     results = results_of(out)
     assert results["scenario"] == "class"
-    from forgetfree.data.sources import Rows
+    from forgetfree.data.rows import Rows
     from forgetfree.inference import Predictor
     from forgetfree.ledger import Ledger
 

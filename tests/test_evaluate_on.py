@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from forgetfree import cli
-from forgetfree.data.sources import Rows, TaskRows, load_task
+from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError
 from forgetfree.tasks import TaskDefinition
 

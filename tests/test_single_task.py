@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.data.sources import Rows, TaskRows, load_tasks
+from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.data.sources import load_tasks
 from forgetfree.fine_tuning import full_steps
 from forgetfree.grafting import graft_theta, interpolate, most_moved, pruned_theta
 from forgetfree.localization import LocalizationOptions

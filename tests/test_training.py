@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length, evenly, k_shot, micro_batches, plan_batches
-from forgetfree.data.sources import Rows
 from forgetfree.errors import OptionError, TrainingError, UsageError
 from forgetfree.models.loading import load_model
 from forgetfree.models.readout_model import TaskHead

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.data.sources import Rows
+from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from forgetfree.data.sources import Rows
+from forgetfree.data.rows import Rows
 from forgetfree.errors import UsageError
 
 #: Batches whose rows are sorted by length together; more saves padding, fewer shuffles better.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import Examples
+from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
-from forgetfree.data.sources import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition

@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import representative
-from forgetfree.data.sources import TaskRows, load_task
+from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError, MetricError, ModelError, TrainingError, UnknownNameError
 from forgetfree.experiments.preset import Preset
 from forgetfree.experiments.rows import Row, Unit

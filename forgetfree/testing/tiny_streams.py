@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import BertModel
 
-from forgetfree.data.sources import Rows, TaskRows
+from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, fingerprint_of
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.streams import Stream, StreamModel, make_stream

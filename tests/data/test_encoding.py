@@ -10,7 +10,7 @@ import tiny
 import torch
 
 from forgetfree.data.encoding import EncodedRows, Encoder, label_word_ids, truncate
-from forgetfree.data.sources import Rows
+from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.tokens import TokenLayout
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length, evenly, k_shot, micro_batches, plan_batches, representative
-from forgetfree.data.sources import Rows
 from forgetfree.errors import UsageError
 
 ROWS = Rows(tuple(f"row {i}" for i in range(30)), (), tuple((0, 1, 2, 1, 1)[i % 5] for i in range(30)))

@@ -17,7 +17,8 @@ import pyarrow.parquet
 import pytest
 
 from forgetfree import registry
-from forgetfree.data.sources import Rows, TaskRows, complete, default_data, load_task, load_tasks
+from forgetfree.data.rows import Rows, TaskRows, complete
+from forgetfree.data.sources import default_data, load_task, load_tasks
 from forgetfree.errors import DataError, UnknownNameError, UsageError
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, HubSource, TaskDefinition
 

@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from forgetfree.apply import apply_graft
-from forgetfree.data.sources import Rows, load_task
+from forgetfree.data.rows import Rows
+from forgetfree.data.sources import load_task
 from forgetfree.grafting import Graft
 from forgetfree.localization import LocalizationOptions
 from forgetfree.models.loading import load_model

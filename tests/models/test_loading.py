@@ -99,7 +99,7 @@ def test_a_loaded_model_reads_texts_to_the_end(model_directory: ModelDirectory) 
         head = loaded.head(TASK)
         assert (head.name, head.n_labels, len(head.label_words)) == ("own", 2, words)
         label = loaded.model.add_task(head)
-        from forgetfree.data.sources import Rows
+        from forgetfree.data.rows import Rows
 
         ids = loaded.encoder(TASK)(Rows(("the film " * 60,), (), (0,)))
         assert len(ids[0]) == tiny.POSITIONS  # as long as the model can read

@@ -1,0 +1,118 @@
+"""What a data directory says of a task in ``source.json``, and what is inferred where it says nothing."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forgetfree.data.rows import Rows
+from forgetfree.data.tables import Table, first_line
+from forgetfree.errors import DataError
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition, slots
+
+#: What is read of source.json; more may stand there.
+_NOTES = ("label_names", "label_words", "template", "causal_template", "metric")
+
+
+def read_notes(folder: Path) -> dict[str, Any]:
+    """The content of a task's ``source.json``; nothing where there is none.
+
+    Raises:
+        DataError: it is no JSON object, or a key that counts is misspelt or has a value that does not fit.
+    """
+    path = folder / "source.json"
+    if not path.is_file():
+        return {}
+    try:
+        notes = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON: {first_line(error)}. Mend or remove it.") from error
+    if not isinstance(notes, dict):
+        raise DataError(f"{path} must hold a JSON object with label_names, got a {type(notes).__name__}.")
+    for key in notes.keys() - set(_NOTES):
+        if meant := difflib.get_close_matches(key, [known for known in _NOTES if known not in notes], 1, 0.8):
+            raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
+    for key in ("label_names", "label_words"):
+        names = notes.get(key)
+        if names is not None and not (isinstance(names, list) and len(set(map(str, names))) == len(names) > 1):
+            raise DataError(f"{path}: {key} must be a list of at least two names, all different, got {names!r}.")
+    if notes.get("metric", "accuracy") not in ("accuracy", "f1"):
+        raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {notes['metric']!r}.")
+    return notes
+
+
+def infer(name: str, kind: Kind, notes: Mapping[str, Any], train: Rows, table: Table) -> TaskDefinition:
+    """A task that is not registered; its labels are those of the rows, unless ``notes`` name them."""
+    present = sorted(set(train.labels))
+    if not notes.get("label_names") and present != list(range(len(present))):
+        gap = next(label for label in range(len(present)) if label not in present)
+        raise DataError(
+            f"{table.where}: the labels go up to {present[-1]}, and no row has label {gap}. "
+            "Number the labels from 0 without gaps, or put their names into source.json as label_names."
+        )
+    labels = tuple(map(str, notes.get("label_names") or range(max(len(present), 2))))
+    return TaskDefinition(
+        name,
+        kind,
+        labels,
+        template=DEFAULT_TEMPLATE[kind],
+        label_words=labels,
+        causal_template=DEFAULT_CAUSAL_TEMPLATE[kind],
+    )
+
+
+def described(task: TaskDefinition, notes: Mapping[str, Any], folder: Path) -> TaskDefinition:
+    """``task`` as ``source.json`` has it: labels in the data's own order, and what else is given."""
+    path = folder / "source.json"
+    if notes.get("label_names"):
+        task = _renamed(task, tuple(map(str, notes["label_names"])), path)
+    words = tuple(map(str, notes.get("label_words") or task.label_words))
+    if len(words) != len(task.labels):
+        raise DataError(
+            f"{path}: expected one of label_words for each of the {len(task.labels)} labels, got {len(words)}."
+        )
+    metric = notes.get("metric", task.metric)
+    if metric == "f1" and len(task.labels) != 2:
+        raise DataError(
+            f"{path}: metric 'f1' is that of label 1 of two, and there are {len(task.labels)} labels. Give 'accuracy'."
+        )
+    return replace(
+        task,
+        label_words=words,
+        template=_template(notes, "template", task.template, [*task.text_columns, "mask"], path),
+        causal_template=_template(notes, "causal_template", task.causal_template, task.text_columns, path),
+        metric=metric,
+    )
+
+
+def _template(notes: Mapping[str, Any], key: str, default: str, expected: Sequence[str], path: Path) -> str:
+    template = notes.get(key)
+    if template is None:
+        return default
+    if not isinstance(template, str) or sorted(slots(template)) != sorted(expected):
+        each = ", ".join(f"{{{slot}}}" for slot in expected)
+        raise DataError(f"{path}: {key} must hold each of {each} once and no other slot, got {template!r}.")
+    return template
+
+
+def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskDefinition:
+    """The registered task with its labels in the data's own order; label words follow their labels."""
+    if len(labels) != len(task.labels):
+        raise DataError(
+            f"{path} names {len(labels)} labels, but task {task.name!r} has {len(task.labels)}: "
+            f"{', '.join(task.labels)}. Rename the folder to make it a task of its own."
+        )
+    known = {_plain(label): word for label, word in zip(task.labels, task.label_words, strict=True)}
+    if sorted(known) != sorted(map(_plain, labels)):  # names of the data's own: by position
+        return replace(task, labels=labels)
+    return replace(task, labels=labels, label_words=tuple(known[_plain(label)] for label in labels))
+
+
+def _plain(label: str) -> str:
+    """A label name without case and punctuation: "Sci/Tech" and "sci_tech" are one."""
+    return re.sub(r"[\W_]+", "", label).lower()

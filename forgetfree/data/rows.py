@@ -1,0 +1,115 @@
+"""A task's rows: texts and labels, split by split."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from forgetfree.errors import DataError
+from forgetfree.seeds import derive_seed
+from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
+
+#: A split that is missing is held out from the training rows: this share of them, at most this many.
+_HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one split: first texts, second texts (empty for single-text tasks), labels."""
+
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Sequence[int]) -> Rows:
+        """The rows at ``indices``, in that order."""
+        return Rows(
+            tuple(self.first[i] for i in indices),
+            tuple(self.second[i] for i in indices) if self.second else (),
+            tuple(self.labels[i] for i in indices),
+        )
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """A task with all its rows."""
+
+    task: TaskDefinition
+    train: Rows
+    validation: Rows
+    test: Rows
+
+    def fingerprint(self) -> str:
+        """SHA-256 over every row of every split: two data sets are equal if theirs are."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            rows: Rows = getattr(self, split)
+            digest.update(json.dumps([split, rows.first, rows.second, rows.labels]).encode())
+        return digest.hexdigest()
+
+    def evaluated_on(self, split: EvaluatedOn) -> TaskRows:
+        """The task as it is; or for ``validation`` without its test rows, to choose options by.
+
+        Every other validation row of each label then stands in for the test rows, and the rest remain for what training
+        itself needs validation rows for, such as choosing a mask.
+
+        Raises:
+            DataError: no label has two validation rows.
+        """
+        if split == "test":
+            return self
+        held = [
+            [i for i, label in enumerate(self.validation.labels) if label == k] for k in range(len(self.task.labels))
+        ]
+        kept, scored = (sorted(i for rows in held for i in rows[start::2]) for start in (0, 1))
+        if not scored:
+            raise DataError(
+                f"Task {self.task.name!r} has {len(self.validation)} validation rows: too few for evaluate_on=validation. "
+                "Add some."
+            )
+        return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
+
+
+def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
+    """A task with all three splits.
+
+    A missing test split is the validation split; a missing validation split is held out from the training
+    rows.
+
+    Raises:
+        DataError: a split is empty, or a label has no training row.
+    """
+    train = rows["train"]
+    validation = rows.get("validation") if "test" in rows else None
+    test = rows["test"] if "test" in rows else rows["validation"]
+    remedy = "Add rows of that label, or number the labels from 0 without gaps."
+    if len(set(train.labels)) < 2:
+        remedy = "A task needs rows of two labels at least."
+    elif validation is None and len(set(train.labels)) == len(task.labels):
+        remedy = "Some went to the missing validation split: add one, or more rows of that label."
+    if validation is None:
+        if len(train) == 1:
+            raise DataError(
+                f"Task {task.name!r} has one training row and no validation split to spare it. Add rows of every label."
+            )
+        order = list(range(len(train)))
+        random.Random(derive_seed(0, "held out", task.name)).shuffle(order)
+        held_out = min(_HELD_OUT_ROWS, max(1, round(len(train) * _HELD_OUT_SHARE)))
+        validation, train = train.take(sorted(order[:held_out])), train.take(sorted(order[held_out:]))
+    for split, split_rows in (("train", train), ("validation", validation), ("test", test)):
+        if len(split_rows) == 0:
+            raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
+    counts = [train.labels.count(label) for label in range(len(task.labels))]
+    if 0 in counts:
+        empty = counts.index(0)
+        raise DataError(
+            f"Task {task.name!r} has no training row of label {empty} ({task.labels[empty]!r}); rows per "
+            f"label: {counts}. {remedy}"
+        )
+    return TaskRows(task, train, validation, test)
