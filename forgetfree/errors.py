@@ -56,6 +56,10 @@ class DataError(ForgetfreeError):
     """A data file does not hold what a task needs."""
 
 
+class NoDataError(DataError):
+    """There is no data for a task."""
+
+
 class ModelError(ForgetfreeError):
     """A model cannot be loaded, or lacks what the readout needs."""
 

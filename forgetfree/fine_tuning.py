@@ -6,14 +6,13 @@ import hashlib
 import json
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forgetfree import __version__
 from forgetfree.data.stream_task import StreamTask
-from forgetfree.models.loading import LoadedModel
+from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState
 from forgetfree.training import OnStep, TrainingOptions, fine_tune, paper_steps
 
@@ -48,7 +47,7 @@ def fine_tuned_key(
         "task": asdict(task.definition) | {"hub": None},
         "options": training | {"steps": full_steps(options, task), "evaluation_batch_size": None},
         "seed": seed,
-        "config": _config(model.backbone),
+        "config": config_of(model.backbone),
         "graftable": model.space().layout_hash,
         "versions": [__version__, torch.__version__, version("transformers")],
         "device": device.type,
@@ -82,12 +81,6 @@ def fine_tuned_state(
         return ModelState.of(model, [task.name])
     finally:
         pre.load_(model, [task.name])
-
-
-def _config(backbone: nn.Module) -> Any:
-    config = getattr(backbone, "config", None)
-    # Networks without one: a fingerprint is of weights, and does not tell a module of ReLU from one of Tanh.
-    return config.to_diff_dict() if config is not None else repr(backbone)
 
 
 def _digest(tensor: Tensor) -> str:

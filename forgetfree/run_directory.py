@@ -58,6 +58,7 @@ class RunDirectory:
             "data": {},
             "runs": [],
         }
+        self._begun: Json = {}
         held = make_directory(path)
         if resume and "config.json" in held:
             self._take_up()
@@ -68,7 +69,8 @@ class RunDirectory:
 
     def _take_up(self) -> None:
         try:
-            before: Json = json.loads((self.path / "config.json").read_text(encoding="utf-8"))["run"]
+            self._begun = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+            before: Json = self._begun["run"]
             if not isinstance(before, dict):
                 raise ValueError("its key 'run' is no object")
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -76,10 +78,12 @@ class RunDirectory:
                 f"{self.path} cannot be resumed, its config.json cannot be read: {error}. Start anew with another --out."
             ) from error
         now = self.section
-        grows_or_moves = {"seed", "strategy", "data"}
-        if not {before.get("model"), now["model"]} & registry.MODELS.keys():  # those bring recipes
-            grows_or_moves.add("model")
-        differ = sorted(key for key in now if key not in grows_or_moves and before.get(key) != now[key])
+        may_differ = {"seed", "strategy"}
+        if "config" in self._begun.get("model", {}):  # then `describe` can tell what lies there now
+            may_differ.add("data")
+            if not {before.get("model"), now["model"]} & registry.MODELS.keys():  # those bring recipes
+                may_differ.add("model")
+        differ = sorted(key for key in now if key not in may_differ and before.get(key) != now[key])
         if differ:
             raise UsageError(
                 f"--resume needs the configuration that {self.path} was begun with; these differ: "
@@ -91,7 +95,8 @@ class RunDirectory:
         if (self.path / "results.json").is_file():
             self.results = load_results(self.path)
             self.results.pop("source")
-            self.results = {**USUAL, **self.results}
+            for key, usual in USUAL.items():
+                self.results.setdefault(key, usual)
             for run in self.results["runs"]:
                 run.pop("seconds_per_task", None)
 
@@ -101,17 +106,19 @@ class RunDirectory:
         Raises:
             RunError: model or data are not those that the directory was begun with.
         """
+        config = json.loads(json.dumps(config | {"run": self.section}))
         if self.results["model"]:
-            # Weights and rows are told by their fingerprints, not by where they lie.
+            # Models and rows are told by what they hold, not by where they lie.
             description = description | {"model": description["model"] | {"name": self.results["model"].get("name")}}
             differ = [key for key in description if self.results.get(key) != description[key]]
-            if differ:
+            if differ := differ or _differing(self._begun, config):
                 raise RunError(
                     f"{self.path} cannot be resumed: {' and '.join(differ)} changed since it was begun. Start anew with "
                     "another --out, or put the old files back."
                 )
         self.results |= description
-        write_json(self.path / "config.json", config | {"run": self.section})
+        self._begun = config
+        write_json(self.path / "config.json", config)
         self.save()
 
     def save(self) -> None:
@@ -152,3 +159,17 @@ class RunDirectory:
         except (OSError, SafetensorError) as error:
             raise RunError(f"{path} cannot be read: {error}. Start anew with another --out.") from error
         return {key.removesuffix("/logits"): array for key, array in arrays.items() if key.endswith("/logits")}
+
+
+def _differing(before: Json, now: Json) -> list[str]:
+    """What is not the same in two config.json: prompts and labels, the model's config, ids of rows; what both say."""
+    found = []
+    if before.get("tasks") != now["tasks"]:
+        found.append("labels, label words, templates or metrics of tasks")
+    model, held = before.get("model", {}), now["model"]
+    if any(model[key] != held[key] for key in ("config", "max_length") if key in model):
+        found.append("the model's config.json")
+    data = before.get("data", {})
+    if any(data[task].get("encoded", rows["encoded"]) != rows["encoded"] for task, rows in now["data"].items()):
+        found.append("the tokenizer or the prompts")
+    return found

@@ -236,6 +236,8 @@ def _description(config: RunConfig, checked: CheckedConfig, stream: Stream) -> d
 
 def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, device: str) -> dict[str, Any]:
     """What config.json says beside the configuration itself."""
+    from forgetfree.models.loading import config_of
+
     return {
         "schema": SCHEMA,
         "scenario": stream.scenario,
@@ -246,11 +248,13 @@ def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, devi
             "readout": stream.loaded.readout,
             "fingerprint": stream.loaded.fingerprint,
             "max_length": stream.loaded.max_length,
+            "config": config_of(stream.model.backbone),
         },
         "tasks": [asdict(task.definition) | {"hub": None} for task in stream.tasks],
         "data": {
             task.name: {
                 "fingerprint": task.fingerprint,
+                "encoded": task.test.digest,
                 "train": len(task.train),
                 "validation": len(task.validation),
                 "test": len(task.test),

@@ -659,22 +659,86 @@ def test_predict_takes_the_ledger_of_the_strategy_asked_for(tiny_cli: Tiny, tmp_
     assert "disjointness" not in capsys.readouterr().out
 
 
+def one_seed(data: Path, model: Path, out: Path, *more: str) -> list[str]:
+    """continual-ft on sst2, by prompts where the model has an LM head."""
+    given = ["--data", str(data), "--model", str(model), "--shots", "4", "--steps", "3", "--out", str(out)]
+    return ["run", "sst2", "--strategy", "continual-ft", *given, *more]
+
+
 def test_a_run_whose_model_and_data_were_moved_is_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    out, once = tmp_path / "out", ("--strategy", "continual-ft")
+    out = tmp_path / "out"
     model, data = (Path(shutil.copytree(each, tmp_path / each.name)) for each in (tiny_cli.model, tiny_cli.data))
-    at = tiny_cli.arguments(out, *once)
-    without_sparsity = at[: at.index("--sparsity")] + at[at.index("--sparsity") + 2 :]
-    assert cli.main(without_sparsity) == 0
-    moved = [
-        {str(tiny_cli.model): str(model), str(tiny_cli.data): str(data)}.get(part, part) for part in without_sparsity
-    ]
-    assert cli.main([*moved, "--seed", "0", "--seed", "1", "--resume"]) == 0
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
+    assert cli.main(one_seed(data, model, out, "--seed", "0", "--seed", "1", "--resume")) == 0
     assert [run["seed"] for run in results_of(out)["runs"]] == [0, 1]
     assert json.loads((out / "config.json").read_text())["run"]["model"] == str(model)
+    assert cli.main(one_seed(data, model, tmp_path / "other", "--seed", "2")) == 0
+    assert cli.main(["report", str(out), str(tmp_path / "other")]) == 0  # one model, wherever it lay
     capsys.readouterr()
-    at = moved.index("--model") + 1  # which brings a recipe
-    assert cli.main([*moved[:at], "minilm", *moved[at + 1 :], "--resume"]) == 2
+    assert cli.main(one_seed(data, Path("minilm"), out, "--resume")) == 2  # which brings a recipe
     assert "model (was" in capsys.readouterr().err
+
+
+def change_notes(data: Path, model: Path) -> None:
+    notes = data / "sst2" / "source.json"
+    notes.write_text(json.dumps(json.loads(notes.read_text()) | {"label_words": ["lovely", "awful"]}))
+
+
+def change_prompt(data: Path, model: Path) -> None:
+    notes = data / "sst2" / "source.json"
+    notes.write_text(json.dumps(json.loads(notes.read_text()) | {"template": "{mask} {text}"}))
+
+
+def change_network(data: Path, model: Path) -> None:
+    config = model / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_act": "relu"}))
+
+
+def change_tokenizer(data: Path, model: Path) -> None:
+    tokenizer = model / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    vocabulary = content["model"]["vocab"]
+    one, other = sorted(vocabulary)[-2:]
+    for a, b in zip(sorted(vocabulary)[-30:], reversed(sorted(vocabulary)[-30:]), strict=True):
+        if a < b:
+            vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    assert vocabulary[one] != vocabulary[other]
+    tokenizer.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_notes, "labels, label words, templates or metrics of tasks"),
+        (change_prompt, "labels, label words, templates or metrics of tasks"),
+        (change_network, "the model's config.json"),
+        (change_tokenizer, "the tokenizer"),
+    ],
+)
+def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
+    tiny_cli: Tiny, model_directory, tmp_path: Path, capsys, change, message: str, moved: bool
+) -> None:
+    out, data, model = tmp_path / "out", tmp_path / "data", tmp_path / "model"
+    shutil.copytree(tiny_cli.data, data)
+    shutil.copytree(model_directory("bert-mlm"), model)
+    assert cli.main(one_seed(data, model, out)) == 0
+    before = results_of(out)
+    if moved:
+        data, model = data.rename(tmp_path / "elsewhere"), model.rename(tmp_path / "other")
+    change(data, model)
+    capsys.readouterr()
+    assert cli.main(one_seed(data, model, out, "--seed", "0", "--seed", "1", "--resume")) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "cannot be resumed: " in error and message in error
+    assert results_of(out) == before
+
+
+def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path) -> None:
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, tmp_path / "out")) == 0
+    before = (tmp_path / "out" / "results.json").read_bytes()
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, tmp_path / "out", "--resume")) == 0
+    assert (tmp_path / "out" / "results.json").read_bytes() == before
 
 
 def test_a_run_from_before_there_were_scenarios_is_resumed(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 from forgetfree import cli
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_task
-from forgetfree.errors import DataError
+from forgetfree.errors import DataError, UsageError
+from forgetfree.localization import LocalizationOptions
+from forgetfree.models.loading import load_model
+from forgetfree.single_task import SingleTask
 from forgetfree.tasks import TaskDefinition
 
 CHOOSE = ("--set", "evaluate_on=validation")
@@ -34,9 +38,16 @@ def test_every_other_validation_row_of_each_label_stands_in_for_the_test_rows() 
     assert rows.evaluated_on("test") is rows
 
 
-def test_too_few_validation_rows_are_refused() -> None:
-    with pytest.raises(DataError, match="has 2 validation rows: too few for evaluate_on=validation"):
-        task_of((0, 1)).evaluated_on("validation")
+def test_a_label_with_a_single_validation_row_is_refused() -> None:
+    """Among the scored rows, or among those that choose a mask, it would be missing."""
+    with pytest.raises(DataError, match=r"one validation row of label 'yes', and evaluate_on=validation needs two"):
+        task_of((0, 0, 0, 1)).evaluated_on("validation")
+    assert task_of((0, 0, 0)).evaluated_on("validation").test.labels == (0,)
+
+
+def test_no_other_rows_can_be_asked_for() -> None:
+    with pytest.raises(UsageError, match="evaluate_on must be test or validation, got 'valid'"):
+        task_of((0, 0, 1, 1)).evaluated_on("valid")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +163,43 @@ def test_a_fine_tuned_model_is_shared_with_the_run_that_reports(
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path) -> None:
+def opposite(rows: Rows) -> Rows:
+    """The same texts under the other of two labels: what was best on them is worst."""
+    return replace(rows, labels=tuple(1 - label for label in rows.labels))
+
+
+def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_directory: Any) -> None:
     rows = load_task("sst2", str(data_directory), "validation")
-    assert not {*rows.test.first} & {*rows.validation.first}
-    assert {*rows.test.first} | {*rows.validation.first} == {*load_task("sst2", str(data_directory)).validation.first}
+    options = LocalizationOptions(
+        steps=60,
+        optimizer="adamw",
+        learning_rate=0.01,
+        sparsity=0.2,
+        mask_steps=8,
+        mask_evaluations=8,
+        mask_learning_rate=1e9,
+    )
+
+    def region(rows: TaskRows) -> list[int]:
+        bench = SingleTask(load_model(str(model_directory("bert")), "linear"), rows)
+        (found,) = bench.localized(bench.fine_tuned(options), options)
+        return found.region.indices.tolist()
+
+    assert region(replace(rows, test=opposite(rows.test))) == region(rows)
+    assert region(replace(rows, validation=opposite(rows.validation))) != region(rows)  # which do
+
+
+def test_an_experiment_says_what_is_wrong_with_data_instead_of_leaving_the_task_out(
+    data_directory: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(data_directory, tmp_path / "data"))
+    lines = (data / "sst2" / "validation.jsonl").read_text().splitlines(keepends=True)
+    (data / "sst2" / "validation.jsonl").write_text("".join(lines[:1]))
+    (data / "mine").mkdir()
+    (data / "mine" / "train.tsv").touch()
+    given = ["experiment", "where", "--model", str(model_directory("bert")), "--shots", "4", "--data", str(data)]
+    given += ["--task", "ag_news", "--out", str(tmp_path / "out"), "--set", "steps=3", "--sparsity", "0.02"]
+    assert cli.main([*given, "--task", "sst2", *CHOOSE]) == 1
+    assert "evaluate_on=validation needs two of each" in capsys.readouterr().err
+    assert cli.main([*given, "--task", "mine"]) == 1
+    assert "'mine' has no train split" in capsys.readouterr().err

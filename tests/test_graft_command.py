@@ -661,6 +661,7 @@ def test_a_model_without_a_head_is_refused(graft: GraftCommand, capsys: Any) -> 
 def test_what_is_no_model_is_refused(graft: GraftCommand, capsys: Any, tmp_path: Path) -> None:
     assert "is no model. Expected a directory" in refused(graft, capsys, "--fine-tuned", str(tmp_path))
     shutil.copy(graft.directory("bert") / "config.json", tmp_path)  # and no weights
+    (tmp_path / "training_args.bin").touch()
     assert "is no model. Expected a directory" in refused(graft, capsys, "--fine-tuned", str(tmp_path))
     (tmp_path / "adapter_config.json").touch()
     assert "is a PEFT adapter: merge it" in refused(graft, capsys, "--fine-tuned", str(tmp_path))

@@ -34,7 +34,7 @@ def read_notes(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not valid JSON: {first_line(error)}. Mend or remove it.") from error
     if not isinstance(notes, dict):
         raise DataError(f"{path} must hold a JSON object with label_names, got a {type(notes).__name__}.")
-    for key in notes.keys() - set(_NOTES):
+    for key in [key for key in notes if key not in _NOTES]:
         if meant := difflib.get_close_matches(key, [known for known in _NOTES if known not in notes], 1, 0.8):
             raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
     for key in ("label_names", "label_words"):

@@ -7,8 +7,9 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from forgetfree.errors import DataError
+from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
@@ -60,19 +61,23 @@ class TaskRows:
         itself needs validation rows for, such as choosing a mask.
 
         Raises:
-            DataError: no label has two validation rows.
+            UsageError: ``split`` is neither.
+            DataError: a label has a single validation row.
         """
+        if split not in get_args(EvaluatedOn):
+            raise UsageError(f"evaluate_on must be {' or '.join(get_args(EvaluatedOn))}, got {split!r}.")
         if split == "test":
             return self
         held = [
             [i for i, label in enumerate(self.validation.labels) if label == k] for k in range(len(self.task.labels))
         ]
+        for label, rows in zip(self.task.labels, held, strict=True):
+            if len(rows) == 1:
+                raise DataError(
+                    f"Task {self.task.name!r} has one validation row of label {label!r}, and evaluate_on=validation needs two "
+                    "of each. Add some; where a validation or a test file is missing, they are held out from the training rows."
+                )
         kept, scored = (sorted(i for rows in held for i in rows[start::2]) for start in (0, 1))
-        if not scored:
-            raise DataError(
-                f"Task {self.task.name!r} has {len(self.validation)} validation rows: too few for evaluate_on=validation. "
-                "Add some."
-            )
         return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
 
 

@@ -17,7 +17,7 @@ from forgetfree import registry
 from forgetfree.data.notes import described, infer, read_notes
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.tables import FORMATS, PAIR, Table, first_line, read_table
-from forgetfree.errors import DataError, UnknownNameError, UsageError
+from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
 from forgetfree.tasks import SPLITS, EvaluatedOn, Kind, slots
 
 
@@ -110,12 +110,12 @@ class _Directory:
 
     def holds(self, name: str) -> bool:
         """Whether there is a folder, whatever is in it: `load` says what is missing."""
-        return (self.root / name).is_dir()
+        return any(path.name == name and path.is_dir() for path in self.root.iterdir())
 
     def load(self, name: str) -> TaskRows:
         folder = self.root / name
         if not folder.is_dir():
-            raise DataError(
+            raise NoDataError(
                 f"There is no data for task {name!r}: expected the folder {folder}. It holds "
                 f"{', '.join(self.names()) or 'no tasks'}. Add the folder, or give another directory to "
                 "--data."
@@ -157,13 +157,13 @@ class _Hub:
 
         task = registry.tasks()[name]
         if task.hub is None:
-            raise DataError(f"The hub does not hold task {name!r}. {self.hint}")
+            raise NoDataError(f"The hub does not hold task {name!r}. {self.hint}")
         hub, rows = task.hub, {}
         for ours, theirs in hub.splits.items():
             try:
                 table = load_dataset(hub.path, hub.name, split=theirs)
             except Exception as error:
-                raise DataError(
+                raise NoDataError(
                     f"Task {name!r} cannot be read from the hub ({hub.path}, split {theirs}): "
                     f"{first_line(error)}. Without a connection, give a directory with --data DIR, or "
                     "--data demo."
@@ -215,7 +215,7 @@ class _Embedded:
 
     def load(self, name: str) -> TaskRows:
         if name not in self.names():
-            raise DataError(f"There is no data for task {name!r}. {self.hint}")
+            raise NoDataError(f"There is no data for task {name!r}. {self.hint}")
         task = registry.tasks()[name]
         rows = {}
         for split, table in self._load(name).items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.data.sources import load_task
-from forgetfree.errors import DataError, MetricError, ModelError, TrainingError, UnknownNameError
+from forgetfree.errors import MetricError, ModelError, NoDataError, TrainingError, UnknownNameError
 from forgetfree.experiments.preset import Preset
 from forgetfree.experiments.rows import Row, Unit
 from forgetfree.files import write_json
@@ -65,7 +65,7 @@ class Laboratory:
             except UnknownNameError:
                 if i == 0:  # a typo; other names need not be known
                     raise
-            except DataError as error:
+            except NoDataError as error:
                 reason = reason or str(error)
             else:
                 return ""

@@ -19,7 +19,7 @@ from forgetfree.experiments.preset import Preset
 from forgetfree.experiments.report import SCHEMA, load_experiment_results, rows_of, write_outcome
 from forgetfree.experiments.rows import Unit
 from forgetfree.files import write_json
-from forgetfree.models.loading import load_model
+from forgetfree.models.loading import config_of, load_model
 from forgetfree.models.state import StateStore
 
 if TYPE_CHECKING:
@@ -106,14 +106,17 @@ def _described(
 ) -> dict[str, Any]:
     """results.json before the first unit."""
     there = [lab.first_available(names) for names in needed if names[0] not in skipped]
+    loaded = load_model(lab.preset.model, lab.preset.readout)
     return {
         "schema": SCHEMA,
         "experiment": name,
         "paper": experiment.paper,
         "preset": preset_name,
         "setting": json.loads(json.dumps(asdict(lab.preset))),
-        "model": load_model(lab.preset.model, lab.preset.readout).fingerprint,
+        "model": loaded.fingerprint,
+        "config": json.loads(json.dumps(config_of(loaded.model.backbone))),
         "data": {task: lab.rows(task).fingerprint() for task in there},
+        "tasks": {task: json.loads(json.dumps(lab.rows(task).task.fields)) for task in there},
         "skipped": dict(skipped),
         "versions": {"forgetfree": __version__, **{key: version(key) for key in ("torch", "transformers")}},
         "device": lab.device,
@@ -151,6 +154,9 @@ def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit], own_da
         if not set(before[key]) <= set(now[key])
     ]
     differ += [f"data of {task!r}" for task, sha in earlier["data"].items() if results["data"].get(task) != sha]
+    described = earlier.get("tasks", {})  # files of older versions do not say it, nor the model's config
+    differ += [f"labels or prompts of {task!r}" for task in described if described[task] != results["tasks"].get(task)]
+    differ += ["the model's config.json"] if earlier.get("config", results["config"]) != results["config"] else []
     differ += [f"data of {task!r}" for task in earlier["skipped"] if not own_data and task not in results["skipped"]]
     if differ:
         raise UsageError(

@@ -169,7 +169,7 @@ def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) 
 def _head(directory: str) -> tuple[ReadoutKind, str]:
     """How a fine-tuned model is read, and what loads it."""
     path = Path(directory)
-    weighed = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
+    weighed = any(path.glob("model*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     if not weighed or not (path / "config.json").is_file():
         adapter = (path / "adapter_config.json").is_file()
         what = "a PEFT adapter: merge it into its model first" if adapter else "no model"

@@ -156,6 +156,14 @@ def read_config(path: str, name: str) -> Any:
         return transformers.AutoConfig.from_pretrained(path)
 
 
+def config_of(backbone: nn.Module) -> Any:
+    """What a network is beside its weights, as JSON knows it: a fingerprint does not tell ReLU from Tanh."""
+    config = getattr(backbone, "config", None)
+    if config is None:
+        return repr(backbone)
+    return {key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"}
+
+
 def fingerprint_of(model: nn.Module, *, without: str | None = None) -> str:
     """SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
 

@@ -229,6 +229,17 @@ def test_a_misspelt_key_of_source_json_is_told(tmp_path: Path, typo: str) -> Non
         load(tmp_path, "mine")
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../other", "./mine", "mine/", "absolute"])
+def test_a_task_is_a_folder_of_the_directory_and_nothing_else(tmp_path: Path, name: str) -> None:
+    task_folder(tmp_path / "data", "mine", SINGLES)
+    folder = task_folder(tmp_path, "other", SINGLES)
+    name = str(folder) if name == "absolute" else name
+    with pytest.raises(UsageError):
+        load_task(name, str(tmp_path / "data"))
+    with pytest.raises(UsageError):
+        load_tasks(name, str(tmp_path / "data"))
+
+
 def test_the_held_out_rows_are_the_same_every_time(tmp_path: Path) -> None:
     one, other = held_out(tmp_path / "one", 200), held_out(tmp_path / "other", 200)
     assert one.validation == other.validation
