@@ -131,10 +131,9 @@ def merge(results: Sequence[Json]) -> Comparison:
     first = results[0]
     for result, source in zip(results, sources, strict=True):
         for key in ("tasks", "scenario", "evaluated_on", "model", "readout", "shots", "data"):
-            usual = USUAL.get(key)
-            ours, theirs = first.get(key, usual), result.get(key, usual)
-            if key == "model" and ours.get("fingerprint"):  # which tells a model wherever it lies
-                ours, theirs = ({**each, "name": ""} for each in (ours, theirs))
+            ours, theirs = (each.get(key, USUAL.get(key)) for each in (first, result))
+            if key == "model" and first["model"].get("fingerprint"):  # which tells a model wherever it lies
+                ours, theirs = ({**each["model"], "name": ""} for each in (first, result))
             _require_same(key, ours, theirs, sources[0], source)
     # strategy → its options as JSON → seed → (run, where it was found)
     found: dict[str, dict[str, dict[int, tuple[Json, str]]]] = {}

@@ -156,7 +156,8 @@ def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit], own_da
     differ += [f"data of {task!r}" for task, sha in earlier["data"].items() if results["data"].get(task) != sha]
     described = earlier.get("tasks", {})  # files of older versions do not say it, nor the model's config
     differ += [f"labels or prompts of {task!r}" for task in described if described[task] != results["tasks"].get(task)]
-    differ += ["the model's config.json"] if earlier.get("config", results["config"]) != results["config"] else []
+    if earlier["model"] == results["model"] and earlier.get("config", results["config"]) != results["config"]:
+        differ.append("the model's config.json")
     differ += [f"data of {task!r}" for task in earlier["skipped"] if not own_data and task not in results["skipped"]]
     if differ:
         raise UsageError(
