@@ -2,4 +2,5 @@
 
 from forgetfree.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":  # workers read this file, too
+    raise SystemExit(main())

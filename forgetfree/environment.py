@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import platform
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,16 @@ def set_threads(threads: int | None) -> None:
 
     if threads:
         torch.set_num_threads(threads)
+
+
+def quiet_libraries() -> None:
+    """Third-party warnings and bars would break up the progress display; errors still come through."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    logging.getLogger("datasets").setLevel(logging.ERROR)
+    warnings.filterwarnings(
+        "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
+    )
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def environment(device: str) -> dict[str, Any]:

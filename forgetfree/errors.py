@@ -5,6 +5,7 @@
     │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
     │   └── OptionError          an option's value has the wrong type or is out of its range
     ├── DataError                a data file does not hold what a task needs
+    │   └── NoDataError          there is no data for a task
     ├── ModelError               a model cannot be loaded or lacks what the readout needs
     ├── RegionError              indices that do not fit their parameter space
     ├── GraftError               a graft is damaged, says too little, or does not belong to this model
@@ -22,13 +23,25 @@ A message is one paragraph: what happened, what was expected, what was found, an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class ForgetfreeError(Exception):
     """Base of all errors that forgetfree raises on purpose."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Callable[..., ForgetfreeError], tuple[Any, ...]]:
+        """Errors come back from other processes as they were, whatever their constructors take."""
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[ForgetfreeError], args: tuple[Any, ...], state: dict[str, Any]) -> ForgetfreeError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(ForgetfreeError):

@@ -69,7 +69,7 @@ def measured(data: Path, model_directory, tmp_path_factory: pytest.TempPathFacto
 
 def arguments(name: str, data: Path, model: Path, out: Path, *more: str, seeds: tuple[int, ...] = (0, 1)) -> list[str]:
     tasks = [part for task in TASKS[name] for part in ("--task", task)]
-    fixed = ["--data", str(data), "--model", str(model), "--out", str(out)]
+    fixed = ["--data", str(data), "--model", str(model), "--out", str(out), "--jobs", "1"]
     fixed += [part for seed in seeds for part in ("--seed", str(seed))]
     several = "sparsities" not in load_experiment(name).single
     sparsities = ["--sparsity", "0.1", *(["--sparsity", "0.02"] if several else [])]

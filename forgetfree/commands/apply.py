@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forgetfree.commands.shared import go_offline_if_cut_off, quiet_libraries
+from forgetfree.commands.shared import go_offline_if_cut_off
+from forgetfree.environment import quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.commands.shared import Commands

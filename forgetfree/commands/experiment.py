@@ -13,9 +13,9 @@ from forgetfree.commands.shared import (
     go_offline_if_cut_off,
     needs_hub,
     no_empty_directory,
-    quiet_libraries,
     settings_of,
 )
+from forgetfree.environment import quiet_libraries
 from forgetfree.errors import ForgetfreeError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     experiment.add_argument("--sparsity", type=float, action="append", metavar="F", help="may be given several times")
     experiment.add_argument("--set", action="append", metavar="key=value", help="an option of training or localising")
     experiment.add_argument("--device", choices=("auto", "cpu", "cuda"))
+    experiment.add_argument(
+        "--jobs", type=int, metavar="N", help="units measured at a time (default: 2 on a CPU with two cores, else 1)"
+    )
     experiment.add_argument(
         "--cache", metavar="DIR", help="fine-tuned models, shared (default: fine-tuned beside --out)"
     )
@@ -70,12 +73,15 @@ def command(options: argparse.Namespace) -> int:
     changes = {key: value for key, value in given.items() if value}
     settings = settings_of(options.set)
     here = build(CommonOptions, {k: settings.pop(k) for k in ("cache", "threads") if k in settings}, "the experiment")
+    if options.jobs is not None and options.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {options.jobs}.")
     if options.resume and not options.out:
         raise UsageError("--resume needs --out DIR: the experiment to continue.")
     preset = experiments.adjusted(experiment.presets[options.preset], changes, settings)
     out = Path(options.out or free_directory(f"experiment-{options.name}"))
     cache = Path(options.cache or here.cache or out.parent / "fine-tuned")
     set_threads(here.threads)
+    device = find_device(options.device or "auto")
     data = options.data or default_data()
     quiet_libraries()
     if needs_hub(preset.model, data):
@@ -88,11 +94,13 @@ def command(options: argparse.Namespace) -> int:
                 preset,
                 preset_name=options.preset,
                 data=data,
-                device=find_device(options.device or "auto"),
+                device=device,
                 out=out,
                 cache=cache,
                 monitor=lambda title: make_monitor(f"{options.name} · {title}", sys.stderr),
                 resume=options.resume,
+                jobs=options.jobs or experiments.usual_jobs(device),
+                threads=here.threads,
             )
     except KeyboardInterrupt:
         return fail(f"Interrupted. {_units_held(out)}".strip(), 1)

@@ -14,9 +14,9 @@ from forgetfree.commands.shared import (
     needs_hub,
     no_empty_directory,
     print_recipe,
-    quiet_libraries,
     settings_of,
 )
+from forgetfree.environment import quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.commands.shared import Commands

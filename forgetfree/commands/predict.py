@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forgetfree.commands.shared import quiet_libraries
+from forgetfree.environment import quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.commands.shared import Commands

@@ -16,9 +16,9 @@ from forgetfree.commands.shared import (
     needs_hub,
     no_empty_directory,
     print_recipe,
-    quiet_libraries,
     settings_of,
 )
+from forgetfree.environment import quiet_libraries
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 
 if TYPE_CHECKING:

@@ -54,19 +54,6 @@ def go_offline_if_cut_off() -> None:
             os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def quiet_libraries() -> None:
-    """Third-party warnings and bars would break up the progress display; errors still come through."""
-    import logging
-    import warnings
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    logging.getLogger("datasets").setLevel(logging.ERROR)
-    warnings.filterwarnings(
-        "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
-    )
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
 def print_recipe(model: str, recipe: Mapping[str, Any]) -> None:
     """What a registered model brings."""
     if recipe:

@@ -25,6 +25,7 @@ from forgetfree.experiments.rows import (
     values,
     verdict,
 )
+from forgetfree.experiments.workers import usual_jobs
 
 __all__ = [
     "SCORE",
@@ -51,6 +52,7 @@ __all__ = [
     "share_of",
     "shown",
     "sparsities_of",
+    "usual_jobs",
     "values",
     "verdict",
     "write_outcome",

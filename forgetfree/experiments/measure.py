@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,8 @@ from forgetfree.experiments.experiment import Experiment, load_experiment
 from forgetfree.experiments.laboratory import Laboratory
 from forgetfree.experiments.preset import Preset
 from forgetfree.experiments.report import SCHEMA, load_experiment_results, rows_of, write_outcome
-from forgetfree.experiments.rows import Unit
+from forgetfree.experiments.rows import Row, Unit
+from forgetfree.experiments.workers import measure_side_by_side
 from forgetfree.files import write_json
 from forgetfree.models.loading import config_of, load_model
 from forgetfree.models.state import StateStore
@@ -40,6 +41,8 @@ def run_experiment(
     cache: Path,
     monitor: Callable[[str], Monitor],
     resume: bool = False,
+    jobs: int = 1,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """Measure all units, keeping results.json up to date after each, then write report.md and the figure.
 
@@ -53,6 +56,8 @@ def run_experiment(
         cache: directory of fine-tuned models.
         monitor: makes the monitor of a unit from a title.
         resume: keep the units that ``out`` holds already, and add those that it lacks.
+        jobs: how many units are measured at a time; more than one by as many processes, which say themselves what they do.
+        threads: of each of those processes; default: its share of the cores.
 
     Returns:
         The content of results.json.
@@ -81,11 +86,12 @@ def run_experiment(
     if held:
         results = _resumed(results, out, planned, own_data=needed == [(task,) for task in preset.tasks])
     before, done = results["seconds"], [unit["unit"] for unit in results["units"]]
-    for unit in planned:
-        if unit in done:
-            continue
-        measured = [{**unit, **row} for row in experiment.measure(lab, unit)]
-        results["units"].append({"unit": unit, "rows": measured})
+    missing = [unit for unit in planned if unit not in done]
+    measured: Iterable[tuple[Unit, list[Row]]] = ((unit, experiment.measure(lab, unit)) for unit in missing)
+    if jobs > 1 and len(missing) > 1:
+        measured = measure_side_by_side(name, preset, data, device, cache, missing, jobs, threads)
+    for unit, rows in measured:
+        results["units"].append({"unit": unit, "rows": [{**unit, **row} for row in rows]})
         results["seconds"] = round(before + time.perf_counter() - begin, 1)
         write_json(out / "results.json", results)
     results["units"].sort(key=lambda unit: planned.index(unit["unit"]))

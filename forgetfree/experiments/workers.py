@@ -1,0 +1,100 @@
+"""Units measured side by side, each worker a process of its own with its share of the cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
+
+from forgetfree.environment import quiet_libraries, set_threads
+from forgetfree.errors import RunError
+from forgetfree.experiments.experiment import Experiment, load_experiment
+from forgetfree.experiments.laboratory import Laboratory
+from forgetfree.experiments.preset import Preset
+from forgetfree.experiments.rows import Row, Unit
+from forgetfree.models.state import StateStore
+from forgetfree.progress import PlainMonitor
+
+#: Small models use two cores badly; more processes than this use much memory.
+_USUAL = 2
+#: What this process measures with, if it is a worker.
+_bench: tuple[Experiment, Laboratory]
+
+
+def usual_jobs(device: str) -> int:
+    """How many units at a time, where nobody says it: two where there are two cores, one on a GPU."""
+    return 1 if device == "cuda" else min(_USUAL, _cores())
+
+
+def measure_side_by_side(
+    name: str,
+    preset: Preset,
+    data: str,
+    device: str,
+    cache: Path,
+    units: Sequence[Unit],
+    jobs: int,
+    threads: int | None,
+) -> Iterator[tuple[Unit, list[Row]]]:
+    """Units and their rows, in the order in which they are done.
+
+    Args:
+        name: of the experiment.
+        preset: the setting.
+        data: as ``--data``.
+        device: where to train.
+        cache: directory of fine-tuned models.
+        units: which.
+        jobs: how many at a time.
+        threads: of each; default: its share of the cores.
+
+    Raises:
+        RunError: a worker was killed.
+    """
+    settings = (name, preset, data, device, cache, threads or max(1, _cores() // jobs))
+    others = set(multiprocessing.active_children())
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(min(jobs, len(units)), spawn, _begin, settings) as workers:
+        try:
+            futures = {workers.submit(_measure, unit): unit for unit in units}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException as error:
+            workers.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+                process.join()
+            if isinstance(error, BrokenProcessPool):
+                raise RunError(
+                    "A worker was stopped from outside, perhaps for want of memory. Run with --jobs 1, one unit at a time."
+                ) from error
+            raise
+
+
+def _begin(name: str, preset: Preset, data: str, device: str, cache: Path, threads: int) -> None:
+    """Make this process a worker."""
+    global _bench
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to stop
+    quiet_libraries()
+    set_threads(threads)
+    monitor = partial(_monitor, name)
+    _bench = load_experiment(name), Laboratory(preset, data, device, StateStore(cache), cache, monitor)
+
+
+def _measure(unit: Unit) -> list[Row]:
+    experiment, laboratory = _bench
+    return experiment.measure(laboratory, unit)
+
+
+def _monitor(name: str, title: str) -> PlainMonitor:
+    return PlainMonitor(f"{name} · {title}", sys.stderr)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
