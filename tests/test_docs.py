@@ -115,10 +115,13 @@ def test_the_experiments_are_those_of_the_committed_runs() -> None:
 
     document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert paper.section() in document
+    assert paper.choices() in document
+    tried = [load_experiment_results(file) for file in paper.CHOICES.glob("*.json")]
+    assert tried and all(run["complete"] and run["setting"]["evaluate_on"] == "validation" for run in tried)
     held = {path.stem for path in paper.RESULTS.glob("*.json")}
     assert {file.stem for file in paper.run_files()} == held
     assert all(load_experiment_results(file)["complete"] for file in paper.run_files())
-    for file in paper.run_files():  # no places of the machine they were made on
+    for file in paper.RESULTS.rglob("*.json"):  # no places of the machine they were made on
         assert re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt)/\S*", file.read_text(encoding="utf-8")) == []
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
 

@@ -1,7 +1,8 @@
-"""Write the section of docs/results.md that holds the experiments: ``python -m forgetfree.benchmarks.paper``.
+"""Write the sections of docs/results.md that hold the experiments: ``python -m forgetfree.benchmarks.paper``.
 
-It is made of the run files beside this one, and of nothing else, its figures too; a test holds the document to it. A run
-file is called by its experiment; of a further run, with another model or readout, the name goes on after a dash.
+They are made of the run files beside this one, and of nothing else, their figures too; a test holds the document to them. A
+run file is called by its experiment; of a further run, with another model or readout, the name goes on after a dash. Those in
+``choices`` were scored on validation rows, to choose the presets' options.
 """
 
 from __future__ import annotations
@@ -11,12 +12,22 @@ import tempfile
 from pathlib import Path
 
 from forgetfree import registry
-from forgetfree.experiments import draw_outcome, load_experiment_results, outcome
-from forgetfree.pages import render_page
+from forgetfree.benchmarks.paper.presets import SMALL
+from forgetfree.experiments import (
+    SCORE,
+    draw_outcome,
+    load_experiment_results,
+    outcome,
+    pivot,
+    rows_of,
+    share_of,
+    sparsities_of,
+)
+from forgetfree.pages import Page, render_page
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-BEGIN, END = "<!-- experiments: begin -->", "<!-- experiments: end -->"
+CHOICES = RESULTS / "choices"
 
 
 def run_files() -> list[Path]:
@@ -33,16 +44,38 @@ def section() -> str:
         page = re.sub(r"^#", "###", render_page(outcome(run), "markdown"), flags=re.MULTILINE)
         title, rest = page.replace(run["experiment"], file.stem, 1).split("\n", 1)
         parts.append(f"{title}\n\n![{file.stem}](figures/{file.stem}.png)\n{rest.rstrip()}")
-    return "\n\n".join([BEGIN, *parts, END])
+    return _marked("experiments", "\n\n".join(parts))
+
+
+def choices() -> str:
+    """What fine-tuned models and grafts score on validation rows, by the options that were tried."""
+    rows = []
+    for file in sorted(CHOICES.glob("*.json")):
+        run = load_experiment_results(file)
+        readout = {"readout": run["setting"]["readout"]} if run["setting"]["readout"] != SMALL.readout else {}
+        tried = ", ".join(f"{key}={value}" for key, value in (readout | run["setting"]["fixed"]).items())
+        rows += [{**row, "tried": tried} for row in rows_of(run)]
+    columns: dict[str, tuple[str, dict[str, object]]] = {"fine-tuned": ("score", {"model": "fine-tuned"})}
+    for sparsity in sparsities_of(rows, model="grafted"):
+        columns[f"graft {share_of(sparsity)}"] = "score", {"model": "grafted", "sparsity": sparsity}
+    table = pivot(f"{SCORE}, on validation rows", rows, ("tried", "task"), columns)
+    page = render_page(Page("", (), (table,)), "markdown")
+    return _marked("choices", page[page.index("|") :].rstrip())
+
+
+def _marked(name: str, text: str) -> str:
+    return f"<!-- {name}: begin -->\n\n{text}\n\n<!-- {name}: end -->"
 
 
 def main() -> None:
-    """Put section and figures where they belong, in the checkout this file is part of."""
+    """Put sections and figures where they belong, in the checkout this file is part of."""
     documents = HERE.parents[1] / "docs"
     results, figures = documents / "results.md", documents / "figures"
     text = results.read_text(encoding="utf-8")
-    before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
-    results.write_text(before + section() + after, encoding="utf-8")
+    for name, made in (("experiments", section()), ("choices", choices())):
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        text = text[: text.index(begin)] + made + text[text.index(end) + len(end) :]
+    results.write_text(text, encoding="utf-8")
     for file in run_files():
         run = load_experiment_results(file)
         with tempfile.TemporaryDirectory() as drawn:
