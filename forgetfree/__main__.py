@@ -2,5 +2,5 @@
 
 from forgetfree.cli import main
 
-if __name__ == "__main__":  # workers read this file, too
+if __name__ == "__main__":
     raise SystemExit(main())

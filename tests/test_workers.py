@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from forgetfree.experiments import usual_jobs
 from forgetfree.experiments.workers import measure_side_by_side
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """What each of two workers has on two cores."""
     before = torch.get_num_threads()
@@ -60,7 +61,7 @@ def none_is_left() -> bool:
 
 
 def test_units_side_by_side_have_the_outcome_of_units_one_by_one(
-    where: list[str], one_thread: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    where: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*where, "--jobs", "1", "--out", str(tmp_path / "one" / "out")]) == 0
     capfd.readouterr()
@@ -101,23 +102,64 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
     assert none_is_left()
 
 
-def test_an_interrupt_stops_all_workers(where: list[str], tmp_path: Path) -> None:
+@pytest.fixture
+def busy(where: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run in a group of its own, both workers at it; killed in the end."""
     given = [*where, "--set", "mask_steps=100000", "--jobs", "2", "--out", str(tmp_path / "out")]
     running = subprocess.Popen(
         [sys.executable, "-m", "forgetfree", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "fine-tuned").glob("*.safetensors")) and time.monotonic() < deadline:
+    try:
+        deadline = time.monotonic() + 120
+        while len(list((tmp_path / "fine-tuned").glob("*.safetensors"))) < 2:
+            assert time.monotonic() < deadline and running.poll() is None
+            time.sleep(0.1)
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+
+
+def group_is_gone(running: subprocess.Popen[str]) -> bool:
+    """Whether all processes of the group end, within twenty seconds."""
+    for _ in range(200):
+        try:
+            os.killpg(running.pid, 0)
+        except ProcessLookupError:
+            return True
         time.sleep(0.1)
-    os.killpg(running.pid, signal.SIGINT)
-    _, error = running.communicate(timeout=60)
-    assert running.returncode == 1
+    return False
+
+
+def test_an_interrupt_stops_all_workers(busy: subprocess.Popen[str]) -> None:
+    os.killpg(busy.pid, signal.SIGINT)
+    _, error = busy.communicate(timeout=60)
+    assert busy.returncode == 1
     assert error.strip().splitlines()[-1] == "forgetfree: error: Interrupted."
     assert "Traceback" not in error
-    with pytest.raises(ProcessLookupError):  # nobody of the group is left
-        for _ in range(100):
-            os.killpg(running.pid, 0)
-            time.sleep(0.1)
+    assert group_is_gone(busy)
+
+
+def test_workers_end_with_their_parent_even_if_it_is_killed(busy: subprocess.Popen[str]) -> None:
+    busy.kill()
+    busy.wait(timeout=20)
+    assert group_is_gone(busy)
+
+
+def test_an_error_of_the_parent_stops_the_workers(
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk, say; the units that are left are not measured for nobody."""
+
+    def full(path: Path, content: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("forgetfree.experiments.measure.write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        cli.main([*where, "--debug", "--jobs", "2", "--out", str(tmp_path / "out")])
+    assert none_is_left()
+    assert len(list((tmp_path / "fine-tuned").iterdir())) < 4
 
 
 def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch) -> None:

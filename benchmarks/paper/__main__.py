@@ -59,8 +59,8 @@ def choices() -> str:
     for sparsity in sparsities_of(rows, model="grafted"):
         columns[f"graft {share_of(sparsity)}"] = "score", {"model": "grafted", "sparsity": sparsity}
     table = pivot(f"{SCORE}, on validation rows", rows, ("tried", "task"), columns)
-    page = render_page(Page("", (), (table,)), "markdown")
-    return _marked("choices", page[page.index("|") :].rstrip())
+    page = render_page(Page("What was tried", (), (table,)), "markdown")
+    return _marked("choices", re.sub("^#", "###", page, flags=re.MULTILINE).split("\n", 2)[2].strip())
 
 
 def _marked(name: str, text: str) -> str:

@@ -12,7 +12,7 @@ SGD = {
     "momentum": 0.9,
     "max_gradient_norm": 1.0,
 }
-#: AdamW moves everything by little, ℓ1 makes its moves few (§3.3): S needs a higher rate to tell them apart.
+#: AdamW moves everything by little, ℓ1 makes its moves few (§3.3). What other rates on S give: docs/results.md.
 ADAMW = {"optimizer": "adamw", "learning_rate": 1e-4, "readout_learning_rate": 1e-3, "mask_learning_rate": 1e10}
 ADAMW_L1 = {**ADAMW, "l1": 1e-4}
 

@@ -42,7 +42,10 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     experiment.add_argument("--set", action="append", metavar="key=value", help="an option of training or localising")
     experiment.add_argument("--device", choices=("auto", "cpu", "cuda"))
     experiment.add_argument(
-        "--jobs", type=int, metavar="N", help="units measured at a time (default: 2 on a CPU with two cores, else 1)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="units measured at a time (default: 2 on a CPU of two cores or more, else 1)",
     )
     experiment.add_argument(
         "--cache", metavar="DIR", help="fine-tuned models, shared (default: fine-tuned beside --out)"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -87,19 +88,26 @@ def run_experiment(
         results = _resumed(results, out, planned, own_data=needed == [(task,) for task in preset.tasks])
     before, done = results["seconds"], [unit["unit"] for unit in results["units"]]
     missing = [unit for unit in planned if unit not in done]
-    measured: Iterable[tuple[Unit, list[Row]]] = ((unit, experiment.measure(lab, unit)) for unit in missing)
     if jobs > 1 and len(missing) > 1:
         measured = measure_side_by_side(name, preset, data, device, cache, missing, jobs, threads)
-    for unit, rows in measured:
-        results["units"].append({"unit": unit, "rows": [{**unit, **row} for row in rows]})
-        results["seconds"] = round(before + time.perf_counter() - begin, 1)
-        write_json(out / "results.json", results)
+    else:
+        measured = _one_by_one(experiment, lab, missing)
+    with closing(measured):  # an error here stops the workers, too
+        for unit, rows in measured:
+            results["units"].append({"unit": unit, "rows": [{**unit, **row} for row in rows]})
+            results["seconds"] = round(before + time.perf_counter() - begin, 1)
+            write_json(out / "results.json", results)
     results["units"].sort(key=lambda unit: planned.index(unit["unit"]))
     results["complete"] = True
     results["claims"] = [asdict(claim) for claim in experiment.claims(rows_of(results))]
     write_json(out / "results.json", results)
     write_outcome(results, out)
     return results
+
+
+def _one_by_one(experiment: Experiment, lab: Laboratory, units: Sequence[Unit]) -> Generator[tuple[Unit, list[Row]]]:
+    for unit in units:
+        yield unit, experiment.measure(lab, unit)
 
 
 def _described(

@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from forgetfree.environment import quiet_libraries, set_threads
 from forgetfree.errors import RunError
@@ -41,7 +44,7 @@ def measure_side_by_side(
     units: Sequence[Unit],
     jobs: int,
     threads: int | None,
-) -> Iterator[tuple[Unit, list[Row]]]:
+) -> Generator[tuple[Unit, list[Row]]]:
     """Units and their rows, in the order in which they are done.
 
     Args:
@@ -52,27 +55,31 @@ def measure_side_by_side(
         cache: directory of fine-tuned models.
         units: which.
         jobs: how many at a time.
-        threads: of each; default: its share of the cores.
+        threads: of each; default: its share of this process's.
 
     Raises:
-        RunError: a worker was killed.
+        RunError: a worker was killed, or could not start.
     """
-    settings = (name, preset, data, device, cache, threads or max(1, _cores() // jobs))
+    jobs = min(jobs, len(units))
+    settings = (name, preset, data, device, cache, threads or max(1, torch.get_num_threads() // jobs))
     others = set(multiprocessing.active_children())
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(min(jobs, len(units)), spawn, _begin, settings) as workers:
+    with ProcessPoolExecutor(jobs, spawn, _begin, settings) as workers:
         try:
             futures = {workers.submit(_measure, unit): unit for unit in units}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException as error:
             workers.shutdown(wait=False, cancel_futures=True)
-            for process in set(multiprocessing.active_children()) - others:
+            ours = set(multiprocessing.active_children()) - others
+            for process in ours:
                 process.terminate()
+            for process in ours:
                 process.join()
             if isinstance(error, BrokenProcessPool):
                 raise RunError(
-                    "A worker was stopped from outside, perhaps for want of memory. Run with --jobs 1, one unit at a time."
+                    "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
+                    "why). Run with --jobs 1, one unit at a time."
                 ) from error
             raise
 
@@ -81,10 +88,19 @@ def _begin(name: str, preset: Preset, data: str, device: str, cache: Path, threa
     """Make this process a worker."""
     global _bench
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to stop
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads(threads)
     monitor = partial(_monitor, name)
     _bench = load_experiment(name), Laboratory(preset, data, device, StateStore(cache), cache, monitor)
+
+
+def _end_with_parent() -> None:
+    """However the parent ends, even killed: nobody would take what this worker measures."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # of a worker
+    parent.join()
+    os._exit(1)
 
 
 def _measure(unit: Unit) -> list[Row]:
