@@ -107,7 +107,12 @@ def busy(where: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in a group of its own, both workers at it; killed in the end."""
     given = [*where, "--set", "mask_steps=100000", "--jobs", "2", "--out", str(tmp_path / "out")]
     running = subprocess.Popen(
-        [sys.executable, "-m", "forgetfree", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "forgetfree", *given],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell's background jobs ignore interrupts, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 120
