@@ -22,8 +22,9 @@ A message is one paragraph: what happened, what was expected, what was found, an
 
 from __future__ import annotations
 
+import copyreg
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -32,16 +33,9 @@ class ForgetfreeError(Exception):
 
     exit_code = 1
 
-    def __reduce__(self) -> tuple[Callable[..., ForgetfreeError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Errors come back from other processes as they were, whatever their constructors take."""
-        return _remade, (type(self), self.args, self.__dict__)
-
-
-def _remade(kind: type[ForgetfreeError], args: tuple[Any, ...], state: dict[str, Any]) -> ForgetfreeError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UsageError(ForgetfreeError):

@@ -111,13 +111,18 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
 def test_the_experiments_are_those_of_the_committed_runs() -> None:
     """``python -m forgetfree.benchmarks.paper`` would change nothing."""
     from forgetfree.benchmarks.paper import __main__ as paper
-    from forgetfree.experiments import load_experiment_results
+    from forgetfree.experiments import load_experiment, load_experiment_results
 
     document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert paper.section() in document
     assert paper.choices() in document
     tried = [load_experiment_results(file) for file in paper.CHOICES.glob("*.json")]
     assert tried and all(run["complete"] and run["setting"]["evaluate_on"] == "validation" for run in tried)
+    # One row for each task of each run: none is a mean of two, and nothing is tried that its row does not name.
+    assert paper.choices().count("\n|") == 2 + sum(len(run["units"]) for run in tried)
+    named = ("model", "readout", "tasks", "shots", "seeds", "sparsities", "fixed", "test_limit", "evaluate_on")
+    preset = json.loads(json.dumps(asdict(load_experiment("localization").presets["small"])))
+    assert [run for run in tried if preset | {key: run["setting"][key] for key in named} != run["setting"]] == []
     held = {path.stem for path in paper.RESULTS.glob("*.json")}
     assert {file.stem for file in paper.run_files()} == held
     assert all(load_experiment_results(file)["complete"] for file in paper.run_files())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -542,6 +543,36 @@ def test_more_seeds_and_tasks_are_added_to_what_was_measured(
     (out / "results.json").write_text(json.dumps(older))
     elsewhere = shutil.copytree(model, tmp_path / "moved")  # the same weights under another name
     assert cli.main(arguments("where", data, elsewhere, out, "--resume", "--task", "qnli")) == 0
+
+
+def test_an_experiment_is_not_resumed_with_other_prompts_networks_or_tokenizers(
+    data, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    here, model, out = tmp_path / "data", tmp_path / "model", tmp_path / "out"
+    shutil.copytree(data, here)
+    shutil.copytree(model_directory("bert"), model)
+    assert cli.main(arguments("where", here, model, out, seeds=(0,))) == 0
+
+    def refused_after_a_change_of(file: Path, change: Callable[[Any], Any]) -> str:
+        before = file.read_text()
+        file.write_text(json.dumps(change(json.loads(before))))
+        capsys.readouterr()
+        assert cli.main(arguments("where", here, model, out, "--resume")) == 2
+        file.write_text(before)
+        return capsys.readouterr().err
+
+    def other_tokenizer(content: Any) -> Any:
+        words = sorted(content["model"]["vocab"])
+        content["model"]["vocab"] = dict(zip(words, range(len(words)), strict=True))
+        return content
+
+    template = refused_after_a_change_of(here / "sst2" / "source.json", lambda old: old | {"template": "{mask} {text}"})
+    assert "different: labels or prompts of 'sst2'." in template
+    network = refused_after_a_change_of(model / "config.json", lambda old: old | {"hidden_act": "relu"})
+    assert "different: the model's config.json." in network
+    tokenizer = refused_after_a_change_of(model / "tokenizer.json", other_tokenizer)
+    assert "different: the tokenizer or the prompts." in tokenizer
+    assert cli.main(arguments("where", here, model, out, "--resume")) == 0
 
 
 def test_units_that_lack_a_target_are_not_mixed_with_units_that_have_it(

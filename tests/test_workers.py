@@ -161,10 +161,11 @@ def test_an_error_of_the_parent_stops_the_workers(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("forgetfree.experiments.measure.write_json", full)
+    many = [part for seed in range(2, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
-        cli.main([*where, "--debug", "--jobs", "2", "--out", str(tmp_path / "out")])
+        cli.main([*where, *many, "--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")])
     assert none_is_left()
-    assert len(list((tmp_path / "fine-tuned").iterdir())) < 4
+    assert len(list((tmp_path / "fine-tuned").iterdir())) < 40
 
 
 def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
+from forgetfree.data.rows import TaskRows
 from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import DataError, UsageError
 from forgetfree.experiments.experiment import Experiment, load_experiment
@@ -21,7 +23,7 @@ from forgetfree.experiments.report import SCHEMA, load_experiment_results, rows_
 from forgetfree.experiments.rows import Row, Unit
 from forgetfree.experiments.workers import measure_side_by_side
 from forgetfree.files import write_json
-from forgetfree.models.loading import config_of, load_model
+from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
 
 if TYPE_CHECKING:
@@ -120,17 +122,18 @@ def _described(
 ) -> dict[str, Any]:
     """results.json before the first unit."""
     there = [lab.first_available(names) for names in needed if names[0] not in skipped]
-    loaded = load_model(lab.preset.model, lab.preset.readout)
-    return {
+    loaded = load_model(lab.preset.model, lab.preset.readout, max_length=lab.preset.max_length)
+    described = {
         "schema": SCHEMA,
         "experiment": name,
         "paper": experiment.paper,
         "preset": preset_name,
-        "setting": json.loads(json.dumps(asdict(lab.preset))),
+        "setting": asdict(lab.preset),
         "model": loaded.fingerprint,
-        "config": json.loads(json.dumps(config_of(loaded.model.backbone))),
+        "config": config_of(loaded.model.backbone),
         "data": {task: lab.rows(task).fingerprint() for task in there},
-        "tasks": {task: json.loads(json.dumps(lab.rows(task).task.fields)) for task in there},
+        "tasks": {task: lab.rows(task).task.fields for task in there},
+        "encoded": {task: _encoded(loaded, lab.rows(task)) for task in there},
         "skipped": dict(skipped),
         "versions": {"forgetfree": __version__, **{key: version(key) for key in ("torch", "transformers")}},
         "device": lab.device,
@@ -138,6 +141,13 @@ def _described(
         "units": [],
         "seconds": 0.0,
     }
+    return dict(json.loads(json.dumps(described)))  # as a file gives it back
+
+
+def _encoded(loaded: LoadedModel, rows: TaskRows) -> str:
+    """SHA-256 of what the tokenizer makes of a task's first hundred test rows, in its prompt."""
+    ids = loaded.encoder(rows.task)(rows.test.take(range(min(100, len(rows.test)))))
+    return hashlib.sha256(json.dumps([list(map(int, row)) for row in ids]).encode()).hexdigest()
 
 
 def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit], own_data: bool) -> dict[str, Any]:
@@ -168,10 +178,12 @@ def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit], own_da
         if not set(before[key]) <= set(now[key])
     ]
     differ += [f"data of {task!r}" for task, sha in earlier["data"].items() if results["data"].get(task) != sha]
-    described = earlier.get("tasks", {})  # files of older versions do not say it, nor the model's config
+    # Files of older versions do not say these.
+    described, ids = earlier.get("tasks", {}), earlier.get("encoded", {})
     differ += [f"labels or prompts of {task!r}" for task in described if described[task] != results["tasks"].get(task)]
-    if earlier["model"] == results["model"] and earlier.get("config", results["config"]) != results["config"]:
-        differ.append("the model's config.json")
+    if earlier["model"] == results["model"]:
+        differ += ["the model's config.json"] if earlier.get("config", results["config"]) != results["config"] else []
+        differ += ["the tokenizer or the prompts"] if any(results["encoded"].get(t) != ids[t] for t in ids) else []
     differ += [f"data of {task!r}" for task in earlier["skipped"] if not own_data and task not in results["skipped"]]
     if differ:
         raise UsageError(
