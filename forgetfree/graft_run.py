@@ -26,7 +26,7 @@ from forgetfree.graft_file import find_graft
 from forgetfree.graft_report import lay_out_graft
 from forgetfree.grafting import Graft
 from forgetfree.localization import LocalizationOptions, check_localization
-from forgetfree.metrics import Predictions, agreement
+from forgetfree.metrics import Predictions, agreement, constant_score
 from forgetfree.models.body import body_space
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import load_model
@@ -254,6 +254,7 @@ def _described(config: GraftConfig, checked: CheckedGraft, subject: _Subject) ->
             "test_rows": len(bench.task.test),
         },
         "metric": bench.task.definition.metric,
+        "floors": {"constant": constant_score(bench.task.test.labels.numpy(), bench.task.definition.metric)},
         "base": checked.options[0].base if config.base_file is None else config.base_file.name,
         "fine_tuned": given
         and {"architecture": given.architecture, "fingerprint": given.fingerprint, "left_out": list(given.left_out)},

@@ -231,6 +231,11 @@ def _description(config: RunConfig, checked: CheckedConfig, stream: Stream) -> d
             "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
             "test_rows": {task.name: len(task.test) for task in stream.tasks},
         },
+        "floors": {
+            "constant": [
+                metrics.constant_score(task.test.labels.numpy(), task.definition.metric) for task in stream.tasks
+            ]
+        },
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from forgetfree import cli, registry
+from forgetfree import __version__, cli, registry
 from forgetfree.commands.run import strategies_of
 
 TASKS = ["qnli", "ag_news", "sst2"]
@@ -732,6 +732,19 @@ def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "cannot be resumed: " in error and message in error
     assert results_of(out) == before
+
+
+def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """Its batches may have been others: results of the two must not stand side by side as if they were of one."""
+    out = tmp_path / "out"
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
+    config = json.loads((out / "config.json").read_text())
+    config["versions"]["forgetfree"] = "0.2.0"
+    (out / "config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--seed", "0", "--seed", "1", "--resume")) == 1
+    expected = f"cannot be resumed: the version of forgetfree (was 0.2.0, is {__version__}) changed since it was begun"
+    assert expected in capsys.readouterr().err
 
 
 def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from forgetfree import registry
+from forgetfree import localization, registry
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
 from forgetfree.fine_tuning import full_steps
@@ -213,6 +213,30 @@ def test_of_a_base_that_is_too_large_the_most_moved_entries_count(bench: SingleT
     for each, sparsity in zip(found, (0.01, 0.05), strict=True):
         count = int(sparsity * len(bench.space))
         assert each.region == most_moved(bench.pre.theta, fine_tuned.theta, count, among=base)
+
+
+@pytest.mark.parametrize("kind", ["movement", "random", "fisher", "bias"])
+@pytest.mark.parametrize(("fraction", "steps", "share"), [(0.1, 2, 0.1), (1.0, 2, 1.0), (0.1, 0, 1.0), (1e-9, 2, 0.0)])
+def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
+    bench: SingleTask, kind: Any, fraction: float, steps: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's: the top 1e-5 by movement for a region of at most 1e-4 (§3.1). Without S, the base is the region."""
+    options = replace(OPTIONS, sparsity=0.05, base=kind, base_fraction=fraction, mask_steps=steps)
+    count = int(0.05 * len(bench.space))
+    found: list[Region] = []
+    learn = localization.learn_regions
+
+    def spied(*arguments: Any, base: Region, **named: Any) -> Any:
+        found.append(base)
+        return learn(*arguments, base=base, **named)
+
+    monkeypatch.setattr(localization, "learn_regions", spied)
+    fine_tuned = bench.fine_tuned(options)
+    (learned,) = bench.localized(fine_tuned, options)
+    assert found == [bench.base(kind, fine_tuned, max(1, int(share * count)))]
+    assert len(learned.region) <= count and learned.budget == count
+    if steps == 0:
+        assert learned.region == found[0]
 
 
 @pytest.mark.parametrize(("base", "expected"), [("movement", [1, 2, 3, 4, 5, 6]), ("empty", [1, 2, 3])])

@@ -37,6 +37,7 @@ from forgetfree import metrics, registry
 from forgetfree.errors import TrainingError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.options import build
+from forgetfree.pages import CONSTANT
 from forgetfree.streams import Stream, benchmark_stream
 
 STREAMS = ("permuted", "split-task", "split-class")
@@ -194,6 +195,8 @@ def measure(
                 entry: dict[str, Any] = {"stream": stream, "strategy": line, "options": options, "seeds": list(seeds)}
                 entry["average"] = [round(metrics.average_accuracy(matrix), 4) for matrix in matrices]
                 entry["forgetting"] = [round(metrics.forgetting(matrix), 4) for matrix in matrices]
+                tests = [task.test.labels.numpy() for task in make_stream(stream, seeds[0]).tasks]
+                entry["constant"] = round(statistics.fmean(map(metrics.constant_score, tests)), 4)
                 entries.append(entry | {"seconds": round(seconds, 2)})
                 print(f"{stream:12} {line:32} {_shown(entry['average'])} {_shown(entry['forgetting'])}", flush=True)
     return entries
@@ -209,6 +212,10 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
         found = [cells.get((strategy, stream)) for stream in streams]
         shown = [_shown(entry[column]) if entry else "–" for entry in found for column in ("average", "forgetting")]
         lines.append(f"| {strategy} | " + " | ".join(shown) + " |")
+    if all("constant" in entry for entry in entries):  # results of older versions lack it
+        floors = {entry["stream"]: entry["constant"] for entry in entries}
+        shown = [cell for stream in streams for cell in (f"{100 * floors[stream]:.1f}", "–")]
+        lines.append(f"| {CONSTANT} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
 
