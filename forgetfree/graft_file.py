@@ -116,12 +116,12 @@ def pack(space: ParameterSpace, region: Region, values: Tensor | None = None) ->
 
 
 def unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
-    """Region and values from what `pack` made.
+    """Region and values from what `pack` made, the values in the space's dtype.
 
     Raises:
         RegionError: indices or values do not fit the space.
     """
-    region, values = unpack_region(space, tensors), [torch.empty(0, dtype=space.tensors[0].dtype)]
+    region, values = unpack_region(space, tensors), [torch.empty(0, dtype=space.dtype)]
     for spec in space.tensors:
         index, value = tensors.get(f"{spec.name}/index"), tensors.get(f"{spec.name}/value")
         if (index is None) != (value is None):

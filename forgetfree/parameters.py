@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -113,6 +113,11 @@ class ParameterSpace:
         return last.offset + last.size
 
     @cached_property
+    def dtype(self) -> torch.dtype:
+        """Of flat vectors: the narrowest dtype that holds every tensor's values exactly."""
+        return reduce(torch.promote_types, (spec.dtype for spec in self.tensors))
+
+    @cached_property
     def boundaries(self) -> Tensor:
         """First flat index of every tensor, and the length at the end: int64 ``(P + 1,)``."""
         return torch.tensor([spec.offset for spec in self.tensors] + [len(self)])
@@ -166,33 +171,37 @@ class ParameterSpace:
 
     @torch.no_grad()
     def flatten(self, model: nn.Module) -> Tensor:
-        """A copy of all graftable entries: ``(N,)`` on the model's device."""
+        """A copy of all graftable entries: ``(N,)`` on the model's device, in the space's dtype."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters(model)])
 
     @torch.no_grad()
     def load_(self, model: nn.Module, flat: Tensor) -> None:
-        """Copy ``flat`` ``(N,)`` into the model, bit for bit."""
+        """Copy ``flat`` ``(N,)`` into the model, each tensor in its own dtype: of what `flatten` gave, bit for bit."""
         for parameter, values in zip(self.parameters(model), self.views(flat), strict=True):
             parameter.copy_(values)
 
     @torch.no_grad()
     def gather(self, model: nn.Module, indices: Tensor) -> Tensor:
-        """The model's values at sorted flat ``indices`` ``(s,)``: a copy ``(s,)``."""
+        """The model's values at sorted flat ``indices`` ``(s,)``: a copy ``(s,)`` in the space's dtype."""
         self.check(indices)
         parameters = self.parameters(model)
-        values = torch.empty(len(indices), dtype=parameters[0].dtype, device=parameters[0].device)
+        values = torch.empty(len(indices), dtype=self.dtype, device=parameters[0].device)
         for i, local, where in self.split(indices):
-            values[where] = parameters[i].view(-1)[local.to(values.device)]
+            flat, at = entries(parameters[i], local)
+            values[where] = flat[at].to(values)
         return values
 
     @torch.no_grad()
     def scatter_(self, model: nn.Module, indices: Tensor, values: Tensor) -> None:
-        """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)``; touches nothing else."""
+        """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)``; touches nothing else.
+
+        Each tensor takes them in its own dtype: of what `gather` gave, bit for bit.
+        """
         self.check(indices)
         parameters = self.parameters(model)
         for i, local, where in self.split(indices):
-            flat = parameters[i].view(-1)
-            flat[local.to(flat.device)] = values[where].to(flat.device, flat.dtype)
+            flat, at = entries(parameters[i], local)
+            flat[at] = values[where].to(flat)
 
     def check(self, indices: Tensor) -> None:
         """Raise ``RegionError`` unless ``indices`` lie in this space."""
@@ -201,6 +210,24 @@ class ParameterSpace:
                 f"Indices from {int(indices[0])} to {int(indices[-1])} do not fit a parameter space of "
                 f"{len(self)} entries. The region belongs to another model."
             )
+
+
+def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What to index, and with what, to reach the entries of a tensor in place, whatever its layout in memory.
+
+    Args:
+        tensor: of any shape and strides, such as a convolution's in channels-last.
+        local: their numbers ``(s,)`` in row-major order.
+    """
+    local = local.to(tensor.device)
+    if tensor.is_contiguous():
+        return tensor.view(-1), (local,)
+    return tensor, torch.unravel_index(local, tensor.shape)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """What small steps are added up in: half precision would lose them."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _outside_of_the_body(model: Any) -> set[int]:
