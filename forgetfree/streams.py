@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, get_args
 
 import torch
@@ -31,6 +32,7 @@ from forgetfree.models.readout_model import ReadoutModel, TaskHead
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario, TaskDefinition
+from forgetfree.turn import Turn
 
 
 class StreamModel(TaskModel, MultiTaskModule):
@@ -54,7 +56,7 @@ class Stream:
     Attributes:
         name: as it was asked for.
         tasks: in order.
-        loaded: the model with its tokenizer and fingerprint. Strategies train this very model, one at a time.
+        loaded: the model with its tokenizer and fingerprint. Strategies train this very model, in turns.
         seed: of the k-shot samples and the readouts' first weights.
         pristine: what the model held at first: every strategy starts from it.
         benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
@@ -73,6 +75,11 @@ class Stream:
     def model(self) -> ReadoutModel:
         """The model all strategies train."""
         return self.loaded.model
+
+    @cached_property
+    def turn(self) -> Turn:
+        """Whose turn it is to use the model."""
+        return Turn(self.model, self.pristine)
 
     def task_of(self, experience: Any) -> StreamTask:
         """The task of an experience of the benchmark."""

@@ -38,8 +38,7 @@ class LedgerSwitch:
         self.ledger = ledger
         self._backbone = backbone
         self._pre: list[Graft] = []
-        self._buffers = persistent_buffers(backbone)
-        self._buffers_pre = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
         self._stage = 0
         self._before: Graft | None = None  # what stood where a task's graft is, unless in a ledger of unions
         if check:
@@ -116,8 +115,9 @@ class LedgerSwitch:
     @torch.no_grad()
     def _restore_buffers(self) -> None:
         wanted = self.ledger.records[self._stage - 1].buffers if self._stage else {}
-        for name, buffer in self._buffers.items():
-            buffer.copy_(wanted.get(name, self._buffers_pre[name]))
+        # By name each time: moving a model to another device replaces its buffers.
+        for name, before in self._buffers_pre.items():
+            self._backbone.get_buffer(name).copy_(wanted.get(name, before))
 
 
 def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:

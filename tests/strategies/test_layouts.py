@@ -211,3 +211,20 @@ def test_the_most_moved_entries_are_told_apart_below_bfloat16() -> None:
     pre = torch.tensor([1.0, 1.0, 256.0], dtype=torch.bfloat16)
     ft = torch.tensor([-1.0, -1.0078125, 254.0], dtype=torch.bfloat16)
     assert most_moved(pre, ft, 1).indices.tolist() == [1]
+
+
+def test_buffers_are_right_after_the_model_has_moved() -> None:
+    """To move a model to another device puts new tensors in the place of its buffers."""
+    learner, _ = learn("grafting-continual", "channels-last")
+    ledger, model = learner.ledger, learner.stream.model
+    learner.stream.pristine.load_(model)
+    switch = LedgerSwitch(ledger, model.backbone)
+    before = everything(model.backbone)
+    there = dict(model.backbone.named_buffers())
+    model.backbone._apply(torch.clone)  # what `to` does, where there is one device
+    assert all(buffer is not there[name] for name, buffer in model.backbone.named_buffers())
+    for record in ledger.records:
+        with switch.task(record.task):
+            held = everything(model.backbone)
+            assert record.buffers and all(torch.equal(held[name], record.buffers[name]) for name in record.buffers)
+        assert different(everything(model.backbone), before) == []
