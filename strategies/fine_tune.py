@@ -29,6 +29,7 @@ class FineTune(ContinualStrategy):
     def setup(self) -> None:
         """No task is learned yet."""
         self._keys: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
         self._own = StateStore() if self.has_plugins else self.store
 
     def prepare(self, task: StreamTask) -> None:
@@ -43,8 +44,10 @@ class FineTune(ContinualStrategy):
     def commit(self, task: StreamTask) -> None:
         """Keep the model; the next task starts from θ_pre again."""
         self._keys[task.name] = self.fine_tuned_key(task)
+        state = self._known or ModelState.of(self.task_model, [task.name])
+        self._sizes[task.name] = state.size_in_bytes
         if self._known is None:
-            self._own.put(self._keys[task.name], ModelState.of(self.task_model, [task.name]))
+            self._own.put(self._keys[task.name], state)
         self.pristine.load_(self.task_model)
 
     def suspend(self) -> None:
@@ -97,8 +100,10 @@ class FineTune(ContinualStrategy):
                 self._own.put(key, state)
         for task in self.stream.tasks:
             if task.name in self._keys:
-                self.note_learned(task, dict(self._state(task).readouts[task.name]))
+                state = self._state(task)
+                self._sizes[task.name] = state.size_in_bytes
+                self.note_learned(task, dict(state.readouts[task.name]))
 
     def bytes_kept(self) -> int:
         """A model per task."""
-        return sum(self._state(task).size_in_bytes for task in self.learned)
+        return sum(self._sizes[task.name] for task in self.learned)

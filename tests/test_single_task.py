@@ -15,6 +15,7 @@ import torch
 from forgetfree import localization, registry
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
+from forgetfree.errors import DataError
 from forgetfree.fine_tuning import full_steps
 from forgetfree.grafting import graft_theta, interpolate, most_moved, pruned_theta
 from forgetfree.localization import LocalizationOptions
@@ -24,6 +25,7 @@ from forgetfree.monitor import Monitor
 from forgetfree.regions import Region, biases
 from forgetfree.seeds import derive_seed
 from forgetfree.single_task import SingleTask
+from forgetfree.streams import make_stream
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import TrainingOptions, plan, predict
 
@@ -256,3 +258,19 @@ def test_every_step_of_several_searches_is_told_once(
     options = LocalizationOptions(steps=2, mask_steps=3, base=base)
     bench.localized(bench.fine_tuned(options), options, (0.01, 0.05))
     assert heard["localize"] == (len(expected), expected)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_f1_needs_rows_of_label_1(model_directory, data_directory: Path, split: str) -> None:
+    """On rows without it every mask scores 0, and the first would win: which is said before anything is trained."""
+    (rows,) = load_tasks("sst2", str(data_directory))
+    without = [i for i, label in enumerate(getattr(rows, split).labels) if label == 0]
+    measured = replace(rows, task=replace(rows.task, metric="f1"))
+    loaded = load_model(str(model_directory("bert")), "linear")
+    with pytest.raises(
+        DataError, match=rf"'sst2' is measured by the F1 of label 1 \('positive'\), and none of its \d {split}"
+    ):
+        SingleTask(loaded, replace(measured, **{split: getattr(rows, split).take(without)}))
+    with pytest.raises(DataError, match=f"none of its . {split} rows"):
+        make_stream("x", [replace(measured, **{split: getattr(rows, split).take(without)})], loaded)
+    SingleTask(loaded, measured)

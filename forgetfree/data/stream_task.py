@@ -8,6 +8,7 @@ from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
+from forgetfree.errors import DataError
 from forgetfree.models.loading import LoadedModel
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import TaskDefinition
@@ -78,7 +79,12 @@ def encode_task(
         seed: of the sample and of the readout's first weights.
         test_limit: keep at most this many test rows, spread evenly; default: all.
         labels: how its labels are numbered.
+
+    Raises:
+        DataError: the task is measured by F1, and its validation or test rows cannot tell it.
+        UsageError: a label has fewer than ``shots`` rows.
     """
+    _check_metric(rows)
     definition, train = rows.task, rows.train
     head = loaded.head(definition)
     label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
@@ -100,3 +106,14 @@ def encode_task(
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
     )
+
+
+def _check_metric(rows: TaskRows) -> None:
+    """F1 is 0 for every model on rows without label 1: it would choose the first of all masks, and report it as a failure."""
+    for split in ("validation", "test"):
+        if rows.task.metric == "f1" and 1 not in getattr(rows, split).labels:
+            raise DataError(
+                f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
+                f"{len(getattr(rows, split))} {split} rows has that label. Add such rows, or set metric to 'accuracy' in its "
+                "source.json."
+            )
