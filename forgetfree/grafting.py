@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +20,7 @@ from torch.nn import functional as F
 
 from forgetfree.data.encoding import Batch
 from forgetfree.errors import GraftError, OptionError, RegionError
-from forgetfree.files import write_atomically
+from forgetfree.files import StrPath, write_atomically
 from forgetfree.models.body import body_fingerprint, body_of
 from forgetfree.models.readout_model import ReadoutKind, autocast
 from forgetfree.models.state import persistent_buffers
@@ -114,7 +113,7 @@ class Graft:
                 buffer.copy_(self.buffers[name])
         return before
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write it as one file, atomically: see `forgetfree.graft_file`.
 
         Raises:
@@ -125,7 +124,7 @@ class Graft:
         write_atomically(Path(path), serialize(self))
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Graft:
+    def load(cls, path: StrPath) -> Graft:
         """Read what `save` wrote and verify everything about it.
 
         Raises:

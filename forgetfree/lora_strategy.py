@@ -16,6 +16,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from forgetfree.errors import OptionError, RunError, TaskError
+from forgetfree.files import StrPath
 from forgetfree.ledger import changed_buffers
 from forgetfree.lora import LoraAdapters, LoraRecord, check_shapes, linear_layers, load_records, save_records, targets
 from forgetfree.models.state import load_tensors_, persistent_buffers, tensors_of
@@ -167,16 +168,16 @@ class LoraStrategy(ContinualStrategy):
 
     # -- What is kept --------------------------------------------------------------------------------------
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: StrPath) -> None:
         """The adapters of all tasks, and their readouts."""
-        path = directory / "adapters.safetensors"
+        path = Path(directory) / "adapters.safetensors"
         save_records(
             path, list(self.records.values()), together=not self.taskwise, fingerprint=self.stream.loaded.fingerprint
         )
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: StrPath) -> None:
         """The adapters; the next task may be learned beside them."""
-        path = directory / "adapters.safetensors"
+        path = Path(directory) / "adapters.safetensors"
         records = load_records(path, together=not self.taskwise, fingerprint=self.stream.loaded.fingerprint)
         tasks = {task.name: task for task in self.stream.tasks}
         for record in records:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.errors import ReportError
+from forgetfree.files import StrPath
 from forgetfree.pages import NULL
 
 __all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
@@ -66,7 +67,7 @@ class Comparison:
     sources: tuple[str, ...]
 
 
-def load_results(path: Path) -> Json:
+def load_results(path: StrPath) -> Json:
     """Reads and checks the results of a finished run.
 
     Args:

@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import ConformanceError, OptionError
-from forgetfree.files import write_json
+from forgetfree.files import StrPath, write_json
 from forgetfree.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.ledger import Ledger
 from forgetfree.metrics import Predictions
@@ -235,15 +235,15 @@ class ContinualStrategy(SupervisedTemplate):
         """More to say in results.json at the end of the stream."""
         return {}
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: StrPath) -> None:
         """Write what is needed to answer later: by default all that training may change."""
-        ModelState.of(self.task_model).save(directory / "checkpoint.safetensors")
-        write_json(directory / "learned.json", [task.name for task in self.learned])
+        ModelState.of(self.task_model).save(Path(directory) / "checkpoint.safetensors")
+        write_json(Path(directory) / "learned.json", [task.name for task in self.learned])
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: StrPath) -> None:
         """Answer as the strategy did that wrote ``directory`` by `save`; to be called on a new one."""
-        ModelState.load(directory / "checkpoint.safetensors").load_(self.task_model)
-        for name in json.loads((directory / "learned.json").read_text(encoding="utf-8")):
+        ModelState.load(Path(directory) / "checkpoint.safetensors").load_(self.task_model)
+        for name in json.loads((Path(directory) / "learned.json").read_text(encoding="utf-8")):
             task = next(task for task in self.stream.tasks if task.name == name)
             self.note_learned(task, tensors_of(self.task_model.readout_module(task.label)))
 

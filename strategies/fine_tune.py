@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from forgetfree.errors import RunError
-from forgetfree.files import write_json
+from forgetfree.files import StrPath, write_json
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.monitor import Phase
 from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
@@ -79,21 +79,21 @@ class FineTune(ContinualStrategy):
         """Each task's result is that of its own model, from the row in which it was learned; if the task is known."""
         return [learned] if self.stream.scenario == "task" else super().stale(learned)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: StrPath) -> None:
         """Under which key each task's model stands in the store; the models too, where no store is shared."""
         if not self._keeps_files():
             models = StateStore(directory)
             for name, key in self._keys.items():
                 if models.get(key) is None:
                     models.put(key, self._state_of(name))
-        write_json(directory / "fine-tuned.json", self._keys)
+        write_json(Path(directory) / "fine-tuned.json", self._keys)
 
     def _keeps_files(self) -> bool:
         return self.shares_store and self._own is self.store
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: StrPath) -> None:
         """The models, from the store or the directory."""
-        self._keys = json.loads((directory / "fine-tuned.json").read_text(encoding="utf-8"))
+        self._keys = json.loads((Path(directory) / "fine-tuned.json").read_text(encoding="utf-8"))
         for key in self._keys.values():
             state = self._own.get(key) or StateStore(directory).get(key)
             if state is not None:

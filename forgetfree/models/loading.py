@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from forgetfree import registry
+from forgetfree.binding import Binding, network_of, tokenizer_digest
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
@@ -47,6 +49,16 @@ class LoadedModel:
     readout: ReadoutKind
     fingerprint: str
     max_length: int = MAX_LENGTH
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 of what the tokenizer does; empty where there is none."""
+        return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer)
+
+    def binding(self, precision: str) -> Binding:
+        """What answers depend on beside weights, where they are computed in ``precision``."""
+        max_length = 0 if self.tokenizer is None else self.max_length
+        return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length, precision)
 
     @property
     def pad(self) -> int:

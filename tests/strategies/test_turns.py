@@ -97,13 +97,13 @@ def test_what_is_saved_is_the_strategys_own(name: str, tmp_path: Path, alone: An
     for experience in stream.benchmark.train_stream:
         first.train(experience)
         second.train(experience)
-    first.save(tmp_path)
+    first.save(str(tmp_path))  # text does for a path
     fresh = make(name, tiny_stream())
-    fresh.load(tmp_path)
+    fresh.load(str(tmp_path))
     assert same(logits(fresh), alone(name)[-1])
     # Loading is by turns, too.
     before = logits(second)
-    make(name, stream).load(tmp_path)
+    make(name, stream).load(str(tmp_path))
     assert same(logits(second), before)
 
 
