@@ -277,6 +277,36 @@ def test_a_fingerprint_knows_every_text_label_and_split() -> None:
     assert len({rows.fingerprint() for rows in [base, *changed]}) == 5
 
 
+def test_rows_that_are_tested_and_trained_on_are_counted_by_their_texts(tmp_path: Path) -> None:
+    texts = {"train": "abcdefgh", "validation": "ghij", "test": "aabgjxyz "}
+    for split, words in texts.items():
+        rows = [{"text": word, "label": (i + (split == "test")) % 2} for i, word in enumerate(words)]
+        write(tmp_path / "mine" / f"{split}.jsonl", rows)
+    rows = load(tmp_path, "mine")
+    assert rows.shared == {"train": 4, "validation": 2}
+    assert rows.shared_note().startswith(
+        "4 of 9 test rows of task 'mine' are also training rows, and 2 are also validation rows (the same texts, "
+    )
+    rows = rows.evaluated_on("validation")
+    assert rows.test.first == ("i", "j") and rows.shared == {"train": 0, "validation": 0} and rows.shared_note() == ""
+    rows = replace(rows, train=rows.test)
+    expected = "2 of 2 validation rows of task 'mine' are also training rows (the same texts, whatever their labels)"
+    assert rows.shared_note("validation").startswith(expected)
+    rows = replace(rows, train=rows.validation, validation=rows.test)
+    assert rows.shared_note("validation").startswith(
+        "2 of 2 validation rows of task 'mine' are also other validation rows ("
+    )
+
+
+def test_pairs_are_the_same_if_both_texts_are(tmp_path: Path) -> None:
+    write(
+        tmp_path / "mine" / "train.csv", [{"text_a": f"a{i % 3}", "text_b": f"b{i}", "label": i % 2} for i in range(6)]
+    )
+    for split in ("validation", "test"):
+        write(tmp_path / "mine" / f"{split}.csv", [{"text_a": f"a{i}", "text_b": "b0", "label": i} for i in range(2)])
+    assert load(tmp_path, "mine").shared == {"train": 1, "validation": 2}
+
+
 def test_taking_rows_keeps_texts_and_labels_together() -> None:
     rows = Rows(("a", "b", "c"), ("x", "y", "z"), (0, 1, 2))
     assert rows.take([2, 0]) == Rows(("c", "a"), ("z", "x"), (2, 0))
