@@ -52,7 +52,7 @@ def run(
     from forgetfree.data.sources import load_tasks
     from forgetfree.models.loading import load_model
     from forgetfree.models.state import StateStore
-    from forgetfree.streams import StreamModel, make_stream
+    from forgetfree.streams import make_stream
 
     device = find_device(config.device)
     set_threads(checked.run.threads)
@@ -67,7 +67,6 @@ def run(
             load_model(
                 config.model,
                 config.readout,
-                model_class=StreamModel,
                 graftable=checked.run.graftable,
                 max_length=checked.run.max_length,
             ),
