@@ -94,8 +94,8 @@ def _note(reading: Reading, network: Any) -> str:
     if not reading.own_readout:
         return ""
     return (
-        f"no sequence classifier of transformers reads as {type(network).__name__} with this readout and tokenizer does, so "
-        f"the readout is in {READOUT}."
+        f"transformers has no sequence classifier that answers as this {type(network).__name__} does with its readout and "
+        f"tokenizer, so the readout is in {READOUT}."
     )
 
 
@@ -122,36 +122,47 @@ def _network(
     loaded: LoadedModel, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin
 ) -> tuple[Any, Any, Reading]:
     """The Hugging Face model to write with graft and head, its tokenizer, and how it is read."""
-    task, backbone, tokens = origin.task, loaded.model.backbone, cast(Any, loaded.model).tokens
-    encoder = loaded.encoder(task)
-    pair = len(task.text_columns) == 2
-    rows = _probes(loaded, pair)
-    inputs = [cast(Any, loaded.model).inputs(torch.tensor([ids])) for ids in encoder(rows)]
-    separator = tokens.separator if pair else None
+    backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
     config = read_config(locate(loaded.name), loaded.name)
-    position = -1 if is_causal(config) else 0
+    reading = Reading(
+        "AutoModelForSequenceClassification",
+        loaded.encoder(origin.task).source(pair=pair),
+        position=-1 if is_causal(config) else 0,
+        separator=cast(Any, loaded.model).tokens.separator if pair else None,
+    )
     if origin.readout in ("prompt", "causal"):
-        loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
         _name_labels(backbone.config, ())
-        return backbone, loaded.tokenizer, Reading(loader, encoder.source(pair=pair), separator=separator)
+        loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
+        return backbone, loaded.tokenizer, replace(reading, loader=loader)
+    network, tokenizer = _classifying(loaded, config, body, graft, origin, reading.position)
+    if network is None:
+        _name_labels(backbone.config, ())
+        return backbone, loaded.tokenizer, replace(reading, loader="AutoModel", own_readout=True)
+    return network, tokenizer or loaded.tokenizer, replace(reading, usual=tokenizer is not None)
+
+
+def _classifying(
+    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin, position: int
+) -> tuple[Any, Any]:
+    """A sequence classifier, and the tokenizer with which the usual call reads texts as our encoder does; either may lack."""
+    task, model = origin.task, cast(Any, loaded.model)
+    rows = _probes(loaded, pair=task.kind == "pair")
+    inputs = [model.inputs(torch.tensor([ids])) for ids in loaded.encoder(task)(rows)]
     tokenizer = _tokenizer(loaded, list(inputs[0]))
-    usual = _reads_alike(tokenizer, rows, inputs)
-    config.pad_token_id = tokens.pad  # causal ones find a row's last token by it
+    if not _reads_alike(tokenizer, rows, inputs):
+        tokenizer = None
+    config.pad_token_id = model.tokens.pad  # causal ones find a row's last token by it
     config.problem_type = "single_label_classification"
-    reading = Reading("AutoModelForSequenceClassification", encoder.source(pair=pair), position, separator, usual=usual)
+    _name_labels(config, task.labels, origin.classes)
     if origin.readout == "classifier":
-        _name_labels(config, task.labels, origin.classes)
-        network = _classifier(config, body, graft.readout, origin)
-        return network, tokenizer if usual else loaded.tokenizer, reading
+        return _classifier(config, body, graft.readout, origin), tokenizer
     _check_linear(graft.readout, len(task.labels), loaded.model.hidden_size)
-    _name_labels(config, task.labels)
-    if usual and (network := sequence_classifier(config, body, graft.readout, inputs[:-1], position)):
-        return network, tokenizer, reading
-    _name_labels(backbone.config, ())
-    return backbone, loaded.tokenizer, replace(reading, loader="AutoModel", own_readout=True, usual=False)
+    if tokenizer is None:
+        return None, None
+    return sequence_classifier(config, body, graft.readout, inputs[:-1], position), tokenizer
 
 
-def _probes(loaded: LoadedModel, pair: bool) -> Rows:
+def _probes(loaded: LoadedModel, *, pair: bool) -> Rows:
     """Rows by which to see whether a tokenizer by itself reads texts as ours does: too long ones, and special tokens."""
     long = "it was " * min(loaded.max_length, 10_000)
     texts = ("a", "What was it?", " ".join(loaded.tokenizer.all_special_tokens), long)
