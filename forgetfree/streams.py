@@ -32,11 +32,40 @@ from forgetfree.models.readout_model import ReadoutModel, TaskHead
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario, TaskDefinition
-from forgetfree.turn import Turn
+from forgetfree.turn import Turn, turn_of
 
 
 class StreamModel(TaskModel, MultiTaskModule):
     """A `TaskModel` that Avalanche knows as one with task labels."""
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel:
+        """The backbone of a loaded model with readouts of its own, none so far.
+
+        Args:
+            loaded: the model; it gets no readout.
+            shared_readout: see `ReadoutModel`.
+
+        Raises:
+            UsageError: it is none that `load_model` gives, or its weights are not those that were loaded.
+        """
+        model = loaded.model
+        if type(model) not in (TaskModel, cls) or not isinstance(model, TaskModel):
+            raise UsageError(f"A stream needs a model as load_model gives it, got a {type(model).__name__}.")
+        if fingerprint_of(model.backbone) != loaded.fingerprint:
+            raise UsageError(
+                f"The weights of {loaded.name!r} are no longer those that were loaded: something has trained them, perhaps a "
+                "strategy of an earlier stream. Load the model again for each stream."
+            )
+        return cls(
+            model.backbone,
+            model.tokens,
+            model.readout,
+            causal=model.causal,
+            dropout=model.dropout.p,
+            graftable=model._graftable,
+            shared_readout=shared_readout,
+        )
 
     def adaptation(self, experience: Any) -> None:
         """Nothing to adapt: the readouts of all tasks are there from the start."""
@@ -78,8 +107,8 @@ class Stream:
 
     @cached_property
     def turn(self) -> Turn:
-        """Whose turn it is to use the model."""
-        return Turn(self.model, self.pristine)
+        """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
+        return turn_of(self.model.backbone)
 
     def task_of(self, experience: Any) -> StreamTask:
         """The task of an experience of the benchmark."""
@@ -124,7 +153,7 @@ def load_stream(
     return make_stream(
         stream,
         load_tasks(stream, data or default_data(), evaluate_on),
-        load_model(model, readout, model_class=StreamModel, graftable=graftable, max_length=max_length),
+        load_model(model, readout, graftable=graftable, max_length=max_length),
         shots=shots,
         seed=seed,
         test_limit=test_limit,
@@ -145,10 +174,11 @@ def make_stream(
     """A stream of tasks that are already read, for a model that is already loaded; arguments as `load_stream`.
 
     Raises:
-        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each; or the model has
+            been trained since it was loaded.
     """
     definitions, labels = _label_spaces([rows.task for rows in tasks], loaded, scenario)
-    loaded.model.shared_readout = scenario != "task"
+    loaded = replace(loaded, model=StreamModel.of(loaded, shared_readout=scenario != "task"))
     encoded = [
         encode_task(replace(rows, task=task), loaded, shots=shots, seed=seed, test_limit=test_limit, labels=space)
         for rows, task, space in zip(tasks, definitions, labels, strict=True)

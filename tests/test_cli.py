@@ -304,6 +304,33 @@ def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> No
     assert "data changed since it was begun" in capsys.readouterr().err
 
 
+def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """By run, graft and experiment; and results.json keeps the counts."""
+    data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))
+    train, test = (data / "sst2" / f"{split}.jsonl" for split in ("train", "test"))
+    rows = [json.loads(line) for line in test.read_text().splitlines()]
+    flipped = [row | {"label": 1 - row["label"]} for row in rows[:5]]
+    train.write_text(train.read_text() + "".join(json.dumps(row) + "\n" for row in flipped))
+    tiny = Tiny(data, tiny_cli.model, tmp_path)
+    many = ["--strategy", "grafting-continual", "--seed", "0", "--seed", "1"]
+    capsys.readouterr()
+    assert tiny.run(tmp_path / "run", *many, stream="qnli,sst2") == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert notes[0].startswith("note: 5 of 16 test rows of task 'sst2' are also training rows (the same texts")
+    nothing = {"train": 0, "validation": 0}
+    assert results_of(tmp_path / "run")["shared_rows"] == {"qnli": nothing, "sst2": nothing | {"train": 5}}
+    common = ["--data", str(data), "--model", str(tiny.model), "--seed", "0", "--seed", "1", "--shots", "4"]
+    assert (
+        cli.main(["graft", "sst2", *common, "--steps", "2", "--sparsity", "0.1", "--out", str(tmp_path / "graft")]) == 0
+    )
+    assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
+    assert results_of(tmp_path / "graft")["shared_rows"] == nothing | {"train": 5}
+    how = ["--task", "sst2", "--set", "steps=2", "--jobs", "1", "--out", str(tmp_path / "experiment")]
+    assert cli.main(["experiment", "calibration", *common, *how]) == 0
+    assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
+
+
 def test_resume_adds_seeds_and_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
     """And config.json then repeats the whole."""
     out = tmp_path / "out"

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,7 +83,6 @@ def load_model(
     name: str,
     readout: str = "auto",
     *,
-    model_class: Callable[..., TaskModel] = TaskModel,
     graftable: str | None = None,
     max_length: int = MAX_LENGTH,
 ) -> LoadedModel:
@@ -93,7 +92,6 @@ def load_model(
         name: ``minilm``, a directory in Hugging Face layout, or a name on the hub.
         readout: ``linear``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
             ``prompt``, causal LM → ``causal``, none → ``linear``).
-        model_class: what to build; the Avalanche bridge passes its own.
         graftable: see `TaskModel`.
         max_length: the longest row it is given, in tokens; fewer where it has fewer positions.
 
@@ -124,7 +122,7 @@ def load_model(
         mask=tokenizer.mask_token_id,
         separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
     )
-    model = model_class(
+    model = TaskModel(
         backbone, tokens, kind, causal=is_causal(config), dropout=_head_dropout(config), graftable=graftable
     )
     return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(backbone)))

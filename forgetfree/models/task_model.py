@@ -48,7 +48,7 @@ class TaskModel(ReadoutModel):
         shared_readout: bool = False,
     ) -> None:
         super().__init__(backbone, readout, dropout=dropout, graftable=graftable, shared_readout=shared_readout)
-        self.tokens = tokens
+        self.tokens, self.causal = tokens, causal
         self._position = tokens.last if causal or readout == "causal" else lambda x: x.new_zeros(len(x))
         if readout == "prompt":
             self._position = tokens.masked

@@ -10,8 +10,9 @@ from transformers import BertModel
 
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, fingerprint_of
+from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
-from forgetfree.streams import Stream, StreamModel, make_stream
+from forgetfree.streams import Stream, make_stream
 from forgetfree.tasks import Scenario, TaskDefinition
 from forgetfree.testing.tiny import HIDDEN, LABELS, POSITIONS, SIZES, bert_config, pre_trained, tiny_rows, wordpiece
 
@@ -58,7 +59,7 @@ def tiny_model(positions: int = POSITIONS) -> LoadedModel:
 
     backbone = pre_trained(build)
     tokens = TokenLayout(tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.sep_token_id)
-    return LoadedModel("tiny", StreamModel(backbone, tokens, "linear"), tokenizer, "linear", fingerprint_of(backbone))
+    return LoadedModel("tiny", TaskModel(backbone, tokens, "linear"), tokenizer, "linear", fingerprint_of(backbone))
 
 
 class _Normalized(nn.Module):

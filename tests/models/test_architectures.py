@@ -18,7 +18,9 @@ from forgetfree.grafting import Graft
 from forgetfree.localization import LocalizationOptions
 from forgetfree.models.loading import load_model
 from forgetfree.parameters import ParameterSpace, kind_of
+from forgetfree.regions import Region
 from forgetfree.single_task import SingleTask
+from forgetfree.training import TrainingOptions
 
 #: BERT's names for the sizes, which most families share.
 SIZES = {
@@ -84,6 +86,46 @@ def test_a_family_is_grafted_and_written(
     written = apply_graft(graft, str(directory), tmp_path / "out")
     again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
+
+
+LONG = "the film was awful . " * 30
+TEXTS = ("a lovely film .", "was it DULL ?", "[SEP] a <mask> [MASK] </s> film", LONG, "who was it")
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("task", ["sst2", "ag_news", "qnli"])
+def test_the_usual_call_answers_as_a_familys_linear_readout_does(
+    model: tuple[str, Path], task: str, data_directory: Path, tmp_path: Path
+) -> None:
+    """By `pipeline("text-classification")`: labels and probabilities, or an error, never another answer."""
+    family, directory = model
+    bench = SingleTask(load_model(str(directory), "linear"), load_task(task, str(data_directory)))
+    labels = bench.task.definition.labels
+    pre = bench.pre.readouts[task]
+    torch.manual_seed(1)
+    readout = {"weight": torch.randn(pre["weight"].shape) / 2, "bias": torch.randn(pre["bias"].shape)}
+    moved = bench.pre.theta + 0.1 * torch.randn(len(bench.space))
+    state = replace(bench.pre, theta=moved, readouts={task: readout})
+    region = Region.of(range(0, len(bench.space), 2))  # of every norm, too
+    bench.graft(state, region, 0.5).save(tmp_path / "graft.safetensors")
+    written = apply_graft(Graft.load(tmp_path / "graft.safetensors"), str(directory), tmp_path / "out")
+    # A causal head has no bias, which an RMSNorm does not replace; and these tokenizers put nothing between two texts.
+    assert written.usual == (family not in CAUSAL or (family != "Llama" and task != "qnli"))
+    classify = transformers.pipeline("text-classification", model=str(tmp_path / "out"), truncation=True)
+    pair = task == "qnli"
+    given = [{"text": a, "text_pair": b} for a, b in zip(TEXTS, TEXTS[::-1], strict=True)] if pair else list(TEXTS)
+    if not written.usual:
+        with pytest.raises(ValueError, match="empty sequence"):
+            classify(given[0])
+        return
+    rows = Rows(TEXTS, TEXTS[::-1] if pair else (), (0,) * len(TEXTS))
+    grafted = bench.grafted(state, region)
+    logits = bench.answers(grafted, bench.encode(rows), TrainingOptions(evaluation_batch_size=1)).logits
+    expected = torch.from_numpy(logits).softmax(1)
+    for one, row in zip(given, expected, strict=True):
+        got = {answer["label"]: answer["score"] for answer in classify(one, top_k=None)}
+        assert list(got) == [labels[int(i)] for i in row.argsort(descending=True)]
+        assert torch.allclose(torch.tensor([got[label] for label in labels]), row, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("readout", ["linear", "auto"])

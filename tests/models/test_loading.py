@@ -22,7 +22,6 @@ from forgetfree import registry
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.models import loading
 from forgetfree.models.loading import fingerprint_of, load_model
-from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import TaskDefinition
 
 ModelDirectory = Callable[[str], Path]
@@ -148,13 +147,6 @@ def test_the_dropout_is_that_of_the_models_own_classifier(copy: ModelDirectory) 
     assert load_model(str(directory)).model.dropout.p == 0.25
     edit_config(directory, classifier_dropout=None, hidden_dropout_prob=0.0)
     assert load_model(str(directory)).model.dropout.p == 0.0
-
-
-def test_the_caller_may_give_the_class_of_the_model(model_directory: ModelDirectory) -> None:
-    class Own(TaskModel):
-        pass
-
-    assert isinstance(load_model(str(model_directory("bert")), model_class=Own).model, Own)
 
 
 # -- Fingerprints ----------------------------------------------------------------------------------------

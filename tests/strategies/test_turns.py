@@ -14,7 +14,8 @@ from torch import Tensor
 from forgetfree import registry
 from forgetfree.errors import RunError
 from forgetfree.options import build
-from forgetfree.testing.tiny_streams import tiny_stream
+from forgetfree.streams import make_stream
+from forgetfree.testing.tiny_streams import tiny_model, tiny_stream, tiny_task
 
 SMALL: dict[str, Any] = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1}
 OWN = {name: {"sparsity": 0.05, "mask_steps": 2} for name in ("grafting-continual", "graft-retrain")}
@@ -90,6 +91,19 @@ def test_building_another_changes_nothing(one: str, other: str, alone: Any) -> N
     assert same(logits(first), alone(one)[2])
 
 
+@pytest.mark.parametrize(("one", "other"), [("continual-ft", "ewc"), ("grafting-continual", "lora")])
+def test_streams_over_one_model(one: str, other: str, alone: Any) -> None:
+    """They share its backbone, and nothing else."""
+    loaded, rows = tiny_model(), [tiny_task(name) for name in ("qnli", "ag_news")]
+    first, second = (make(name, make_stream("x", rows, loaded)) for name in (one, other))
+    pairs = zip(first.stream.benchmark.train_stream, second.stream.benchmark.train_stream, strict=True)
+    for done, (mine, theirs) in enumerate(pairs, 1):
+        first.train(mine)
+        second.train(theirs)
+        assert same(logits(first), alone(one)[done])
+        assert same(logits(second), alone(other)[done])
+
+
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "o-lora", "ewc"])
 def test_what_is_saved_is_the_strategys_own(name: str, tmp_path: Path, alone: Any) -> None:
     stream = tiny_stream()
@@ -129,9 +143,7 @@ def test_another_strategy_cannot_be_used_while_one_trains() -> None:
     cls = registry.strategy("grafting-continual")
     options = build(cls.Options, SMALL | OWN["grafting-continual"], "x")
     first = cls(stream=stream, options=options, plugins=[Asks()])
-    with pytest.raises(
-        RunError, match=r"GraftingContinual is training or evaluating on this stream, and EWC needs the same"
-    ):
+    with pytest.raises(RunError, match=r"GraftingContinual is training or evaluating with the model that EWC needs"):
         first.train(stream.benchmark.train_stream[0])
     first.plugins.pop()
     other.train(stream.benchmark.train_stream[0])  # the one that was stopped lets go
