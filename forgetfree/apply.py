@@ -16,8 +16,10 @@ from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import new_directory, write_atomically
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.model_card import Reading, model_card
+from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.body import body_of, body_prefix
-from forgetfree.models.loading import LoadedModel, is_causal, load_model, locate, quiet, read_config, read_weights
+from forgetfree.models.checkpoint import quiet, read_config, read_weights
+from forgetfree.models.loading import LoadedModel, load_model, locate
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ def apply_graft(graft: Graft, model: str, out: Path) -> WrittenModel:
     readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
     loaded = load_model(model, readout, max_length=origin.max_length)
     # Under some heads a body lacks a part (BERT's pooler) that whoever loads the body alone should find all the same.
-    whole, missing = read_weights(locate(model), "AutoModel", model)
+    config = read_config(locate(model), model)
+    whole, missing = read_weights(locate(model), body_loader(config, model), model)
     body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}
-    network, reading = _network(loaded, body, graft, origin, model)
+    network, reading = _network(loaded, config, body, graft, origin)
     graft.apply_(network)
     rest = {}
     if type(body_of(network)) is type(whole):
@@ -101,7 +104,7 @@ def _check_free(out: Path) -> None:
 
 
 def _network(
-    loaded: LoadedModel, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin, model: str
+    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin
 ) -> tuple[Any, Reading]:
     """The Hugging Face model to write, its head filled but ``body`` not grafted, and how it is read."""
     task = origin.task
@@ -111,8 +114,7 @@ def _network(
     tokens: Any = loaded.model.tokens
     types = tokens.token_types(ids)
     separator = tokens.separator if types is not None and bool(types.any()) else None
-    config = read_config(locate(model), model)
-    position = -1 if is_causal(config) else 0
+    position = -1 if reads_last(config) else 0
     source = encoder.source(pair=pair)
     if origin.readout in ("prompt", "causal"):
         loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
@@ -155,7 +157,7 @@ def _token_classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[
 
     try:
         loader: Any = transformers.AutoModelForTokenClassification
-        network = loader.from_config(config, dtype=torch.float32).eval()
+        network = loader.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
     except ValueError:  # there is none
         return None
     if not _load_body(network, body):

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from cards import card_logits
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -101,16 +101,6 @@ def made(
         return known[key]
 
     return make
-
-
-def card_logits(directory: Path, rows: Rows) -> Tensor:
-    """By the python of the model card, run inside the directory."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", (directory / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    namespace: dict[str, Any] = {}
-    with chdir(directory):
-        exec(compile(code, "README.md", "exec"), namespace)
-        texts = zip(rows.first, rows.second, strict=True) if rows.second else ((text,) for text in rows.first)
-        return torch.stack([namespace["logits"](*each) for each in texts])
 
 
 # -- The skill on its own --------------------------------------------------------------------------------

@@ -104,13 +104,16 @@ class Encoder:
         template: ``None`` encodes as the model was pre-trained: the text, or the pair with separators.
             Otherwise a prompt, see `forgetfree.tasks.TaskDefinition`.
         max_length: the longest row in tokens. The longest text is truncated first; the prompt never is.
+        closed: whether a row ends with the tokens that the tokenizer puts there.
 
     Raises:
         ModelError: the tokenizer has no mask token for a template that needs one, or the template is longer
             than ``max_length``.
     """
 
-    def __init__(self, tokenizer: Any, template: str | None, max_length: int = MAX_LENGTH) -> None:
+    def __init__(
+        self, tokenizer: Any, template: str | None, max_length: int = MAX_LENGTH, *, closed: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         probe = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("a"))
         whole = tokenizer("a")["input_ids"]
@@ -118,6 +121,8 @@ class Encoder:
         self._opening, self._closing = whole[:start], whole[start + len(probe) :]
         pair = tokenizer("a", "a")["input_ids"]
         self._middle = pair[start + len(probe) : len(pair) - len(probe) - len(self._closing)]
+        if not closed:
+            self._closing = []
         self._blank = next(i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if i is not None)
         self._template = template
         self._parts = None if template is None else self._parse(template)

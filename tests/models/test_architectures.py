@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import families
 import pytest
-import tiny
 import torch
 import transformers
+from cards import card_logits
 
 from forgetfree.apply import apply_graft
 from forgetfree.data.rows import Rows
@@ -17,49 +16,32 @@ from forgetfree.data.sources import load_task
 from forgetfree.grafting import Graft
 from forgetfree.localization import LocalizationOptions
 from forgetfree.models.loading import load_model
-from forgetfree.parameters import ParameterSpace, kind_of
+from forgetfree.parameters import ParameterSpace
 from forgetfree.single_task import SingleTask
+from forgetfree.training import TrainingOptions
 
-#: BERT's names for the sizes, which most families share.
-SIZES = {
-    "hidden_size": tiny.HIDDEN,
-    "num_hidden_layers": tiny.LAYERS,
-    "num_attention_heads": tiny.HEADS,
-    "intermediate_size": tiny.INNER,
-    "max_position_embeddings": tiny.POSITIONS,
-    "initializer_range": tiny.SPREAD,
-}
-DISTILBERT = {"dim": tiny.HIDDEN, "n_layers": tiny.LAYERS, "n_heads": tiny.HEADS, "hidden_dim": tiny.INNER}
-OPT = {"hidden_size": tiny.HIDDEN, "num_hidden_layers": tiny.LAYERS, "num_attention_heads": tiny.HEADS}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "DistilBert": DISTILBERT | {"max_position_embeddings": tiny.POSITIONS},
-    "DebertaV2": SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
-    "Electra": SIZES | {"embedding_size": 8},
-    "Albert": SIZES | {"embedding_size": 8},
-    "MPNet": SIZES,
-    "ModernBert": SIZES,
-    "OPT": OPT | {"ffn_dim": tiny.INNER, "word_embed_proj_dim": tiny.HIDDEN, "max_position_embeddings": tiny.POSITIONS},
-    "Llama": SIZES,
-    "GPTNeoX": SIZES,
-}
-CAUSAL = ("OPT", "Llama", "GPTNeoX")
+GRAFTED = (
+    *(
+        "DistilBert",
+        "DebertaV2",
+        "Electra",
+        "Albert",
+        "MPNet",
+        "ModernBert",
+        "XLNet",
+        "OPT",
+        "Bloom",
+        "Llama",
+        "GPTNeoX",
+    ),
+    *("T5", "Bart"),
+)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=GRAFTED)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family's name, and a tiny model of it with its LM head, as a directory."""
-    family, directory = request.param, tmp_path_factory.mktemp(request.param)
-    tokenizer = tiny.byte_level(causal=True) if family in CAUSAL else tiny.wordpiece()
-    special = {
-        name: getattr(tokenizer, name)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
-    }
-    config = getattr(transformers, f"{family}Config")(vocab_size=len(tokenizer), **FAMILIES[family], **special)
-    head = "ForCausalLM" if family in CAUSAL else "ForMaskedLM"
-    torch.manual_seed(0)
-    getattr(transformers, family + head)(config).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return family, directory
+    return request.param, families.write(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.parametrize("readout", ["linear", "auto"])
@@ -68,7 +50,7 @@ def test_a_family_is_grafted_and_written(
 ) -> None:
     family, directory = model
     loaded = load_model(str(directory), readout)
-    assert loaded.readout == ("linear" if readout == "linear" else "causal" if family in CAUSAL else "prompt")
+    assert loaded.readout == (readout if readout == "linear" else families.FAMILIES[family].readout)
     bench = SingleTask(loaded, load_task("qnli", str(data_directory)), shots=8)
     options = LocalizationOptions(steps=3, learning_rate=0.1, sparsity=0.05, mask_steps=2, mask_batch_size=8)
     fine_tuned = bench.fine_tuned(options)
@@ -84,22 +66,10 @@ def test_a_family_is_grafted_and_written(
     written = apply_graft(graft, str(directory), tmp_path / "out")
     again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
-
-
-@pytest.mark.parametrize("readout", ["linear", "auto"])
-def test_a_family_reads_rows_as_long_as_it_has_positions(
-    model: tuple[str, Path], readout: str, data_directory: Path
-) -> None:
-    rows = load_task("sst2", str(data_directory))
-    long = Rows(("film " * 200,) * 2, (), (0, 1))
-    loaded = load_model(str(model[1]), readout, max_length=10_000)
-    assert tiny.POSITIONS - 2 <= loaded.max_length <= tiny.POSITIONS
-    bench = SingleTask(loaded, replace(rows, test=long), shots=4)
-    assert bench.task.test.lengths == [loaded.max_length] * 2
-    assert bench.answers(bench.pre).logits.shape == (2, 2)
-
-
-def test_every_graftable_tensor_of_a_family_has_a_kind_and_no_embedding_is_graftable(model: tuple[str, Path]) -> None:
-    names = [spec.name for spec in load_model(str(model[1])).model.space().tensors]
-    assert names and not [name for name in names if kind_of(name).startswith("other")]
-    assert not [name for name in names if "embed" in name or "relative_attention_bias" in name]
+    # And the answers of the model that was written, by its card alone.
+    texts = Rows(("is the film good ?", "", "a dull story " * 30), ("a lovely film", "it was", "who"), (0, 0, 0))
+    rows = bench.encode(texts)
+    expected = bench.answers(bench.grafted(fine_tuned, found.region), rows, TrainingOptions(evaluation_batch_size=1))
+    got = card_logits(tmp_path / "out", texts)
+    assert torch.allclose(got, torch.from_numpy(expected.logits), atol=1e-4)
+    assert len({tuple(row) for row in got.tolist()}) == 3

@@ -253,7 +253,10 @@ def test_damaged_weights_are_refused(copy: ModelDirectory, content: bytes | None
 def test_missing_weights_are_refused(copy: ModelDirectory) -> None:
     directory = copy("bert")
     (directory / "model.safetensors").unlink()
-    assert f"Model '{directory}' cannot be loaded: Error no file named model.safetensors" in message(directory)
+    assert message(directory) == (
+        f"Model '{directory}' has no weights: expected model.safetensors or model.safetensors.index.json, found neither. Save "
+        "the model with save_pretrained; hub names need a connection."
+    )
 
 
 def test_weights_of_another_shape_are_named(copy: ModelDirectory) -> None:
@@ -342,6 +345,16 @@ def test_minilm_is_the_default_and_reads_linearly() -> None:
     assert sum(parameter.numel() for parameter in loaded.model.parameters()) == 22_565_376
     assert loaded.tokenizer.tokenize("Forgotten nothing") == ["forgotten", "nothing"]
     assert loaded.model.tokens == loading.TokenLayout(pad=0, mask=103, separator=102)
+
+
+@needs_minilm
+def test_minilms_weights_and_space_stay_what_they_are() -> None:
+    """Ledgers and grafts on disk are bound to both."""
+    loaded = load_model("minilm")
+    assert loaded.fingerprint == "3be19220b5b900c4fd50bcd090382715395110b5c5516b74f7e058fff9c4c124"
+    space = loaded.model.space()
+    assert (len(space.tensors), len(space)) == (96, 10_646_784)
+    assert space.layout_hash == "5a686aff8e3c9835663fc1578756d18bba984fc63cd5ce9aa97e6ae376394d40"
 
 
 @needs_minilm
