@@ -252,6 +252,8 @@ COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_lay
 def tokenizer(name: str) -> Any:
     """A tokenizer of the family's kind."""
     family = FAMILIES[name]
+    if name == "XLNet" or name.endswith("T5"):
+        return getattr(transformers, f"{name.lstrip('UM')}Tokenizer")(vocab=tiny.unigrams())
     if family.readout == "prompt" and family.config is not PADDED:
         return tiny.wordpiece()
     return tiny.byte_level(causal=family.readout == "causal")

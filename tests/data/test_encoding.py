@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+import transformers
 
 from forgetfree.data.encoding import EncodedRows, Encoder, label_word_ids, truncate
 from forgetfree.data.rows import Rows
@@ -20,7 +21,27 @@ ENTAILS = "{text_a:bare}? {mask}, {text_b:lower}"
 BERT: Any = tiny.wordpiece()
 ROBERTA: Any = tiny.byte_level(causal=False)
 GPT2: Any = tiny.byte_level(causal=True)
+SPACED: dict[str, Any] = {
+    f"{kind}-{scheme}": tiny.metaspace(kind, scheme)
+    for kind in ("unigram", "bpe")
+    for scheme in ("always", "first", "never", "legacy")
+}
 ALL = pytest.mark.parametrize("tokenizer", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
+UNIGRAMS, (BPE, MERGES) = tiny.unigrams(), tiny.merges()
+FAMILIES: dict[str, Any] = {
+    "llama-legacy": transformers.LlamaTokenizer(vocab=BPE, merges=MERGES, legacy=True),
+    "llama": transformers.LlamaTokenizer(vocab=BPE, merges=MERGES, legacy=False),
+    "gemma": transformers.GemmaTokenizer(vocab=BPE, merges=MERGES),
+    "t5": transformers.T5Tokenizer(vocab=UNIGRAMS),
+    "xlm-roberta": transformers.XLMRobertaTokenizer(vocab=UNIGRAMS),
+    "albert": transformers.AlbertTokenizer(vocab=UNIGRAMS, do_lower_case=False),
+    "xlnet": transformers.XLNetTokenizer(vocab=UNIGRAMS),
+}
+EVERY = pytest.mark.parametrize(
+    "tokenizer",
+    [BERT, ROBERTA, GPT2, *SPACED.values(), *FAMILIES.values()],
+    ids=["bert", "roberta", "gpt2", *SPACED, *FAMILIES],
+)
 
 FIRST = ["the river and the city", "story", "film film film film film film film"]
 SECOND = ["it was awful .", "the moon was lovely, bright: the paper was dull", "who"]
@@ -153,6 +174,17 @@ def test_the_second_text_may_stand_first() -> None:
     assert prompted(BERT, "{text_b} {mask} {text_a}", "film", "story") == "[CLS] story [MASK] film [SEP]"
 
 
+@pytest.mark.parametrize("name", SPACED)
+def test_a_prompt_of_a_tokenizer_that_begins_texts_by_a_space_has_none_that_is_not_there(name: str) -> None:
+    """As the whole row in one piece: a space of the tokenizer's own stands at its beginning alone."""
+    tokenizer = SPACED[name]
+    who, film = ("w h o", "f i l m") if name.endswith("never") else ("▁who", "▁film")
+    assert prompted(tokenizer, "{text} It was {mask}.", "film") == f"{film} ▁It ▁was <mask> . </s>"
+    pair = prompted(tokenizer, "{text_a}? {mask}, {text_b}", "who", "the story")
+    assert pair == f"{who} ? <mask> , ▁the ▁story </s>"
+    assert prompted(tokenizer, "{mask}: {text}", "film story") == "<mask> : ▁film ▁story </s>"
+
+
 def test_a_causal_prompt_ends_where_the_label_word_follows() -> None:
     assert prompted(GPT2, "{text} It was", "x film") == "x Ġfilm ĠIt Ġwas"
 
@@ -238,6 +270,30 @@ def test_a_label_word_is_read_as_it_stands_after_a_space(tokenizer: Any) -> None
     ids = label_word_ids(tokenizer, ("terrible", "great"), "sst2")
     expected = ["Ġterrible", "Ġgreat"] if tokenizer is not BERT else ["terrible", "great"]
     assert tokenizer.convert_ids_to_tokens(ids) == expected
+
+
+@EVERY
+def test_a_label_word_is_the_token_that_it_is_in_running_text(tokenizer: Any) -> None:
+    words = ("terrible", "great", "Yes", "World")
+    ids = label_word_ids(tokenizer, words, "own")
+    for word, expected in zip(words, ids, strict=True):
+        before, sentence = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (
+                "the film was",
+                f"the film was {word} and dull",
+            )
+        )
+        assert sentence[: len(before) + 1] == [*before, expected]
+    assert tokenizer.unk_token_id not in ids or tokenizer is GPT2
+
+
+@pytest.mark.parametrize("name", SPACED)
+def test_a_label_word_of_several_tokens_is_refused_with_others_where_spaces_are_tokens(name: str) -> None:
+    with pytest.raises(
+        ModelError, match=r"Label word 'pity' of task 'own' is \d tokens .*p i t y\).* alternatives: no, yes"
+    ):
+        label_word_ids(SPACED[name], ("pity", "great"), "own")
 
 
 def test_a_label_word_of_several_tokens_is_named_with_words_of_one() -> None:
@@ -343,7 +399,7 @@ def test_a_row_with_no_mask_or_several_is_refused(rows: list[list[int]], counts:
 # -- As python, for model cards --------------------------------------------------------------------------
 
 
-@ALL
+@EVERY
 @pytest.mark.parametrize(
     "template", [None, ENTAILS, "{text_b} {mask}: {text_a:lower}", "{text_a:lower} and {text_b:bare}"]
 )
@@ -359,7 +415,7 @@ def test_its_source_encodes_as_it_does(tokenizer: Any, template: str | None) -> 
     assert [namespace["encode"](*each) for each in pairs] == encoder(pair(*pairs))
 
 
-@ALL
+@EVERY
 @pytest.mark.parametrize("template", [None, "It was {text:lower}", "{text:bare}"])
 def test_its_source_encodes_single_texts_as_it_does(tokenizer: Any, template: str | None) -> None:
     encoder = Encoder(tokenizer, template, max_length=9)

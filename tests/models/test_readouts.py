@@ -186,7 +186,8 @@ def test_a_language_model_is_causal_if_tokens_see_only_those_before(
 
 @pytest.mark.parametrize("architecture", ["BertLMHeadModel", "XLNetLMHeadModel"])
 def test_the_causal_readout_of_a_model_that_looks_ahead_is_refused(written: Any, architecture: str) -> None:
-    directory = written(architecture, families.config(architecture.removesuffix("LMHeadModel")))
+    family = architecture.removesuffix("LMHeadModel")
+    directory = written(architecture, families.config(family), families.tokenizer(family))
     assert load_model(str(directory)).readout == "linear"
     with pytest.raises(
         ModelError, match=rf"is {architecture}, whose tokens see those after them\. Give one, or another"
