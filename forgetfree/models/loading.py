@@ -103,7 +103,7 @@ def load_model(
     _check_weights(backbone, missing, tokenizer, kind, name)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
-        pad=next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None),
+        pad=_filler(tokenizer, kind, name),
         mask=tokenizer.mask_token_id,
         separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
     )
@@ -209,12 +209,32 @@ def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str,
             f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. "
             f"{missing[0]!r}: they would be random. {remedy}."
         )
-    rows = backbone.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
+    rows, last = backbone.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
+    if last >= rows:
         raise ModelError(
-            f"The tokenizer of model {name!r} has {len(tokenizer)} tokens, and the model has embeddings "
-            f"for {rows}. Put back the tokenizer that was saved with the weights."
+            f"The tokenizer of model {name!r} has ids up to {last}, and the model has embeddings for {rows}. Put back the "
+            "tokenizer that was saved with the weights."
         )
+
+
+def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
+    """The token id that fills short rows: one that no row ends with, for a row's end is found by it.
+
+    It is that for padding, or for the end of a text, unless each row is closed by it, or an unknown word at its end gives it.
+    """
+    special = set(tokenizer.all_special_ids) - {tokenizer.mask_token_id}
+    end = tokenizer("a")["input_ids"][-1]
+    ending = end if kind != "causal" and end in special else tokenizer.unk_token_id
+    named = [i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None]
+    found = [i for i in (*named, *sorted(special)) if i != ending]
+    if not found and ending == tokenizer.unk_token_id:
+        found = named  # GPT-2's only special token, which stands for unknown words that there are none of
+    if not found:
+        raise ModelError(
+            f"The tokenizer of model {name!r} has no token to fill short rows with: expected a special token that no row ends "
+            f"with, got {tokenizer.convert_ids_to_tokens(sorted(special))}. Give it a pad_token, and save it again."
+        )
+    return int(found[0])
 
 
 def _without_pooler(config: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
-import transformers
+from spaced import FAMILIES, SPACED
 
-from forgetfree.data.encoding import EncodedRows, Encoder, label_word_ids, truncate
+from forgetfree.data.encoding import EncodedRows, Encoder, truncate
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.tokens import TokenLayout
@@ -21,22 +21,7 @@ ENTAILS = "{text_a:bare}? {mask}, {text_b:lower}"
 BERT: Any = tiny.wordpiece()
 ROBERTA: Any = tiny.byte_level(causal=False)
 GPT2: Any = tiny.byte_level(causal=True)
-SPACED: dict[str, Any] = {
-    f"{kind}-{scheme}": tiny.metaspace(kind, scheme)
-    for kind in ("unigram", "bpe")
-    for scheme in ("always", "first", "never", "legacy")
-}
 ALL = pytest.mark.parametrize("tokenizer", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
-UNIGRAMS, (BPE, MERGES) = tiny.unigrams(), tiny.merges()
-FAMILIES: dict[str, Any] = {
-    "llama-legacy": transformers.LlamaTokenizer(vocab=BPE, merges=MERGES, legacy=True),
-    "llama": transformers.LlamaTokenizer(vocab=BPE, merges=MERGES, legacy=False),
-    "gemma": transformers.GemmaTokenizer(vocab=BPE, merges=MERGES),
-    "t5": transformers.T5Tokenizer(vocab=UNIGRAMS),
-    "xlm-roberta": transformers.XLMRobertaTokenizer(vocab=UNIGRAMS),
-    "albert": transformers.AlbertTokenizer(vocab=UNIGRAMS, do_lower_case=False),
-    "xlnet": transformers.XLNetTokenizer(vocab=UNIGRAMS),
-}
 EVERY = pytest.mark.parametrize(
     "tokenizer",
     [BERT, ROBERTA, GPT2, *SPACED.values(), *FAMILIES.values()],
@@ -260,64 +245,6 @@ def test_an_empty_text_without_a_prompt() -> None:
 
 def test_a_tokenizer_without_special_tokens_still_gives_an_empty_text_one_token() -> None:
     assert pieces(GPT2, Encoder(GPT2, None)(single("", "x"))[0]) == "<|endoftext|>"
-
-
-# -- Label words -----------------------------------------------------------------------------------------
-
-
-@ALL
-def test_a_label_word_is_read_as_it_stands_after_a_space(tokenizer: Any) -> None:
-    ids = label_word_ids(tokenizer, ("terrible", "great"), "sst2")
-    expected = ["Ġterrible", "Ġgreat"] if tokenizer is not BERT else ["terrible", "great"]
-    assert tokenizer.convert_ids_to_tokens(ids) == expected
-
-
-@EVERY
-def test_a_label_word_is_the_token_that_it_is_in_running_text(tokenizer: Any) -> None:
-    words = ("terrible", "great", "Yes", "World")
-    ids = label_word_ids(tokenizer, words, "own")
-    for word, expected in zip(words, ids, strict=True):
-        before, sentence = (
-            tokenizer(text, add_special_tokens=False)["input_ids"]
-            for text in (
-                "the film was",
-                f"the film was {word} and dull",
-            )
-        )
-        assert sentence[: len(before) + 1] == [*before, expected]
-    assert tokenizer.unk_token_id not in ids or tokenizer is GPT2
-
-
-@pytest.mark.parametrize("name", SPACED)
-def test_a_label_word_of_several_tokens_is_refused_with_others_where_spaces_are_tokens(name: str) -> None:
-    with pytest.raises(
-        ModelError, match=r"Label word 'pity' of task 'own' is \d tokens .*p i t y\).* alternatives: no, yes"
-    ):
-        label_word_ids(SPACED[name], ("pity", "great"), "own")
-
-
-def test_a_label_word_of_several_tokens_is_named_with_words_of_one() -> None:
-    with pytest.raises(ModelError) as caught:
-        label_word_ids(ROBERTA, ("Sci/Tech", "Sports"), "ag_news")
-    text = str(caught.value)
-    assert text.startswith("Label word 'Sci/Tech' of task 'ag_news' is ")
-    assert "and a label word must be one. Single-token alternatives: " in text
-    alternatives = text.split("alternatives: ")[1].split(". ")[0].split(", ")
-    assert "Tech" in alternatives
-    assert "Sports" not in alternatives
-    assert all(len(ROBERTA.tokenize(f" {word}")) == 1 for word in alternatives)
-    assert "Set label_words in the task's source.json, or use --readout linear." in text
-
-
-def test_a_label_word_that_the_vocabulary_lacks_is_named() -> None:
-    with pytest.raises(ModelError, match=r"Label word '東' of task 'own'.*\[UNK\].*alternatives: "):
-        label_word_ids(BERT, ("東", "great"), "own")
-
-
-def test_label_words_that_are_one_token_are_refused() -> None:
-    """BERT's tokenizer lower-cases."""
-    with pytest.raises(ModelError, match=r"label words of task 'own' \(Yes, yes\) are not distinct"):
-        label_word_ids(BERT, ("Yes", "yes"), "own")
 
 
 # -- From ids to batches ---------------------------------------------------------------------------------

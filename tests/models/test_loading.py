@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forgetfree import registry
+from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.models import loading
 from forgetfree.models.loading import fingerprint_of, load_model
@@ -99,8 +100,6 @@ def test_a_loaded_model_reads_texts_to_the_end(model_directory: ModelDirectory) 
         head = loaded.head(TASK)
         assert (head.name, head.n_labels, len(head.label_words)) == ("own", 2, words)
         label = loaded.model.add_task(head)
-        from forgetfree.data.rows import Rows
-
         ids = loaded.encoder(TASK)(Rows(("the film " * 60,), (), (0,)))
         assert len(ids[0]) == tiny.POSITIONS  # as long as the model can read
         with torch.no_grad():
@@ -223,23 +222,6 @@ def test_a_head_that_the_config_promises_and_the_weights_lack_is_not_made_up(cop
     text = message(directory)
     assert "weights that --readout prompt needs, e.g. 'cls.predictions" in text
     assert "they would be random" in text
-
-
-@pytest.mark.parametrize("kind", ["bert-mlm", "gpt2-lm"])
-def test_a_model_without_its_tokenizer_is_refused(copy: ModelDirectory, kind: str) -> None:
-    directory = copy(kind)
-    for path in directory.iterdir():
-        if path.name not in ("config.json", "model.safetensors"):
-            path.unlink()
-    assert "has no tokenizer" in message(directory)
-
-
-def test_a_tokenizer_of_another_model_is_refused(copy: ModelDirectory, model_directory: ModelDirectory) -> None:
-    directory = copy("bert")
-    for path in model_directory("roberta").iterdir():
-        if "token" in path.name or "vocab" in path.name:
-            shutil.copy(path, directory)
-    assert "tokens, and the model has embeddings for" in message(directory)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100, None], ids=["empty", "noise", "cut off"])
