@@ -124,6 +124,8 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
         left = [key for key in left if not re.search(r"(^|\.)decoder\.", key)]
     _refuse_unused(backbone, held, left, name)
     _refuse_not_finite(backbone, name)
+    if hasattr(backbone.base_model, "set_attention_type"):  # BigBird would change it for good at the first short batch
+        backbone.base_model.set_attention_type("original_full")
     return backbone, sorted(map(str, info["missing_keys"]))
 
 

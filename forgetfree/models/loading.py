@@ -209,7 +209,16 @@ def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str,
             f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. "
             f"{missing[0]!r}: they would be random. {remedy}."
         )
-    rows, last = backbone.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
+    try:
+        table = backbone.get_input_embeddings()
+    except NotImplementedError:
+        table = None
+    if not isinstance(table, nn.Embedding):
+        raise ModelError(
+            f"Model {name!r} is {type(backbone).__name__}, which has no table of token embeddings, and texts are read as "
+            "token ids. Give a language model."
+        )
+    rows, last = table.num_embeddings, max(tokenizer.get_vocab().values())
     if last >= rows:
         raise ModelError(
             f"The tokenizer of model {name!r} has ids up to {last}, and the model has embeddings for {rows}. Put back the "

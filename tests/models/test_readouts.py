@@ -195,6 +195,33 @@ def test_the_causal_readout_of_a_model_that_looks_ahead_is_refused(written: Any,
         load_model(str(directory), "causal")
 
 
+# -- What is no language model, and what would not stay the same ------------------------------------------
+
+
+def test_a_model_that_reads_no_token_ids_is_refused(written: Any) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    image = sizes | {"image_size": 32, "patch_size": 16}
+    for architecture, config in (
+        ("ViTModel", transformers.ViTConfig(**image)),
+        ("CLIPModel", transformers.CLIPConfig(text_config=sizes | {"vocab_size": 120}, vision_config=image)),
+    ):
+        directory = written(architecture, config)
+        with pytest.raises(
+            ModelError, match=rf"is {architecture}, which has no table of token embeddings, and .*Give a"
+        ):
+            load_model(str(directory))
+
+
+def test_bigbird_answers_alike_before_and_after_a_short_row(written: Any) -> None:
+    """With the attention that it has for long rows, it would have another after a short one."""
+    sizes = families.SIZES | {"max_position_embeddings": 1024, "block_size": 16, "num_random_blocks": 1}
+    directory = written("BigBirdModel", transformers.BigBirdConfig(vocab_size=len(tiny.wordpiece()), **sizes))
+    loaded = load_model(str(directory), max_length=1024)
+    before = features(loaded, "the film " * 400)
+    features(loaded, "a dull story")
+    assert torch.equal(features(loaded, "the film " * 400), before)
+
+
 # -- Encoder-decoders that are not read ------------------------------------------------------------------
 
 
