@@ -10,6 +10,7 @@ import torch
 import transformers
 from cards import card_logits
 
+from forgetfree import cli
 from forgetfree.apply import apply_graft
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
@@ -73,3 +74,20 @@ def test_a_family_is_grafted_and_written(
     got = card_logits(tmp_path / "out", texts)
     assert torch.allclose(got, torch.from_numpy(expected.logits), atol=1e-4)
     assert len({tuple(row) for row in got.tolist()}) == 3
+
+
+@pytest.mark.parametrize("family", ["Bart", "T5"])
+def test_an_encoder_decoder_learns_a_stream_and_predicts(
+    family: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command line: a run, its ledger verified, and labels for new texts from it."""
+    model, out = str(families.write(family, tmp_path / "model")), str(tmp_path / "out")
+    options = ["--shots", "4", "--steps", "4", "--set", "sparsity=0.05", "--set", "mask_steps=2"]
+    run = ["run", "qnli,sst2", "--data", str(data_directory), "--model", model, *options]
+    assert cli.main([*run, "--strategy", "grafting-continual", "--out", out]) == 0
+    (ledger,) = (tmp_path / "out").rglob("ledger.safetensors")
+    assert cli.main(["ledger", "verify", str(ledger), "--model", model]) == 0
+    capsys.readouterr()
+    assert cli.main(["predict", out, "--task", "sst2", "a lovely film", "a dull story"]) == 0
+    labels = [line.split("\t")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert len(labels) == 2 and set(labels) <= {"negative", "positive"}
