@@ -139,10 +139,7 @@ def weight_files(path: str, name: str) -> list[str]:
     from transformers.utils.hub import has_file
 
     with explained(name), quiet(transformers):
-        if _find(path, "adapter_config.json"):
-            found, adapter = [], True
-        else:
-            found, adapter = _listed(path), False
+        adapter, found = _find(path, "adapter_config.json"), _listed(path)
     if adapter:
         raise ModelError(
             f"Model {name!r} is a PEFT adapter, or holds one beside its weights (adapter_config.json). Merge it into its model "
