@@ -16,18 +16,11 @@ from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import new_directory, tensor_bytes, write_atomically
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.model_card import Reading, model_card
+from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.body import body_of, body_prefix
+from forgetfree.models.checkpoint import explained, quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import READOUT
-from forgetfree.models.loading import (
-    LoadedModel,
-    explained,
-    is_causal,
-    load_model,
-    locate,
-    quiet,
-    read_config,
-    read_weights,
-)
+from forgetfree.models.loading import LoadedModel, load_model, locate
 from forgetfree.models.sequence_classifier import sequence_classifier
 
 
@@ -73,12 +66,13 @@ def apply_graft(graft: Graft, model: str, out: Path) -> WrittenModel:
     loaded = load_model(model, readout, max_length=origin.max_length)
     graft.apply_(loaded.model)
     # Under some heads a body lacks a part (BERT's pooler) that whoever loads the body alone should find all the same.
-    whole, missing = read_weights(locate(model), "AutoModel", model)
+    config = read_config(locate(model), model)
+    whole, missing = read_weights(locate(model), body_loader(config, model), model)
     body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}
     same_kind = type(body_of(loaded.model)) is type(whole)
     if same_kind:
         body |= body_of(loaded.model).state_dict()
-    network, tokenizer, reading = _network(loaded, body, graft, origin)
+    network, tokenizer, reading = _network(loaded, config, body, graft, origin)
     rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
         _save(directory, network, {**rest, **network.state_dict()}, tokenizer)
@@ -119,15 +113,14 @@ def _check_free(out: Path) -> None:
 
 
 def _network(
-    loaded: LoadedModel, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin
+    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin
 ) -> tuple[Any, Any, Reading]:
     """The Hugging Face model to write with graft and head, its tokenizer, and how it is read."""
     backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
-    config = read_config(locate(loaded.name), loaded.name)
     reading = Reading(
         "AutoModelForSequenceClassification",
         loaded.encoder(origin.task).source(pair=pair),
-        position=-1 if is_causal(config) else 0,
+        position=-1 if reads_last(config) else 0,
         separator=cast(Any, loaded.model).tokens.separator if pair else None,
     )
     if origin.readout in ("prompt", "causal"):
@@ -137,7 +130,7 @@ def _network(
     network, tokenizer = _classifying(loaded, config, body, graft, origin, reading.position)
     if network is None:
         _name_labels(backbone.config, ())
-        return backbone, loaded.tokenizer, replace(reading, loader="AutoModel", own_readout=True)
+        return backbone, loaded.tokenizer, replace(reading, loader=body_loader(config, loaded.name), own_readout=True)
     return network, tokenizer or loaded.tokenizer, replace(reading, usual=tokenizer is not None)
 
 

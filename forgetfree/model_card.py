@@ -137,10 +137,7 @@ def _code(origin: GraftOrigin, reading: Reading) -> str:
     else:
         lines.append("labels = [model.config.id2label[i] for i in range(model.config.num_labels)]")
     if prompted:
-        lines += [
-            f"words = {_listed(task.label_words)}",
-            'label_words = tokenizer.convert_tokens_to_ids([tokenizer.tokenize(" " + word)[0] for word in words])',
-        ]
+        lines.append(f"words = {_listed(task.label_words)}")
     if reading.own_readout:
         lines.append(f'readout = load_file("{READOUT}")')
     lines += [
@@ -149,6 +146,7 @@ def _code(origin: GraftOrigin, reading: Reading) -> str:
         reading.encoder,
         "",
         "",
+        *(['label_words = [inside(" " + word)[0] for word in words]', "", ""] if prompted else []),
         "@torch.no_grad()",
         f"def logits({columns}):",
         f"    ids = encode({columns})",

@@ -19,14 +19,20 @@ from torch import Tensor, nn
 
 from forgetfree.errors import ModelError, RegionError
 
-#: Neither embeddings, LM head, classifier nor pooler (paper, §2: "embeddings and the LM head are frozen").
+#: LM heads, classifiers and poolers.
+HEADS = (
+    r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head"
+    r"|classifier|score|pooler|readouts)\."
+)
+#: What is never grafted, in all families of models alike: embeddings with all that belongs to them, and heads (paper, §2
+#: and A.1: "embeddings and the LM head are frozen"). To the embeddings belongs what their output goes through before the
+#: first layer or between the last and the LM head (norms, projections), and every embedding within a layer (of relative
+#: positions, of segments). So a graft lies in the layers and in what their output goes through, such as a last norm.
 NOT_GRAFTABLE = (
-    r"(^|\.)embeddings\.",
-    r"(^|\.)(wte|wpe|embed_in|embed_tokens|embed_positions|word_embeddings\w*|embeddings_project)\.",
-    r"(^|\.)(rel_embeddings|relative_attention_bias)\.",
-    r"(^|\.)embedding_hidden_mapping_in\.",
-    r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head)\.",
-    r"(^|\.)(classifier|score|pooler|readouts)\.",
+    r"emb(ed\w*)?(\.|$)",  # embeddings, embed_tokens, word_embeddings_layernorm, layernorm_embedding, mask_emb, seg_embed …
+    r"(^|\.)(wte|wpe|relative_attention_bias|decoder\.project_in|decoder\.project_out)\.",
+    r"\.r_s_bias$",  # XLNet's, of segments
+    HEADS,
 )
 
 
@@ -231,12 +237,15 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def _outside_of_the_body(model: Any) -> set[int]:
-    """Of a Hugging Face model: its head and its input embeddings, whatever their names."""
+    """Of a Hugging Face model: its head, its input embeddings and the norm of relative ones, whatever their names."""
     body = getattr(model, "base_model", None)
     if not isinstance(body, nn.Module) or not hasattr(model, "get_input_embeddings"):
         return set()
     inside = {id(parameter) for parameter in body.parameters()}
     embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+    for module in body.modules():  # DeBERTa's is called as other families call their last norm
+        if hasattr(module, "rel_embeddings") and isinstance(norm := getattr(module, "LayerNorm", None), nn.Module):
+            embeddings |= {id(parameter) for parameter in norm.parameters()}
     return {id(parameter) for parameter in model.parameters()} - inside | embeddings
 
 
@@ -258,18 +267,28 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
 # -- Where an entry lies: the paper's figures 9 and 10 count regions by layer and by kind of parameter. -----
 
 #: The kinds in the order of the computation, each with the names that the families of models give them.
-KINDS: tuple[tuple[str, str], ...] = (
-    ("query", r"\.(query|(pos_)?query_proj|q_proj|q_lin|q)\."),
-    ("key", r"\.(key|(pos_)?key_proj|k_proj|k_lin|k)\."),
-    ("value", r"\.(value|value_proj|v_proj|v_lin|v)\."),
-    ("query+key+value", r"\.(c_attn|query_key_value|qkv_proj|Wqkv)\."),
-    ("LayerNorm", r"(?i:(layer_?norm\w*|ln_\w+|\w*norm)\.)"),
-    (
-        "attention output",
-        r"(attention\.output\.dense|attn\.c_proj|out_proj|out_lin|o_proj|attn\.Wo|attn\.o|attention\.dense)\.",
-    ),
-    ("first feed-forward", r"(intermediate\.dense|mlp\.c_fc|fc1|lin1|up_proj|gate_proj|mlp\.Wi|h_to_4h|\.ffn)\."),
-    ("second feed-forward", r"(output\.dense|mlp\.c_proj|fc2|lin2|down_proj|mlp\.Wo|4h_to_h|\.ffn_output)\."),
+KINDS: tuple[tuple[str, str], ...] = tuple(
+    (kind, rf"\.({pattern})(\.|$)")
+    for kind, pattern in (
+        ("query", r"\w*query|query_global|(pos_)?query_proj|q_proj|pos_q_proj|q_lin|q|Wq|q_bias|r_[rw]_bias"),
+        ("key", r"key(_global)?|(pos_)?key_proj|k_proj|pos_proj|k_lin|k|Wk|r"),
+        ("value", r"value(_global)?|value_proj|v_proj|v_lin|v|Wv|v_bias"),
+        ("query+key+value", r"c_attn|query_key_value|qkv_proj|Wqkv|in_proj"),
+        ("LayerNorm", r"(?i:\w*layer_?norm\w*|ln(_\w+)?|\w*norm(_\w+)?)"),
+        (
+            "attention output",
+            r"attention\.output\.dense|\w*(attn|attention|Attention)\.(c_proj|dense|Wo|o)|out_proj|out_lin|o_proj",
+        ),
+        (
+            "first feed-forward",
+            r"intermediate\.dense|c_fc|fc1|fc_in|lin1|(gate_|up_|gate_up_)proj|mlp\.Wi|dense_h_to_4h|wi(_\d)?|ff\.layer_1"
+            r"|ffn(\.0)?\.(weight|bias)",
+        ),
+        (
+            "second feed-forward",
+            r"output\.dense|c_proj|fc2|fc_out|lin2|down_proj|mlp\.Wo|dense_4h_to_h|wo|ff\.layer_2|ffn\.2|ffn_output",
+        ),
+    )
 )
 
 

@@ -61,7 +61,7 @@ class StreamModel(TaskModel, MultiTaskModule):
             model.backbone,
             model.tokens,
             model.readout,
-            causal=model.causal,
+            read_last=model.read_last,
             dropout=model.dropout.p,
             graftable=model._graftable,
             shared_readout=shared_readout,

@@ -22,7 +22,7 @@ from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.options import build
 from forgetfree.strategies.grafting_continual import GraftingContinual
-from forgetfree.streams import StreamModel, make_stream
+from forgetfree.streams import make_stream
 
 Change = Callable[[Path], None]
 
@@ -117,7 +117,7 @@ def test_a_changed_model_is_told_by_every_use(
 
 
 def grafting(model: Path, data: Path, *, max_length: int = 128, **options: Any) -> Any:
-    loaded = load_model(str(model), "linear", model_class=StreamModel, max_length=max_length)
+    loaded = load_model(str(model), "linear", max_length=max_length)
     chosen = build(GraftingContinual.Options, {"steps": 3, "sparsity": 0.05} | options, "it")
     return GraftingContinual(
         stream=make_stream("x", load_tasks(tiny.STREAM, str(data)), loaded, shots=4), options=chosen

@@ -9,7 +9,7 @@ from torch import nn
 from forgetfree.binding import Binding, network_differences, network_of
 from forgetfree.errors import LedgerError, RegionError
 from forgetfree.ledger.records import Ledger
-from forgetfree.models.body import POOLER
+from forgetfree.models.checkpoint import POOLER
 from forgetfree.models.loading import fingerprint_of
 from forgetfree.models.state import persistent_buffers
 from forgetfree.tasks import TaskDefinition

@@ -21,21 +21,19 @@ from torch import Tensor, nn
 
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.files import read_tensors
-from forgetfree.models.body import POOLER, body_of
+from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_loader, language_model
+from forgetfree.models.body import body_of
+from forgetfree.models.checkpoint import POOLER, read_config, read_weights, weight_files
 from forgetfree.models.classifier import ClassifierModel, head_names
-from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model, read_config, read_weights
+from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model
 from forgetfree.models.readout_model import ReadoutKind, ReadoutModel
 from forgetfree.models.state import load_tensors_, persistent_buffers
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
-#: The part of an architecture's name that tells its head, how that is read, and what loads it. The first that fits.
+#: The part of an architecture's name that tells its head, how that is read, and what loads it.
 _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
-    ("ForMaskedLM", "prompt", "AutoModelForMaskedLM"),
-    ("ForPreTraining", "prompt", "AutoModelForMaskedLM"),
-    ("ForCausalLM", "causal", "AutoModelForCausalLM"),
-    ("LMHeadModel", "causal", "AutoModelForCausalLM"),
 )
 #: The file of a linear readout that no head of the architecture can hold; its metadata has the ``labels``.
 READOUT = "readout.safetensors"
@@ -187,12 +185,21 @@ def _head(directory: str) -> tuple[ReadoutKind, str]:
             f"--fine-tuned {directory!r} is {what}. Expected a directory in Hugging Face layout: config.json and weights, as "
             "save_pretrained writes them."
         )
-    architectures = " ".join(read_config(directory, directory).architectures or ())
+    weight_files(directory, directory)
+    config = read_config(directory, directory)
+    architectures = " ".join(config.architectures or ())
     for part, kind, loader in _HEADS:
         if part in architectures:
+            if kind == "classifier" and body_loader(config, directory) == TEXT_ENCODER:
+                raise UsageError(
+                    f"--fine-tuned {directory!r} is {architectures}, whose head reads the decoder, and of the type "
+                    f"{config.model_type!r} the encoder alone is read. Save it as …ForTokenClassification."
+                )
             return kind, loader
     if (path / READOUT).is_file():
-        return "linear", "AutoModel"
+        return "linear", body_loader(config, directory)
+    if readout := language_model(config):
+        return readout, LANGUAGE_MODELS[readout]
     raise UsageError(
         f"--fine-tuned {directory!r} is {architectures or 'a model'} without a head, so nothing says how it answers. Save it "
         "with the head it was fine-tuned with: as …ForSequenceClassification, …ForMaskedLM or …ForCausalLM."

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.models.body import POOLER, body_of
+from forgetfree.models.body import body_of
+from forgetfree.models.checkpoint import POOLER
 from forgetfree.models.classifier import head_names
 
 #: ε: a power of two, so that products with it are exact. A logit u comes through tanh with an error of ε²u³/3: 2e-5 at 10.
@@ -60,7 +61,7 @@ def sequence_classifier(
             setattr(config, name, value)
     try:
         loader: Any = transformers.AutoModelForSequenceClassification
-        network = loader.from_config(config, dtype=torch.float32).eval()
+        network = loader.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
     except ValueError:  # there is none
         return None
     lacking = body_of(network).load_state_dict(dict(body), strict=False).missing_keys
