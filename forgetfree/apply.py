@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from forgetfree.binding import set_network_
 from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import new_directory, tensor_bytes, write_atomically
@@ -65,6 +66,11 @@ def apply_graft(graft: Graft, model: str, out: Path) -> WrittenModel:
     readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
     loaded = load_model(model, readout, max_length=origin.max_length)
     graft.apply_(loaded.model)
+    if origin.tokenizer and origin.tokenizer != loaded.tokenizer_digest:
+        raise GraftError(
+            f"The graft was made with another tokenizer than model {model!r} has: expected {origin.tokenizer[:12]}, got "
+            f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
+        )
     # Under some heads a body lacks a part (BERT's pooler) that whoever loads the body alone should find all the same.
     config = read_config(locate(model), model)
     whole, missing = read_weights(locate(model), body_loader(config, model), model)
@@ -226,6 +232,8 @@ def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, T
             f"The graft's readout is the head of a {origin.architecture}, and the model is of type {config.model_type!r}. "
             "Give the model that the graft was made from."
         )
+    if origin.network:  # what the head computes is not in the base model's
+        set_network_(config, origin.network)
     network = kind(config).float().eval()
     own = network.state_dict()
     lacking = sorted(own.keys() - readout.keys() - {f"{body_prefix(network)}{name}" for name in body})

@@ -78,10 +78,10 @@ class Binding:
             found = json.loads(text)
             if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
                 raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
-            if not isinstance(json.loads(found["network"]), dict):
-                raise ValueError("the network's configuration is no JSON object")
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
+        if not is_network(found["network"]):
+            raise ValueError("the network's configuration is no JSON object")
         return cls(**found)
 
     @property
@@ -115,6 +115,24 @@ def network_of(model: nn.Module) -> str:
     # RoBERTa counts positions from it, whatever its configuration says later.
     content["padding_idx"] = [each.padding_idx for each in model.modules() if hasattr(each, "padding_idx")]
     return json.dumps(content, sort_keys=True, default=str)
+
+
+def is_network(text: str) -> bool:
+    """Whether a text may be what `network_of` gave."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def set_network_(config: Any, network: str) -> None:
+    """Make a Hugging Face configuration compute what `network_of` says; names, labels and token ids stay."""
+    wanted, usual = json.loads(network), type(config)()
+    for key in config.to_diff_dict():
+        if key not in wanted and not _INERT.fullmatch(key):
+            setattr(config, key, getattr(usual, key, None))
+    for key in wanted.keys() - {"padding_idx"}:
+        setattr(config, key, wanted[key])
 
 
 def network_differences(expected: str, got: str) -> list[str]:

@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from forgetfree.binding import is_network
 from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import checksum, read_tensors, tensor_bytes
 from forgetfree.grafting import Graft, GraftOrigin
@@ -217,12 +218,16 @@ def _origin(text: str) -> GraftOrigin:
         origin.model,
         origin.fingerprint,
         origin.architecture,
+        origin.network,
+        origin.tokenizer,
         origin.task.name,
         *origin.task.labels,
     )
     numbers = (origin.sparsity, origin.max_length)
     if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in numbers):
         raise RegionError("its origin cannot be read (a text or a number is neither).")
+    if origin.network and not is_network(origin.network):
+        raise RegionError("its origin cannot be read (the network's configuration is no JSON object).")
     return origin
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forgetfree.binding import network_differences, network_of
 from forgetfree.data.encoding import Batch
 from forgetfree.errors import GraftError, OptionError, RegionError
 from forgetfree.files import StrPath, write_atomically
@@ -47,6 +48,9 @@ class GraftOrigin:
         architecture: of ``classifier``: the Hugging Face class whose head the readout is.
         classes: of ``classifier``: of each of the task's labels, the number of the head's class.
         max_length: tokens a row was read at, at most.
+        network: what the base model computes beside its weights, see `forgetfree.binding.network_of`; of ``classifier``, the
+            fine-tuned model. Empty where nobody says it.
+        tokenizer: what its tokenizer does, see `forgetfree.binding.tokenizer_digest`; empty likewise.
     """
 
     task: TaskDefinition
@@ -57,6 +61,8 @@ class GraftOrigin:
     architecture: str = ""
     classes: tuple[int, ...] = ()
     max_length: int = MAX_LENGTH
+    network: str = ""
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,11 +158,19 @@ class Graft:
                     f"The graft belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
                     f"{tensor.dtype}. Load the model with dtype={spec.dtype}."
                 )
-        if fingerprint and self.origin is not None:
-            got, expected = body_fingerprint(body), self.origin.fingerprint
+        origin = self.origin
+        # Of a classifier, the network is the fine-tuned one's: what its head needs may be another than the base model's.
+        bound = origin is not None and origin.readout != "classifier" and origin.network
+        if bound and (differ := network_differences(bound, network_of(body))):
+            raise GraftError(
+                f"The graft belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json "
+                "that the graft was made with."
+            )
+        if fingerprint and origin is not None:
+            got, expected = body_fingerprint(body), origin.fingerprint
             if got != expected:
                 raise GraftError(
-                    f"The graft belongs to other weights, those of {self.origin.model!r}: expected fingerprint "
+                    f"The graft belongs to other weights, those of {origin.model!r}: expected fingerprint "
                     f"{expected[:12]}, the model's is {got[:12]}. Load the very weights it was made from; to put it on top of "
                     "another graft, check=False."
                 )

@@ -171,14 +171,12 @@ class LoraStrategy(ContinualStrategy):
     def save(self, directory: StrPath) -> None:
         """The adapters of all tasks, and their readouts."""
         path = Path(directory) / "adapters.safetensors"
-        save_records(
-            path, list(self.records.values()), together=not self.taskwise, fingerprint=self.stream.loaded.fingerprint
-        )
+        save_records(path, list(self.records.values()), together=not self.taskwise, **self._belonging())
 
     def load(self, directory: StrPath) -> None:
         """The adapters; the next task may be learned beside them."""
         path = Path(directory) / "adapters.safetensors"
-        records = load_records(path, together=not self.taskwise, fingerprint=self.stream.loaded.fingerprint)
+        records = load_records(path, together=not self.taskwise, **self._belonging())
         tasks = {task.name: task for task in self.stream.tasks}
         for record in records:
             if record.task not in tasks:
@@ -200,6 +198,10 @@ class LoraStrategy(ContinualStrategy):
             if record.readout:
                 load_tensors_(self.task_model.readout_module(task.label), record.readout)
             self.note_learned(task, dict(record.readout))
+
+    def _belonging(self) -> dict[str, Any]:
+        loaded = self.stream.loaded
+        return {"fingerprint": loaded.fingerprint, "binding": loaded.binding(self.options.precision)}
 
     def bytes_kept(self) -> int:
         """Adapters and readouts."""

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, DebertaV2Config, DebertaV2ForSequenceClassification, DebertaV2Model
 
 from forgetfree import cli
 from forgetfree.binding import Binding, network_differences, network_of, tokenizer_digest
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import LedgerError
+from forgetfree.errors import LedgerError, RunError
 from forgetfree.inference import Predictor
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.options import build
 from forgetfree.strategies.grafting_continual import GraftingContinual
+from forgetfree.strategies.lora import LoRA
 from forgetfree.streams import make_stream
 
 Change = Callable[[Path], None]
@@ -272,3 +273,83 @@ def test_a_binding_that_is_none_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         Binding.of_json(text)
     assert Binding.of_json(Binding("{}", "t", "prompt", 5, "bf16").json) == Binding("{}", "t", "prompt", 5, "bf16")
+
+
+# -- Grafts and adapters ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graft(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("grafts") / "graft"
+    given = ["graft", "sst2", "--data", str(data_directory), "--model", str(model), "--shots", "4", "--steps", "3"]
+    assert cli.main([*given, "--sparsity", "0.05", "--out", str(out)]) == 0
+    return out / "graft.safetensors"
+
+
+@pytest.mark.parametrize("change", [None, *MODEL_CHANGES])
+def test_a_graft_is_put_into_no_model_that_computes_or_reads_otherwise(
+    graft: Path, model: Path, change: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = Path(shutil.copytree(model, tmp_path / "model"))
+    if change is None:
+        assert cli.main(["apply", str(graft), "--model", str(there), "--out", str(tmp_path / "out")]) == 0
+        return
+    apply, named = MODEL_CHANGES[change]
+    apply(there)
+    capsys.readouterr()
+    assert cli.main(["apply", str(graft), "--model", str(there), "--out", str(tmp_path / "out")]) == 1
+    expected = "The graft was made with another tokenizer" if "tokenizer" in named else named
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", MODEL_CHANGES)
+def test_adapters_are_not_loaded_into_such_a_model(
+    model: Path, change: str, data_directory: Path, tmp_path: Path
+) -> None:
+    def lora(directory: Path) -> Any:
+        stream = make_stream(
+            "x", load_tasks("sst2", str(data_directory)), load_model(str(directory), "linear"), shots=4
+        )
+        return LoRA(stream=stream, options=build(LoRA.Options, {"steps": 2}, "it"))
+
+    strategy = lora(model)
+    strategy.train(strategy.stream.benchmark.train_stream[0])
+    strategy.save(tmp_path)
+    lora(model).load(tmp_path)
+    apply, named = MODEL_CHANGES[change]
+    there = Path(shutil.copytree(model, tmp_path / "model"))
+    apply(there)
+    with pytest.raises(RunError) as caught:
+        lora(there).load(tmp_path)
+    assert named in str(caught.value)
+
+
+def test_a_classifiers_head_is_written_as_the_fine_tuned_models_is(tmp_path: Path, data_directory: Path) -> None:
+    """What DeBERTa's head computes stands in config.json alone, and the base model's may say something else."""
+    config: dict[str, Any] = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"intermediate_size": 32, "max_position_embeddings": 48, "id2label": {0: "negative", 1: "positive"}}
+    tokenizer = tiny.build("bert")[1]
+    base = DebertaV2Config(**config | {"vocab_size": len(tokenizer), "pooler_hidden_act": "gelu"})
+    tuned = DebertaV2Config(**config | {"vocab_size": len(tokenizer), "pooler_hidden_act": "tanh"})
+    torch.manual_seed(0)
+    body = DebertaV2Model(base).eval()
+    classifier = DebertaV2ForSequenceClassification(tuned).eval()
+    classifier.deberta.load_state_dict(body.state_dict())
+    with torch.no_grad():
+        for parameter in classifier.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+        classifier.deberta.embeddings.load_state_dict(body.embeddings.state_dict())
+    for name, network in (("base", body), ("tuned", classifier)):
+        network.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    given = ["graft", "sst2", "--data", str(data_directory), "--model", str(tmp_path / "base")]
+    given += ["--fine-tuned", str(tmp_path / "tuned"), "--sparsity", "1", "--set", "mask_steps=0"]
+    assert cli.main([*given, "--out", str(tmp_path / "graft")]) == 0
+    command = ["apply", str(tmp_path / "graft"), "--model", str(tmp_path / "base"), "--out", str(tmp_path / "out")]
+    assert cli.main(command) == 0
+    written = DebertaV2ForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert written.config.pooler_hidden_act == "tanh"
+    ids = torch.tensor([tokenizer("a lovely film")["input_ids"]])
+    with torch.no_grad():
+        assert torch.allclose(written(ids).logits, classifier(ids).logits, atol=1e-5)
