@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from forgetfree.binding import set_network_
 from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError, ModelError, UsageError
-from forgetfree.files import new_directory, tensor_bytes, write_atomically
+from forgetfree.files import StrPath, new_directory, tensor_bytes, write_atomically
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.model_card import Reading, model_card
 from forgetfree.models.architecture import body_loader, reads_last
@@ -44,7 +44,7 @@ class WrittenModel:
     note: str = ""
 
 
-def apply_graft(graft: Graft, model: str, out: Path) -> WrittenModel:
+def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     """Put ``graft`` into ``model`` and write the result to ``out``: config, weights, tokenizer, model card.
 
     A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` answers as it
@@ -61,7 +61,7 @@ def apply_graft(graft: Graft, model: str, out: Path) -> WrittenModel:
         ModelError: the model cannot be loaded, or what was written is not what was meant.
         UsageError: there is something in ``out``.
     """
-    origin = _origin(graft)
+    origin, out = _origin(graft), Path(out)
     _check_free(out)
     readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
     loaded = load_model(model, readout, max_length=origin.max_length)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from forgetfree.binding import is_network
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import checksum, read_tensors, tensor_bytes
+from forgetfree.files import StrPath, checksum, read_tensors, tensor_bytes
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.parameters import ParameterSpace, TensorSpec
 from forgetfree.regions import Region
@@ -84,12 +84,13 @@ def read(path: Path) -> Graft:
         ) from error
 
 
-def find_graft(path: Path) -> Path:
+def find_graft(path: StrPath) -> Path:
     """``path`` itself, or the one graft file in or below a directory.
 
     Raises:
         UsageError: the directory holds none, or several.
     """
+    path = Path(path)
     if not path.is_dir():
         return path
     found = [each for each in sorted(path.rglob("*.safetensors")) if _is_graft(each)]

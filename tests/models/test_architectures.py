@@ -66,7 +66,7 @@ def test_a_family_is_grafted_and_written(
     whole = load_model(str(directory), readout).model.backbone
     graft.apply_(whole)
     assert torch.equal(ParameterSpace.of(whole).flatten(whole), theta)
-    written = apply_graft(graft, str(directory), tmp_path / "out")
+    written = apply_graft(graft, str(directory), str(tmp_path / "out"))
     again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
     # And the answers of the model that was written, by its card alone.
