@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from forgetfree.config_file import load_run, located
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
+from forgetfree.display import brief, is_text
 from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import LoadedModel, load_model
@@ -71,47 +71,48 @@ class Predictor:
             load_tensors_(readout, stored)
 
     @classmethod
-    def of_run(cls, directory: Path, seed: int | None = None, strategy: str | None = None) -> Predictor:
+    def of_run(
+        cls, directory: Path, seed: int | None = None, strategy: str | None = None, model: str | None = None
+    ) -> Predictor:
         """The predictor of a run directory.
 
         Args:
             directory: what ``forgetfree run --out`` wrote.
             seed: whose ledger; default: the first there is.
             strategy: whose ledger; default: ``grafting-continual``'s, else the first there is.
+            model: the run's model, where it lies elsewhere now; it is told by its weights.
 
         Raises:
             RunError: it is no run directory, or holds no ledger.
             LedgerError, ModelError: ledger and model do not fit.
         """
-        path = directory / "config.json"
-        try:
-            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            tasks = [TaskDefinition.of_fields(task) for task in config["tasks"]]
-            name, readout = config["model"]["name"], config["model"]["readout"]
-            shared_labels = config.get("scenario") == "class"
-            max_length = config["model"].get("max_length", MAX_LENGTH)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{directory} is not a finished run: {path.name} cannot be read ({error}). Give the directory that "
-                "`forgetfree run --out` wrote."
-            ) from error
-        pattern = f"{strategy or '*'}/seed-{'*' if seed is None else seed}/ledger.safetensors"
-        ledgers = sorted(directory.glob(pattern), key=lambda p: (p.parts[-3] != "grafting-continual", p))
+        config = load_run(directory)
+        tasks = [TaskDefinition.of_fields(task) for task in config["tasks"]]
+        described = config["model"]
+        held = directory.glob("*/seed-*/ledger.safetensors")
+        found = sorted(held, key=lambda p: (p.parts[-3] != "grafting-continual", p))
+        ledgers = [
+            path
+            for path in found
+            if strategy in (None, path.parts[-3]) and (seed is None or path.parts[-2] == f"seed-{seed}")
+        ]
         if not ledgers:
             of_seed = "" if seed is None else f" of seed {seed}"
             of_strategy = "" if strategy is None else f" of {strategy}"
-            held = ", ".join(
-                sorted({f"{p.parts[-3]} ({p.parts[-2]})" for p in directory.glob("*/seed-*/ledger.safetensors")})
-            )
+            names = ", ".join(sorted(f"{path.parts[-3]} ({path.parts[-2]})" for path in found))
             raise RunError(
-                f"{directory} holds no ledger{of_strategy}{of_seed}. It holds those of: {held or 'none'}. Run a strategy that "
+                f"{directory} holds no ledger{of_strategy}{of_seed}. It holds those of: {names or 'none'}. Run a strategy that "
                 "keeps one: grafting-continual, packnet, wsn, bitfit or graft-retrain."
             )
         return cls(
-            load_model(name, readout, max_length=max_length),
+            load_model(
+                model or located(described["name"], directory),
+                described["readout"],
+                max_length=described.get("max_length", MAX_LENGTH),
+            ),
             Ledger.load(ledgers[0]),
             tasks,
-            shared_labels=shared_labels,
+            shared_labels=config.get("scenario") == "class",
         )
 
     def definition(self, task: str) -> TaskDefinition:
@@ -136,11 +137,16 @@ class Predictor:
         """Labels of texts (or pairs of texts).
 
         Raises:
-            UsageError: a single text for a task over pairs, or the other way round.
+            UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
         definition = self.definition(task)
         wanted = len(definition.text_columns)
-        for text in texts:
+        for number, text in enumerate(texts, 1):
+            if halves := [part for part in text if not is_text(part)]:
+                raise UsageError(
+                    f"Text {number}, {brief(halves[0])}, holds half of a surrogate pair, which is no character: it was perhaps "
+                    "not written in UTF-8. Write it in UTF-8."
+                )
             if len(text) != wanted:
                 raise UsageError(
                     f"Task {task!r} reads {'one text' if wanted == 1 else 'pairs of texts'}, got {len(text)} text(s) in "

@@ -6,14 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forgetfree.commands.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.display import escaped
 from forgetfree.errors import LedgerError
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
     from forgetfree.ledger import Ledger
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     ledger = commands.add_parser("ledger", help="look into a ledger, or check it")
     actions = ledger.add_subparsers(metavar="ACTION", required=True)
@@ -38,9 +40,12 @@ def command(options: argparse.Namespace) -> int:
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"
     if options.model:
+        if needs_hub(options.model):
+            go_offline_if_cut_off()
         _verify_model(ledger, options.model)
         checked += f", and the fingerprint of {options.model}"
-    print(f"{path}: sound. {len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {checked}.")
+    sound = f"{path}: sound. {len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {checked}."
+    print(escaped(sound))
     return 0
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from forgetfree.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     report = commands.add_parser("report", parents=[common], help="tables over runs")
     report.set_defaults(command=command)
@@ -59,14 +59,11 @@ def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> i
 
 
 def _report_grafts(paths: Sequence[Path], options: argparse.Namespace) -> int:
-    import json
-
-    from forgetfree.graft_report import lay_out_graft
+    from forgetfree.graft_report import lay_out_graft, load_graft_results
     from forgetfree.pages import render_page
 
     if options.format == "json":
         raise UsageError("--format json is for runs of strategies: a graft's results.json is JSON already.")
     for path in paths:
-        file = path / "results.json" if path.is_dir() else path
-        print(render_page(lay_out_graft(json.loads(file.read_text(encoding="utf-8"))), options.format))
+        print(render_page(lay_out_graft(load_graft_results(path)), options.format))
     return 0

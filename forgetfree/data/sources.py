@@ -16,14 +16,17 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.notes import described, infer, read_notes
 from forgetfree.data.rows import Rows, TaskRows, complete
-from forgetfree.data.tables import FORMATS, PAIR, Table, first_line, read_table
-from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
+from forgetfree.data.tables import FORMATS, PAIR, Table, read_table
+from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
 from forgetfree.tasks import SPLITS, EvaluatedOn, Kind, slots
+
+#: The environment variable with the directory that ``--data`` is by default.
+DATA_VARIABLE = "FORGETFREE_DATA"
 
 
 def default_data() -> str:
     """What ``--data`` means when it is not given: ``FORGETFREE_DATA`` if set, else the hub."""
-    return os.environ.get("FORGETFREE_DATA") or "hub"
+    return os.environ.get(DATA_VARIABLE) or "hub"
 
 
 def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> list[TaskRows]:

