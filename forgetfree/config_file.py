@@ -102,14 +102,14 @@ def portable(name: str, directory: Path) -> str:
     if len(os.path.commonpath((place, start))) <= len(os.path.abspath(os.sep)):
         return name
     path = os.path.relpath(place, start)
-    return path if path.startswith(os.pardir) else os.path.join(os.curdir, path)
+    return path if path.startswith(os.curdir) else os.path.join(os.curdir, path)
 
 
 def located(name: str, directory: Path) -> str:
     """The model or data that a file in ``directory`` names, as the command line names it from here: undoes `portable`."""
     if name == _ENVIRONMENT:
         return os.environ.get(DATA_VARIABLE) or name
-    path = os.path.normpath(os.path.join(os.path.realpath(directory), name))
-    if name.startswith(os.curdir) and os.path.exists(path):
-        return os.path.relpath(path)
+    if name.startswith(os.curdir):
+        path = os.path.relpath(os.path.join(os.path.realpath(directory), name))
+        return path if os.path.exists(path) or not os.path.exists(name) else name
     return name

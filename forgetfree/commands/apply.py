@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forgetfree.commands.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.commands.shared import no_empty_directories
 from forgetfree.display import escaped
-from forgetfree.environment import quiet_libraries
+from forgetfree.environment import make_directory, quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.commands.shared import Commands, Parser
@@ -36,7 +37,11 @@ def command(options: argparse.Namespace) -> int:
     model = options.model or (graft.origin.model if graft.origin else "minilm")
     if needs_hub(model):
         go_offline_if_cut_off()
-    written = apply_graft(graft, model, Path(options.out))
+    out = Path(options.out)
+    with no_empty_directories(out):
+        if not out.exists():
+            make_directory(out)
+        written = apply_graft(graft, model, out)
     print(
         escaped(
             f"{written.directory}: {written.architecture} with {len(graft.region)} grafted entries. It loads by transformers."

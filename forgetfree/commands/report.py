@@ -45,12 +45,15 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> int:
+    from forgetfree.environment import make_directory
     from forgetfree.experiments import draw_outcome, load_experiment_results, outcome
     from forgetfree.pages import render_page
 
     all_results = [load_experiment_results(path) for path in paths]
     if options.format == "json":
         raise UsageError("--format json is for runs of strategies: an experiment's results.json is JSON already.")
+    if options.draw:
+        make_directory(Path(options.draw), "--draw")
     for results in all_results:
         print(render_page(outcome(results), options.format))
         if options.draw:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.data.rows import Rows
+from forgetfree.display import escaped
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
 
@@ -252,7 +253,7 @@ def tokens(text):
 
 
 def _literal_source(text: str) -> str:
-    return f"tokens({json.dumps(text, ensure_ascii=False)})" if text else ""
+    return f"tokens({escaped(json.dumps(text, ensure_ascii=False))})" if text else ""
 
 
 def _slot_source(name: str, prefix: str, style: str | None) -> list[str]:

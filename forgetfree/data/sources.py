@@ -17,6 +17,7 @@ from forgetfree import registry
 from forgetfree.data.notes import described, infer, read_notes
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.tables import FORMATS, PAIR, Table, read_table
+from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
 from forgetfree.tasks import SPLITS, EvaluatedOn, Kind, slots
 
@@ -25,8 +26,15 @@ DATA_VARIABLE = "FORGETFREE_DATA"
 
 
 def default_data() -> str:
-    """What ``--data`` means when it is not given: ``FORGETFREE_DATA`` if set, else the hub."""
-    return os.environ.get(DATA_VARIABLE) or "hub"
+    """What ``--data`` means when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
+
+    Raises:
+        UsageError: it is set to what has no UTF-8 form.
+    """
+    data = os.environ.get(DATA_VARIABLE) or "hub"
+    if not is_text(data):
+        raise UsageError(f"{DATA_VARIABLE} is {data!r}, which is not in UTF-8. Name the directory in UTF-8.")
+    return data
 
 
 def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> list[TaskRows]:
