@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        return fail(f"{error}. Check the disk and the permissions.", 1)
+        return fail(f"{error}. Check the name, the disk and the permissions.", 1)
     except MemoryError:
         if debug:
             raise
@@ -68,7 +68,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if more and options.command is not predict.command:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:
-        options.texts += more
+        if "--" in more:  # what follows are texts, even if they look like flags
+            more.remove("--")
+        options.texts = [*options.texts, *more]
     return options
 
 

@@ -113,13 +113,13 @@ def _transfer_table(comparison: Comparison) -> Table:
 
 def _calibration_table(comparison: Comparison) -> Table:
     """Per task: ECE, and how often the answers are those of the fine-tuned model."""
-    with_agreement = any("agreement" in run for entry in comparison.strategies for run in entry.runs)
+    with_agreement = any(run.get("agreement") for entry in comparison.strategies for run in entry.runs)
     rows = []
     for entry in comparison.strategies:
         row = _cells([run["ece"][-1] for run in entry.runs], percent)
         if with_agreement:
             absent = [None] * len(comparison.tasks)
-            row += _cells([run.get("agreement", absent) for run in entry.runs], percent)
+            row += _cells([run.get("agreement") or absent for run in entry.runs], percent)
         rows.append((entry.label, *row))
     agreement = (f"agreement {task}" for task in comparison.tasks) if with_agreement else ()
     return Table(

@@ -103,7 +103,7 @@ class RunConfig:
             for key in self.settings:
                 attempt(_check_setting, key, own, fields)
         if self.sparsity is not None and not any("sparsity" in names for names in fields.values()):
-            faults.add("--sparsity is given, but none of the strategies has it.")
+            faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
         options = {
             name: attempt(build, cls.Options, self._values_for(name, fields[name]), name)
             for name, cls in classes.items()
@@ -217,12 +217,14 @@ class Faults:
                 self.add(f"--{name} must be at least 1, got {count}.")
         if not seeds or min(seeds) < 0:
             self.add(f"--seed must be 0 or more, got {', '.join(map(str, seeds)) or 'none'}.")
+        if seeds and max(seeds) >= 2**63:
+            self.add(f"--seed must be below 2^63, got {brief(max(seeds))}.")
         self.check_distinct("seed", seeds)
 
     def check_distinct(self, kind: str, given: Sequence[Any]) -> None:
         """Nothing may be given twice."""
         if len(set(given)) < len(given):
-            self.add(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}.")
+            self.add(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}. Give each once.")
 
     def report(self) -> None:
         """Raise ``UsageError`` with every fault, if there is one."""

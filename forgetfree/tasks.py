@@ -80,7 +80,8 @@ class TaskDefinition:
         """
         if not isinstance(fields, Mapping):
             raise ValueError(f"a task must be an object, got {brief(fields)}")
-        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in fields.items()}
+        given = {key: each for key, each in fields.items() if key != "hub"}
+        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in given.items()}
         try:
             task = cls(**values)
         except TypeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -810,3 +811,43 @@ def test_the_default_strategies_share_models_read_by_label_words(
 def test_a_report_of_what_is_not_there_says_so(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["report", str(finished), str(tmp_path / "typo")]) == 1
     assert "typo does not exist" in capsys.readouterr().err
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
+    """Under an old locale, say."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "forgetfree", "list", "strategies"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"retrained from \u03b8_pre" in done.stdout
+
+
+def test_threads_are_bounded_by_the_machine(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """torch ends the process where it cannot start so many."""
+    cores = os.cpu_count() or 1
+    assert tiny_cli.run(tmp_path / "out", "--set", f"threads={cores + 1}") == 2
+    expected = f"threads must be at most {cores}, the CPU cores of this machine, got {cores + 1}."
+    assert expected in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_computed(
+    tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read-only, as far as the system lets us make it so."""
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    touch = Path.touch
+
+    def refused(self: Path, *arguments: Any, **options: Any) -> None:
+        if self.parent == locked:
+            raise PermissionError(13, "Permission denied", str(self))
+        touch(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr("forgetfree.models.loading.load_model", None)
+    for more in (["--out", str(locked)], ["--out", str(tmp_path / "out"), "--set", f"cache={locked}"]):
+        words = tiny_cli.arguments(tmp_path / "out", stream="sst2")
+        assert cli.main([*words[: words.index("--out")], *more]) == 2
+        assert "cannot be written: Permission denied. Give a directory of your own." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -117,7 +117,12 @@ def test_names_stay_names_beside_directories_of_that_name(project: Path) -> None
         *("minilm", "hub", "demo", "owner/name")
     ]
     assert portable("gpt2", Path("out")) == "../gpt2"  # which is loaded from there, not from the hub
-    assert [located(name, Path("out")) for name in ("minilm", "hub", "demo", "gpt2")] == ["minilm", "hub", "demo", "gpt2"]
+    assert [located(name, Path("out")) for name in ("minilm", "hub", "demo", "gpt2")] == [
+        "minilm",
+        "hub",
+        "demo",
+        "gpt2",
+    ]
 
 
 def test_places_within_the_run_directory_and_behind_links(project: Path, tmp_path: Path) -> None:

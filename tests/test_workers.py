@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import last_of_each
 import torch
+from tiny import last_of_each
 
 from forgetfree import cli, errors
 from forgetfree.benchmarks.paper.where import Where

@@ -74,7 +74,7 @@ def command(options: argparse.Namespace) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {options.jobs}.")
     if options.resume and not options.out:
-        raise UsageError("--resume needs --out DIR: the experiment to continue.")
+        raise UsageError("--resume needs --out DIR. Give the experiment to continue.")
     preset = experiments.adjusted(experiment.presets[options.preset], changes, settings)
     out = Path(options.out or free_directory(f"experiment-{options.name}"))
     cache = Path(options.cache or here.cache or out.parent / "fine-tuned")

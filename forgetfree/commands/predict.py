@@ -32,7 +32,9 @@ def add(commands: Commands, common: Parser) -> None:
         "--strategy", metavar="NAME", help="whose ledger (default: grafting-continual's, else the first)"
     )
     predict.add_argument("--model", metavar="NAME|DIR", help="the run's model, where it lies elsewhere now")
-    predict.add_argument("texts", nargs="*", metavar="TEXT", help="default: lines of stdin; pairs with a tab between")
+    predict.add_argument(
+        "texts", nargs="*", default=[], metavar="TEXT", help="default: lines of stdin; pairs with a tab between"
+    )
 
 
 def command(options: argparse.Namespace) -> int:
@@ -41,8 +43,8 @@ def command(options: argparse.Namespace) -> int:
     for text in options.texts:
         if os.path.isfile(text):
             raise UsageError(
-                f"{text!r} is the name of a file, and a TEXT is classified itself. To read the file, one text a line, leave it "
-                f"out and end the command with: < {shlex.quote(text)}"
+                f"{text!r} is the name of a file, and a TEXT is itself classified. To read the file, one text a line, write "
+                f"< {shlex.quote(text)} in its place."
             )
     from forgetfree.config_file import load_run, located
 

@@ -51,7 +51,9 @@ def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> i
 
     all_results = [load_experiment_results(path) for path in paths]
     if options.format == "json":
-        raise UsageError("--format json is for runs of strategies: an experiment's results.json is JSON already.")
+        raise UsageError(
+            "--format json is for runs of strategies: an experiment's results.json is JSON already. Give another."
+        )
     if options.draw:
         make_directory(Path(options.draw), "--draw")
     for results in all_results:
@@ -66,7 +68,9 @@ def _report_grafts(paths: Sequence[Path], options: argparse.Namespace) -> int:
     from forgetfree.pages import render_page
 
     if options.format == "json":
-        raise UsageError("--format json is for runs of strategies: a graft's results.json is JSON already.")
+        raise UsageError(
+            "--format json is for runs of strategies: a graft's results.json is JSON already. Give another."
+        )
     for path in paths:
         print(render_page(lay_out_graft(load_graft_results(path)), options.format))
     return 0

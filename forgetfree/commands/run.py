@@ -121,7 +121,7 @@ def _config(options: argparse.Namespace) -> RunConfig:
     settings = dict(values.get("set", {})) | settings_of(options.set)
     seeds = tuple(values.get("seed") or (0,))
     if options.resume and not options.out:
-        raise UsageError("--resume needs --out DIR: the run directory to continue.")
+        raise UsageError("--resume needs --out DIR. Give the run directory to continue.")
     out = options.out or free_directory(values["stream"])
     return RunConfig(
         stream=values["stream"],

@@ -33,16 +33,17 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message[:1].upper()}{message[1:]}. See '{self.prog} --help'.")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse arguments that cannot be said in UTF-8, and flags that are none, at the command they are given to."""
+        """Refuse arguments that have no UTF-8 form, and flags that are none: before what else may be lacking."""
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
         for argument in sys.argv[1:] if args is None else args:
-            if not is_text(argument):
+            if not is_text(argument) or "\0" in argument:
                 raise UsageError(f"The argument {argument!r} is not in UTF-8. Type it, or name the file, in UTF-8.")
-        found, more = super().parse_known_args(args, namespace)
-        for argument in more:
-            if argument.startswith("--"):
-                known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-                raise UnknownNameError(f"flag of '{self.prog}'", argument.partition("=")[0], known)
-        return found, more
+            if argument == "--" or (self._subparsers and not argument.startswith("-")):
+                break  # texts follow, or a command, which knows its own flags
+            name = argument.partition("=")[0]
+            if name.startswith("--") and " " not in argument and not any(flag.startswith(name) for flag in known):
+                raise UnknownNameError(f"flag of '{self.prog}'", name, known)
+        return super().parse_known_args(args, namespace)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         if action.type in (int, float):
@@ -100,7 +101,7 @@ def settings_of(given: Sequence[str] | None) -> dict[str, str]:
     for setting in given or ():
         key, separator, value = (part.strip() for part in setting.partition("="))
         if not separator or not key:
-            raise UsageError(f"--set needs key=value, got {brief(setting)}.")
+            raise UsageError(f"--set needs key=value, got {brief(setting)}. Write, say, --set batch_size=16.")
         if key in settings:
             raise UsageError(f"--set {key} is given twice, as {brief(settings[key])} and {brief(value)}. Give it once.")
         settings[key] = value
@@ -133,6 +134,6 @@ def no_empty_directories(*paths: Path | str | None) -> Iterator[None]:
         for path in made:
             try:
                 path.rmdir()
-            except OSError:  # it holds something, or was not made
+            except (OSError, ValueError):  # it holds something, or was not made
                 continue
         raise

@@ -56,7 +56,7 @@ def _validate(results: Any) -> None:
     check("seconds", seconds, is_number(seconds, least=0.0), "a number of seconds")
     if rows_of(results):
         with _what_rows_lack():
-            outcome(_with_defaults(results))
+            render_page(outcome(_with_defaults(results)), "markdown")
 
 
 @contextmanager

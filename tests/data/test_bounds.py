@@ -163,7 +163,9 @@ def test_a_label_of_many_digits_is_no_label(folder: Path, suffix: str, digits: i
     text = {"jsonl": f'{{"text": "a", "label": "{label}"}}\n', "csv": f"text,label\na,{label}\n"}[suffix]
     (folder / f"train.{suffix}").write_text(text)
     message = refusal(folder)
-    assert message.startswith(f"{folder}/train.{suffix}, row 1, column 'label': expected an integer from 0, got \"777777")
+    assert message.startswith(
+        f"{folder}/train.{suffix}, row 1, column 'label': expected an integer from 0, got \"777777"
+    )
     assert len(message) < 400 + len(str(folder))
 
 

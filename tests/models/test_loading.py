@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forgetfree import registry
+from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.models import loading
 from forgetfree.models.loading import fingerprint_of, load_model
@@ -420,3 +421,23 @@ def test_a_model_without_positions_reads_rows_of_any_length() -> None:
     relative = torch.nn.Module()
     relative.config = types.SimpleNamespace(max_position_embeddings=-1)  # XLNet's
     assert loading._positions(relative) > 10**6
+
+
+@pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])
+def test_a_task_without_label_words_needs_the_linear_readout(
+    kind: str, readout: str, model_directory: ModelDirectory
+) -> None:
+    task = TaskDefinition("mine", "single", ("a", "b"))
+    loaded = load_model(str(model_directory(kind)))
+    for read in (loaded.head, loaded.encoder):
+        with pytest.raises(UsageError) as caught:
+            read(task)
+        name = "template" if readout == "prompt" else "causal_template"
+        assert str(caught.value).startswith(
+            f"Task 'mine' cannot be read by the readout {readout!r}: label_words must be as many as labels"
+        )
+        assert f"{name} must hold each of {{text}}" in str(caught.value)
+        assert str(caught.value).endswith("Give them in its definition, or use the readout 'linear'.")
+    loaded = load_model(str(model_directory(kind)), "linear")
+    assert loaded.head(task).n_labels == 2
+    assert len(loaded.encoder(task)(Rows(("the film",), (), (0,)))) == 1
