@@ -99,7 +99,7 @@ def portable(name: str, directory: Path) -> str:
     if os.path.isabs(name) or not os.path.exists(name):
         return name
     place, start = os.path.abspath(name), os.path.realpath(directory)
-    if len(os.path.commonpath((place, start))) <= len(os.path.abspath(os.sep)):
+    if os.path.commonpath((place, start)) == os.path.abspath(os.sep):
         return name
     path = os.path.relpath(place, start)
     return path if path.startswith(os.curdir) else os.path.join(os.curdir, path)

@@ -23,10 +23,13 @@ def escaped(text: str) -> str:
 
 def is_text(value: Any) -> bool:
     """Whether it is a text that has a UTF-8 form: one without halves of surrogate pairs."""
+    if not isinstance(value, str):
+        return False
     try:
-        return isinstance(value, str) and value.encode() is not None
+        value.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def brief(value: Any, most: int = 60) -> str:

@@ -279,6 +279,12 @@ CASES = [
     Case("run sst2 --config x.json", "x.json: the options must be a table, got [1].", change=write("x.json", "[1]")),
     Case("run sst2 --config x.json", "Unknown option in a file: 'sead'.", change=write("x.json", '{"sead": 1}')),
     Case("run sst2 --config x.json", "model must be a text, got None", change=write("x.json", '{"model": null}')),
+    Case(
+        "run sst2 --config x.toml", "cache must be a text or none, got 5.", change=write("x.toml", "[set]\ncache = 5")
+    ),
+    Case(
+        "run sst2 --config x.toml", "steps must be a whole number or none", change=write("x.toml", "[set]\nsteps = [1]")
+    ),
     Case("run --config x.json", "Unknown device 'tpu'.", change=write("x.json", '{"stream": "sst2", "device": "tpu"}')),
     Case("run --config x.json", "Unknown readout", change=write("x.json", '{"stream": "sst2", "readout": "x"}')),
     Case("run sst2 --config x.json --config x.json", "--config is given twice", change=write("x.json", "{}")),

@@ -125,9 +125,14 @@ def free_directory(stream: str) -> str:
 
 
 @contextmanager
-def no_empty_directories(*paths: Path | str | None) -> Iterator[None]:
-    """What is refused leaves nothing behind: directories made inside that hold nothing are gone after an error."""
-    made = [each for path in paths if path for each in (Path(path), *Path(path).parents) if not os.path.lexists(each)]
+def no_empty_directories(*paths: Any) -> Iterator[None]:
+    """What is refused leaves nothing behind: directories made inside that hold nothing are gone after an error.
+
+    Args:
+        paths: that may be made, with the folders they lie in; what is no path, as a file may have it, does not count.
+    """
+    given = [Path(path) for path in paths if path and isinstance(path, str | Path)]
+    made = [each for path in given for each in (path, *path.parents) if not os.path.lexists(each)]
     try:
         yield
     except BaseException:
