@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,27 +11,24 @@ from collections.abc import Sequence
 from forgetfree import __version__
 from forgetfree.commands import apply, experiment, graft, ledger, predict, report, run
 from forgetfree.commands import list as list_
-from forgetfree.commands.shared import fail
-from forgetfree.errors import ForgetfreeError
+from forgetfree.commands.shared import Parser, fail
+from forgetfree.errors import ForgetfreeError, first_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = _parser()
+    debug = False
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever it can say is said, rather than nothing
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        options, more = parser.parse_known_args(arguments)
-        # argparse lets texts follow DIR, but not `DIR --task NAME`.
-        if more and (options.command is not predict.command or any(text.startswith("--") for text in more)):
-            parser.error(f"unrecognized arguments: {' '.join(more)}")
-    except SystemExit as stop:  # argparse has said what is wrong, or has printed the help
-        return int(stop.code or 0)
-    if more:
-        options.texts += more
-    try:
+        options = _options(arguments)
+        debug = options.debug
         code: int = options.command(options)
         return code
+    except SystemExit as stop:  # argparse has printed the help or the version
+        return int(stop.code or 0)
     except ForgetfreeError as error:
-        if options.debug:
+        if debug:
             raise
         return fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -39,27 +37,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if options.debug:
+        if debug:
             raise
-        return fail(f"{error}. Check the disk and the permissions.", 1)
+        return fail(f"{error}. Check the name, the disk and the permissions.", 1)
+    except MemoryError:
+        if debug:
+            raise
+        return fail("There is not enough memory. Set a smaller batch_size or max_length, or give a smaller model.", 1)
     except Exception as error:
-        if options.debug:
+        if debug:
             raise
-        reason = (str(error).strip().splitlines() or [""])[0]
         return fail(
-            f"Unexpected {type(error).__name__}: {reason.rstrip('.')}. This is a fault of forgetfree, or of a plug-in: run "
+            f"Unexpected {type(error).__name__}: {first_line(error)}. This is a fault of forgetfree, or of a plug-in: run "
             "again with --debug, and report the traceback. A strategy of your own is checked by "
             "forgetfree.testing.check_strategy.",
             1,
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was typed.
+
+    Raises:
+        UsageError: it is no command.
+    """
+    parser = _parser()
+    options: argparse.Namespace
+    options, more = parser.parse_known_args(arguments)
+    # argparse lets texts follow DIR, but not `DIR --task NAME`.
+    if more and options.command is not predict.command:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:
+        if "--" in more:  # what follows are texts, even if they look like flags
+            more.remove("--")
+        options.texts = [*options.texts, *more]
+    return options
+
+
+def _parser() -> Parser:
+    common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser = argparse.ArgumentParser(
-        prog="forgetfree", description="Continual learning for pre-trained language models."
-    )
+    parser = Parser(prog="forgetfree", description="Continual learning for pre-trained language models.")
     parser.add_argument("--version", action="version", version=f"forgetfree {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for each in (run, report, ledger, predict, experiment, graft, apply, list_):

@@ -8,18 +8,22 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
-from forgetfree.errors import UsageError
+from forgetfree.display import brief
+from forgetfree.errors import UnknownNameError, UsageError, first_line
 
 if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
     from forgetfree.tasks import EvaluatedOn
 
 _PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
+#: As long as what is written into a run directory: paths may not be of any length.
+_LONG = "x" * 100
 
 
 def find_device(name: str) -> str:
@@ -30,11 +34,22 @@ def find_device(name: str) -> str:
     """
     import torch
 
+    if name not in ("auto", "cpu", "cuda"):
+        raise UnknownNameError("device", name, ("auto", "cpu", "cuda"))
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda is asked for, and torch finds no CUDA device. Use --device auto or cpu.")
     return name
+
+
+def check_precision(precisions: Iterable[str], device: str) -> None:
+    """Raise ``UsageError`` for what the device computes so slowly that nobody can mean it."""
+    if device == "cpu" and "fp16" in precisions:
+        raise UsageError(
+            "precision=fp16 is for GPUs, and this runs on the CPU, where it is many times slower than fp32. Set precision=bf16 "
+            "or fp32, or give --device cuda."
+        )
 
 
 def set_threads(threads: int | None) -> None:
@@ -89,11 +104,15 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def make_directory(path: Path) -> list[str]:
+def make_directory(path: Path, flag: str = "--out") -> list[str]:
     """Make ``path`` unless it is there, and return the names it holds.
 
+    Args:
+        path: which.
+        flag: what it was given by, for the message.
+
     Raises:
-        UsageError: it cannot be written.
+        UsageError: it cannot be written, or has no room for the names of the files that belong there.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -101,9 +120,11 @@ def make_directory(path: Path) -> list[str]:
         probe = path / ".writable"
         probe.touch()
         probe.unlink()
-    except OSError as error:
+        with suppress(FileNotFoundError):
+            (path / _LONG / _LONG).stat()
+    except (OSError, ValueError) as error:
         raise UsageError(
-            f"--out {str(path)!r} cannot be written: {error.strerror}. Give a directory of your own."
+            f"{flag} {brief(str(path), 200)} cannot be written: {first_line(error)}. Give a directory of your own."
         ) from error
     return held
 
@@ -117,6 +138,5 @@ def refuse_held(path: Path, held: list[str], remedy: str) -> None:
         remedy: what to do instead.
     """
     if held:
-        raise UsageError(
-            f"--out {str(path)!r} is not empty: it holds {', '.join(held[:5])}{' …' if len(held) > 5 else ''}. {remedy}"
-        )
+        names = f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
+        raise UsageError(f"--out {brief(str(path), 200)} is not empty: it holds {names}. {remedy}")

@@ -17,7 +17,8 @@
     ├── RunError                 a run directory that cannot be written or continued
     └── ConformanceError         a strategy or a stream of one's own breaks its contract
 
-A message is one paragraph: what happened, what was expected, what was found, and the remedy.
+A message is one paragraph: what happened, what was expected, what was found, and the remedy. Texts of users stand in it
+as `forgetfree.display.escaped` shows them.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from forgetfree.display import brief, escaped
+
 
 class ForgetfreeError(Exception):
     """Base of all errors that forgetfree raises on purpose."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(escaped(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors come back from other processes as they were, whatever their constructors take."""
@@ -52,7 +58,7 @@ class UnknownNameError(UsageError):
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         suggestion = f" Did you mean {near[0]!r}?" if near else ""
         listing = ", ".join(self.known) or "none"
-        super().__init__(f"Unknown {kind} {name!r}.{suggestion} Known: {listing}.{' ' + hint if hint else ''}")
+        super().__init__(f"Unknown {kind} {brief(name)}.{suggestion} Known: {listing}.{' ' + hint if hint else ''}")
 
 
 class OptionError(UsageError):
@@ -109,4 +115,12 @@ class ConformanceError(ForgetfreeError):
     def __init__(self, subject: str, faults: Iterable[str]) -> None:
         self.faults = tuple(faults)
         count = f"{len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
-        super().__init__("\n".join([f"{subject} ({count}):", *(f"- {fault}" for fault in self.faults)]))
+        lines = [f"{subject} ({count}):", *(f"- {fault}" for fault in self.faults)]
+        Exception.__init__(self, "\n".join(map(escaped, lines)))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, shortened to fit into a message."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")

@@ -11,6 +11,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from forgetfree.display import escaped
+
 #: Okabe and Ito's palette, by what is drawn: the same thing has the same colour and mark in every figure.
 LOOK: dict[str, tuple[str, str]] = {
     "fine-tuned": ("#000000", "s"),
@@ -90,6 +92,10 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """``path`` with .png and .svg; without dates, so that equal figures are equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    titles = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    for text in (*titles, *(text for each in figure.legends for text in each.get_texts())):
+        text.set_parse_math(False)  # names of tasks are shown as they are
+        text.set_text("\n".join(map(escaped, text.get_text().split("\n"))))
     with matplotlib.rc_context(_STYLE):
         figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})

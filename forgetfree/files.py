@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from forgetfree.display import json_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +27,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     """Write ``content`` to ``path``: into a temporary file beside it, synced, then renamed over it."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -46,7 +50,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:40]}."))
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -68,7 +72,26 @@ def _umask() -> int:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as readable JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomically(path, json_text(value, indent=1))
+
+
+def is_place(name: str) -> bool:
+    """Whether a name of a model can only be meant as a directory, and not as ``OWNER/NAME`` on the hub."""
+    return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a file, before it is opened: a pipe or a device could keep its reader waiting for ever.
+
+    Raises:
+        OSError: it is missing, a directory, a pipe or a device.
+    """
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory, expected a file", str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, expected a file", str(path))
+    return status.st_size
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -93,6 +116,7 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """
     from safetensors import safe_open
 
+    size_of(path)
     with safe_open(path, "pt") as file:
         return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
 

@@ -25,7 +25,7 @@ def full_steps(options: TrainingOptions, task: StreamTask) -> int:
 def fine_tuned_key(
     loaded: LoadedModel, task: StreamTask, pre: ModelState, options: TrainingOptions, seed: int, device: torch.device
 ) -> str:
-    """The task's name and a digest of everything that determines its fine-tuned model.
+    """The beginning of the task's name and a digest of everything that determines its fine-tuned model.
 
     Args:
         loaded: the model.
@@ -53,7 +53,8 @@ def fine_tuned_key(
         "device": device.type,
         "threads": torch.get_num_threads(),
     }
-    return f"{task.name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, which may not be of any length
 
 
 def fine_tuned_state(

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from forgetfree.config_file import portable
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.options import build
-from forgetfree.run_config import CommonOptions, Faults, absolute, recipe_of
+from forgetfree.run_config import CommonOptions, Faults, recipe_of
 
 if TYPE_CHECKING:
     from forgetfree.localization import LocalizationOptions
@@ -95,18 +96,19 @@ class GraftConfig:
         return CheckedGraft(tuple(options), common)
 
     def section(self) -> dict[str, Any]:
-        """The configuration under the names of the command line, places absolute."""
+        """The configuration under the names of the command line, as a file in ``out``."""
+        out = Path(self.out)
         return {
             "task": self.task,
-            "model": absolute(self.model),
-            "data": absolute(self.data),
+            "model": portable(self.model, out),
+            "data": portable(self.data, out),
             "readout": self.readout,
             "shots": self.shots,
             "steps": self.steps,
             "seed": list(self.seeds),
             "sparsity": list(self.sparsities),
-            "base": self.base if self.base_file is None else str(self.base_file.resolve()),
-            "fine_tuned": self.fine_tuned and absolute(self.fine_tuned),
+            "base": self.base if self.base_file is None else portable(str(self.base_file), out),
+            "fine_tuned": self.fine_tuned and portable(self.fine_tuned, out),
             "set": dict(self.settings),
             "device": self.device,
         }

@@ -18,7 +18,15 @@ import torch
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
-from forgetfree.environment import environment, find_device, make_directory, refuse_held, set_threads, tell_shared_rows
+from forgetfree.environment import (
+    check_precision,
+    environment,
+    find_device,
+    make_directory,
+    refuse_held,
+    set_threads,
+    tell_shared_rows,
+)
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.graft_config import CheckedGraft, GraftConfig
@@ -61,11 +69,15 @@ def run_graft(config: GraftConfig, *, monitor: MakeMonitor | None = None) -> Jso
         _check_readout(config.readout, config.fine_tuned)
     out = Path(config.out)
     refuse_held(out, make_directory(out), "Give another directory.")
+    cache = Path(checked.common.cache) if checked.common.cache else out / "fine-tuned"
+    if checked.common.cache:
+        make_directory(cache, "--set cache")
     device = find_device(config.device)
+    check_precision([options.precision for options in checked.options], device)
     set_threads(checked.common.threads)
     rows = load_task(config.task, config.data, checked.common.evaluate_on)
     tell_shared_rows([rows], checked.common.evaluate_on)
-    store = StateStore(Path(checked.common.cache) if checked.common.cache else out / "fine-tuned")
+    store = StateStore(cache)
     results: Json = {}
     for seed in config.seeds:
         watch = Stopwatch((monitor or (lambda _: Monitor()))(f"{config.task} · graft · seed {seed}"))

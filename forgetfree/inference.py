@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.config_file import load_run, located
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
+from forgetfree.display import brief, is_text
 from forgetfree.errors import LedgerError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
@@ -85,31 +86,34 @@ class Predictor:
             load_tensors_(readout, stored)
 
     @classmethod
-    def of_run(cls, directory: StrPath, seed: int | None = None, strategy: str | None = None) -> Predictor:
+    def of_run(
+        cls, directory: StrPath, seed: int | None = None, strategy: str | None = None, model: str | None = None
+    ) -> Predictor:
         """The predictor of a run directory.
 
         Args:
             directory: what ``forgetfree run --out`` wrote.
             seed: whose ledger; default: the first there is.
             strategy: whose ledger; default: ``grafting-continual``'s, else the first there is.
+            model: the run's model, where it lies elsewhere now; it is told by its weights.
 
         Raises:
             RunError: it is no run directory, or holds no ledger.
             LedgerError, ModelError: ledger and model do not fit.
         """
         run = Path(directory)
-        config, tasks = _read_config(run / "config.json")
-        name, readout, max_length = (config["model"][key] for key in ("name", "readout", "max_length"))
+        config = load_run(run)
         file = find_ledger(run, seed, strategy)
-        ledger = Ledger.load(file)
+        ledger, described = Ledger.load(file), config["model"]
+        readout, max_length = described["readout"], described.get("max_length", MAX_LENGTH)
         if ledger.binding:
             readout, max_length = ledger.binding.readout, ledger.binding.max_length
         return cls(
-            load_model(name, readout, max_length=max_length),
+            load_model(model or located(described["name"], run), readout, max_length=max_length),
             ledger,
-            tasks,
-            shared_labels=config["scenario"] == "class",
-            precision=config["options"].get(file.parts[-3], {}).get("precision", "fp32"),
+            [TaskDefinition.of_fields(task) for task in config["tasks"]],
+            shared_labels=config.get("scenario") == "class",
+            precision=_precision_of(config, file.parts[-3]),
         )
 
     def definition(self, task: str) -> TaskDefinition:
@@ -134,11 +138,16 @@ class Predictor:
         """Labels of texts (or pairs of texts).
 
         Raises:
-            UsageError: a single text for a task over pairs, or the other way round.
+            UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
         definition = self.definition(task)
         wanted = len(definition.text_columns)
-        for text in texts:
+        for number, text in enumerate(texts, 1):
+            if halves := [part for part in text if not is_text(part)]:
+                raise UsageError(
+                    f"Text {number}, {brief(halves[0])}, holds half of a surrogate pair, which is no character: it was perhaps "
+                    "not written in UTF-8. Write it in UTF-8."
+                )
             if len(text) != wanted:
                 raise UsageError(
                     f"Task {task!r} reads {'one text' if wanted == 1 else 'pairs of texts'}, got {len(text)} text(s) in "
@@ -155,29 +164,11 @@ class Predictor:
         ]
 
 
-def tasks_of_run(config: Path) -> list[TaskDefinition]:
-    """The definitions in a run's config.json.
-
-    Raises:
-        RunError: it is none.
-    """
-    return _read_config(config)[1]
-
-
-def _read_config(path: Path) -> tuple[dict[str, Any], list[TaskDefinition]]:
-    """A run's config.json, and the tasks that it defines."""
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        tasks = [TaskDefinition.of_fields(task) for task in config["tasks"]]
-        model = {"max_length": MAX_LENGTH, **config["model"]}
-        found = {"scenario": "task", "options": {}, **config, "model": model}
-        _ = model["name"], model["readout"], dict(found["options"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{path.parent} is not a finished run: {path.name} cannot be read ({error}). Give the directory that "
-            "`forgetfree run --out` wrote."
-        ) from error
-    return found, tasks
+def _precision_of(config: Mapping[str, Any], strategy: str) -> str:
+    """What a strategy of a run of version 0.2 answered in."""
+    options = config.get("options")
+    own = options.get(strategy) if isinstance(options, dict) else None
+    return "bf16" if isinstance(own, dict) and own.get("precision") == "bf16" else "fp32"
 
 
 def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
@@ -186,16 +177,20 @@ def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None)
     Raises:
         RunError: the run holds none.
     """
-    pattern = f"{strategy or '*'}/seed-{'*' if seed is None else seed}/ledger.safetensors"
-    ledgers = sorted(run.glob(pattern), key=lambda p: (p.parts[-3] != "grafting-continual", p))
+    held = run.glob("*/seed-*/ledger.safetensors")
+    found = sorted(held, key=lambda path: (path.parts[-3] != "grafting-continual", path))
+    ledgers = [
+        path
+        for path in found
+        if strategy in (None, path.parts[-3]) and (seed is None or path.parts[-2] == f"seed-{seed}")
+    ]
     if not ledgers:
         of_seed = "" if seed is None else f" of seed {seed}"
         of_strategy = "" if strategy is None else f" of {strategy}"
-        there = run.glob("*/seed-*/ledger.safetensors")
-        held = ", ".join(sorted({f"{p.parts[-3]} ({p.parts[-2]})" for p in there}))
+        names = ", ".join(sorted(f"{path.parts[-3]} ({path.parts[-2]})" for path in found))
         raise RunError(
-            f"{run} holds no ledger{of_strategy}{of_seed}. It holds those of: {held or 'none'}. Run a strategy that keeps one: "
-            "grafting-continual, packnet, wsn, bitfit or graft-retrain."
+            f"{run} holds no ledger{of_strategy}{of_seed}. It holds those of: {names or 'none'}. Run a strategy that keeps "
+            "one: grafting-continual, packnet, wsn, bitfit or graft-retrain."
         )
     return ledgers[0]
 

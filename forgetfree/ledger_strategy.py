@@ -179,7 +179,7 @@ class LedgerStrategy(ContinualStrategy):
                 self._localized.sparsity,
                 readout=tensors_of(self.task_model.readout_module(task.label)),
                 buffers=changed_buffers(backbone, self.pristine.buffers),
-                definition=task.definition,
+                definition=None if self.stream.loaded.tokenizer is None else task.definition,
                 classes=task.classes,
             )
         )

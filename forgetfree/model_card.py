@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forgetfree.display import escaped
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.models.fine_tuned_directory import READOUT
 
@@ -40,7 +41,7 @@ def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) 
         model: the base model, as it was asked for.
         reading: how to read the written model.
     """
-    task = origin.task
+    task, labels, model = _plain(origin.task.name), _plain(", ".join(origin.task.labels)), _plain(model)
     size = f"{len(graft.space):,}" if graft.space else "?"
     return f"""\
 ---
@@ -48,15 +49,15 @@ library_name: transformers
 tags: [forgetfree, grafting]
 ---
 
-# {task.name} grafted onto {model}
+# {task} grafted onto {model}
 
-`{model}` with a *graft* for the task `{task.name}`: {len(graft.region):,} of {size} graftable parameters have the values of
+`{model}` with a *graft* for the task `{task}`: {len(graft.region):,} of {size} graftable parameters have the values of
 a fine-tuned model, all others are the base model's own ([Panigrahi et al., 2023](https://arxiv.org/abs/2302.06600)).
 Written by `forgetfree apply`; it needs nothing but transformers.
 
 | | |
 |---|---|
-| task | `{task.name}`: {", ".join(task.labels)} |
+| task | `{task}`: {labels} |
 | base model | `{model}` |
 | fingerprint of its body | `{origin.fingerprint}` |
 | sparsity | {origin.sparsity:g} ({len(graft.region):,} entries) |
@@ -82,8 +83,8 @@ def _readout(origin: GraftOrigin, reading: Reading) -> str:
             f"the linear layer in `{READOUT}`" if reading.own_readout else "a linear layer, inside the model's head,"
         )
         return f"{layer} at the {where} token"
-    words = ", ".join(
-        f"{label}: {word!r}" for label, word in zip(origin.task.labels, origin.task.label_words, strict=True)
+    words = _plain(
+        ", ".join(f"{label}: {word!r}" for label, word in zip(origin.task.labels, origin.task.label_words, strict=True))
     )
     return (
         f"the logits of label words {'at the mask' if origin.readout == 'prompt' else 'after the last token'} ({words})"
@@ -173,5 +174,10 @@ def _code(origin: GraftOrigin, reading: Reading) -> str:
     return "\n".join([*lines, f"print(classify({example}))"])
 
 
+def _plain(text: str) -> str:
+    """A name in markdown, in a table and between backticks too: nothing in it ends the line, the cell or the code."""
+    return escaped(text).replace("`", "'").replace("|", "/")
+
+
 def _listed(texts: Sequence[str]) -> str:
-    return json.dumps(list(texts), ensure_ascii=False)  # a list of texts reads the same in python
+    return escaped(json.dumps(list(texts), ensure_ascii=False))  # a list of texts reads the same in python

@@ -9,9 +9,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+from forgetfree.display import brief
 from forgetfree.errors import OptionError, UnknownNameError
 
 T = TypeVar("T")
+#: The largest whole number that an option takes.
+_MOST = 2**31 - 1
 
 
 def option(
@@ -37,10 +40,10 @@ class Options:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and not isinstance(value, bool) and float in _choices(hints[field.name]):
-                value = float(value)
+                value = float(value) if abs(value) <= _MOST else math.inf
                 object.__setattr__(self, field.name, value)
             if fault := _fault(value, hints[field.name], field.metadata):
-                faults.append(f"{field.name} must be {fault}, got {value!r}")
+                faults.append(f"{field.name} must be {fault}, got {brief(value)}")
         if faults:
             raise OptionError(f"{'; '.join(faults)}.")
 
@@ -106,7 +109,7 @@ def parse(text: str, hint: Any, name: str) -> Any:
                 continue
         if choice is str or text == choice:
             return text
-    raise OptionError(f"{name} must be {type_name(hint)}, got {text!r}.")
+    raise OptionError(f"{name} must be {type_name(hint)}, got {brief(text)}.")
 
 
 def type_name(hint: Any) -> str:
@@ -145,8 +148,10 @@ def _fault(value: Any, hint: Any, bounds: Mapping[str, Any]) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     above, at_least, at_most = (bounds.get(key) for key in ("above", "at_least", "at_most"))
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return "finite"
+    if isinstance(value, int) and abs(value) > _MOST:
+        return f"at most {_MOST:,}"
     if above is not None and value <= above:
         return f"above {above}"
     if at_least is not None and value < at_least:

@@ -18,6 +18,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from forgetfree.display import escaped
 from forgetfree.errors import UnknownNameError
 
 __all__ = ["CONSTANT", "FORMATS", "NULL", "Page", "Table", "cell", "percent", "render_page"]
@@ -49,7 +50,16 @@ def render_page(page: Page, format: str) -> str:
     """Writes a page down, in any format but ``json``; see `render`."""
     if format not in _RENDERERS:
         raise UnknownNameError("report format", format, FORMATS)
-    return _RENDERERS[format](page)
+    return _RENDERERS[format](_shown(page))
+
+
+def _shown(page: Page) -> Page:
+    """The page with its texts as they may be shown: names of tasks and labels are anybody's."""
+    tables = (
+        Table(escaped(t.title), tuple(map(escaped, t.header)), tuple(tuple(map(escaped, row)) for row in t.rows))
+        for t in page.tables
+    )
+    return Page(escaped(page.title), tuple(map(escaped, page.notes)), tuple(tables))
 
 
 # ---- cells ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from forgetfree.display import escaped
 from forgetfree.monitor import Monitor, Phase
 
 #: Seconds between plain lines of one phase.
@@ -31,7 +33,12 @@ _NAMES: dict[Phase, str] = {
 
 
 def make_monitor(title: str, stream: TextIO) -> Monitor:
-    """The monitor that suits ``stream``: live on a terminal, plain lines elsewhere."""
+    """The monitor that suits ``stream``: live on a terminal, plain lines elsewhere.
+
+    Args:
+        title: what works, as a user may have named it.
+        stream: where it is shown.
+    """
     console = Console(file=stream)
     return LiveMonitor(title, console) if console.is_terminal else PlainMonitor(title, stream)
 
@@ -61,7 +68,7 @@ class PlainMonitor(Monitor):
         self._say(task, phase, f"{done}/{steps}{_loss(last)} done in {_clock(time.monotonic() - start)}")
 
     def _say(self, task: str, phase: Phase, text: str) -> None:
-        print(f"{self._title} · {task} · {_NAMES[phase]} {text}", file=self._stream, flush=True)
+        print(escaped(f"{self._title} · {task} · {_NAMES[phase]} {text}"), file=self._stream, flush=True)
 
 
 class LiveMonitor(Monitor):
@@ -81,7 +88,8 @@ class LiveMonitor(Monitor):
             TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
         )
-        description = f"{self._title} · [bold]{task}[/] · {_NAMES[phase]}"
+        title, name = (escape(escaped(text)) for text in (self._title, task))
+        description = f"{title} · [bold]{name}[/] · {_NAMES[phase]}"
         with Progress(*columns, console=self._console) as progress:
             bar = progress.add_task(description, total=max(steps, 1), loss="")
 

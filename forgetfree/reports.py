@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from forgetfree.display import json_text
+from forgetfree.errors import ReportError
+from forgetfree.json_file import read_json
 from forgetfree.metrics import forgetting_per_task
 from forgetfree.pages import CONSTANT, NULL, Page, Table, cell, percent, render_page
 from forgetfree.run_results import Comparison, StrategyRuns
@@ -27,8 +29,8 @@ def what_wrote(path: Path) -> str:
     """The command that results were written by: ``experiment``, ``graft``, else ``run``."""
     file = path / "results.json" if path.is_dir() else path
     try:
-        results = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        results = read_json(file, ReportError, "")
+    except ReportError:
         return "run"  # whose reader says what is wrong
     held = results if isinstance(results, dict) else {}
     return "experiment" if "experiment" in held else "graft" if "grafts" in held else "run"
@@ -48,7 +50,7 @@ def render(comparison: Comparison, format: str) -> str:
     """
     if format == "json":
         content = {**asdict(comparison), "report": asdict(lay_out(comparison))}
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        return json_text(content, indent=2)
     return render_page(lay_out(comparison), format)
 
 
@@ -114,13 +116,13 @@ def _transfer_table(comparison: Comparison) -> Table:
 
 def _calibration_table(comparison: Comparison) -> Table:
     """Per task: ECE, and how often the answers are those of the fine-tuned model."""
-    with_agreement = any("agreement" in run for entry in comparison.strategies for run in entry.runs)
+    with_agreement = any(run.get("agreement") for entry in comparison.strategies for run in entry.runs)
     rows = []
     for entry in comparison.strategies:
         row = _cells([run["ece"][-1] for run in entry.runs], percent)
         if with_agreement:
             absent = [None] * len(comparison.tasks)
-            row += _cells([run.get("agreement", absent) for run in entry.runs], percent)
+            row += _cells([run.get("agreement") or absent for run in entry.runs], percent)
         rows.append((entry.label, *row))
     agreement = (f"agreement {task}" for task in comparison.tasks) if with_agreement else ()
     return Table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
+from forgetfree.config_file import portable
+from forgetfree.display import brief
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
 from forgetfree.options import Options, build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
@@ -27,7 +30,9 @@ class CommonOptions(Options):
         "test", "validation: score every other validation row instead, to choose options by"
     )
     cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
-    threads: int | None = option(None, "CPU threads; none: as torch chooses", at_least=1)
+    threads: int | None = option(
+        None, "CPU threads, at most one a core of the machine; none: as torch chooses", at_least=1
+    )
     max_length: int = option(MAX_LENGTH, "tokens a row is read at, at most; the longest text is cut", at_least=8)
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
 
@@ -35,8 +40,13 @@ class CommonOptions(Options):
         super().__post_init__()
         try:
             re.compile(self.graftable or "")
-        except re.error as error:
-            raise OptionError(f"graftable must be a regular expression, got {self.graftable!r}: {error}.") from error
+        except (re.error, RecursionError, OverflowError) as error:
+            raise OptionError(
+                f"graftable must be a regular expression, got {brief(self.graftable)}: {error}."
+            ) from error
+        cores = os.cpu_count() or 1
+        if self.threads is not None and self.threads > cores:
+            raise OptionError(f"threads must be at most {cores}, the CPU cores of this machine, got {self.threads}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +103,7 @@ class RunConfig:
             for key in self.settings:
                 attempt(_check_setting, key, own, fields)
         if self.sparsity is not None and not any("sparsity" in names for names in fields.values()):
-            faults.add("--sparsity is given, but none of the strategies has it.")
+            faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
         options = {
             name: attempt(build, cls.Options, self._values_for(name, fields[name]), name)
             for name, cls in classes.items()
@@ -110,12 +120,12 @@ class RunConfig:
         return CheckedConfig(classes, options, run_options)
 
     def section(self) -> dict[str, Any]:
-        """The configuration under the names of the command line, directories absolute: what ``--config`` reads back."""
+        """The configuration under the names of the command line, as a file in ``out``: what ``--config`` reads back."""
         return {
             "stream": self.stream,
             "strategy": list(self.strategies),
-            "model": absolute(self.model),
-            "data": absolute(self.data),
+            "model": portable(self.model, Path(self.out)),
+            "data": portable(self.data, Path(self.out)),
             "readout": self.readout,
             "shots": self.shots,
             "steps": self.steps,
@@ -207,19 +217,16 @@ class Faults:
                 self.add(f"--{name} must be at least 1, got {count}.")
         if not seeds or min(seeds) < 0:
             self.add(f"--seed must be 0 or more, got {', '.join(map(str, seeds)) or 'none'}.")
+        if seeds and max(seeds) >= 2**63:
+            self.add(f"--seed must be below 2^63, got {brief(max(seeds))}.")
         self.check_distinct("seed", seeds)
 
     def check_distinct(self, kind: str, given: Sequence[Any]) -> None:
         """Nothing may be given twice."""
         if len(set(given)) < len(given):
-            self.add(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}.")
+            self.add(f"--{kind} names the same {kind} twice: {', '.join(map(str, given))}. Give each once.")
 
     def report(self) -> None:
         """Raise ``UsageError`` with every fault, if there is one."""
         if self._found:
             raise UsageError(" ".join(dict.fromkeys(self._found)))
-
-
-def absolute(name: str) -> str:
-    """A directory's absolute path; any other name as it is."""
-    return str(Path(name).resolve()) if Path(name).is_dir() else name

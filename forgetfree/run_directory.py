@@ -11,11 +11,13 @@ OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetenso
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
+from forgetfree.config_file import PLACES, load_run, located
 from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import write_atomically, write_json
@@ -68,30 +70,24 @@ class RunDirectory:
         self.results["unfinished"], self.results["failed"] = [], []
 
     def _take_up(self) -> None:
-        try:
-            self._begun = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-            before: Json = self._begun["run"]
-            if not isinstance(before, dict):
-                raise ValueError("its key 'run' is no object")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{self.path} cannot be resumed, its config.json cannot be read: {error}. Start anew with another --out."
-            ) from error
+        self._begun = load_run(self.path, "Start anew with another --out.")
+        before: Json = self._begun["run"]
         now = self.section
         may_differ = {"seed", "strategy"}
         if "config" in self._begun.get("model", {}):  # then `describe` can tell what lies there now
             may_differ.add("data")
-            if not {before.get("model"), now["model"]} & registry.MODELS.keys():  # those bring recipes
+            if not {before["model"], now["model"]} & registry.MODELS.keys():  # those bring recipes
                 may_differ.add("model")
-        differ = sorted(key for key in now if key not in may_differ and before.get(key) != now[key])
+        was, is_now = ({**run, **_lying(run, self.path)} for run in (before, now))
+        differ = sorted(key for key in now if key not in may_differ and was[key] != is_now[key])
         if differ:
             raise UsageError(
                 f"--resume needs the configuration that {self.path} was begun with; these differ: "
-                + ", ".join(f"{key} (was {before.get(key)!r}, now {now[key]!r})" for key in differ)
+                + ", ".join(f"{key} (was {before[key]!r}, now {now[key]!r})" for key in differ)
                 + ". Start anew with another --out."
             )
         for key in ("seed", "strategy"):
-            self.section = self.section | {key: list(dict.fromkeys([*before.get(key, []), *now[key]]))}
+            self.section = self.section | {key: list(dict.fromkeys([*before[key], *now[key]]))}
         if (self.path / "results.json").is_file():
             self.results = load_results(self.path)
             self.results.pop("source")
@@ -161,6 +157,13 @@ class RunDirectory:
         return {key.removesuffix("/logits"): array for key, array in arrays.items() if key.endswith("/logits")}
 
 
+def _lying(run: Json, directory: Path) -> Json:
+    """Where model and data of a section lie, however they are named."""
+    return {
+        key: os.path.realpath(name) if os.path.isdir(name := located(run[key], directory)) else name for key in PLACES
+    }
+
+
 def _differing(before: Json, now: Json) -> list[str]:
     """What both config.json say and is not the same: our version, prompts, labels, the model's config, ids of rows."""
     found = []
@@ -173,6 +176,6 @@ def _differing(before: Json, now: Json) -> list[str]:
     if any(model[key] != held[key] for key in ("config", "max_length") if key in model):
         found.append("the model's config.json")
     data = before.get("data", {})
-    if any(data[task].get("encoded", rows["encoded"]) != rows["encoded"] for task, rows in now["data"].items()):
+    if any(data.get(task, {}).get("encoded", rows["encoded"]) != rows["encoded"] for task, rows in now["data"].items()):
         found.append("the tokenizer or the prompts")
     return found

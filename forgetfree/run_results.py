@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import json
-import math
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forgetfree.display import brief
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
+from forgetfree.json_file import Fields, check, check_fields, is_number, is_table, read_json
 from forgetfree.pages import NULL
 
 __all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
@@ -81,24 +81,12 @@ def load_results(path: StrPath) -> Json:
     """
     path = Path(path)
     file = path / "results.json" if path.is_dir() else path
-    try:
-        results = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         raise ReportError(
             f"{file} does not exist. A run writes it when its first strategy is done: give the directory of "
             "such a run, or finish this one with `forgetfree run ... --resume`."
-        ) from None
-    except OSError as error:
-        raise ReportError(f"{file} cannot be read: {error.strerror}.") from error
-    except ValueError as error:  # JSON and UTF-8 alike
-        raise ReportError(
-            f"{file} is not valid JSON, perhaps it was cut short ({error}). "
-            "Restore it from a copy, or run again with another --out."
-        ) from error
-    try:
-        _validate(results)
-    except ReportError as error:
-        raise ReportError(f"{file}: {error}") from None
+        )
+    results = read_json(file, ReportError, "Restore it from a copy, or run again with another --out.", _validate)
     return {**with_timings(results, file.parent), "source": str(path)}
 
 
@@ -108,10 +96,10 @@ def with_timings(results: Json, directory: Path) -> Json:
     for run in results["runs"]:
         path = directory / run["strategy"] / f"seed-{run['seed']}" / SECONDS_PER_TASK
         try:
-            seconds = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # what can be said without it is said
+            seconds = read_json(path, ReportError, "")
+        except ReportError:  # what can be said without it is said
             seconds = None
-        right = _is_table([seconds], 1, len(results["tasks"]))
+        right = is_table([seconds], 1, len(results["tasks"]))
         runs.append(run | {"seconds_per_task": seconds} if right else run)
     return results | {"runs": runs}
 
@@ -200,7 +188,7 @@ def _first_difference(key: str, ours: Any, theirs: Any) -> str | None:
         names = {**ours, **theirs}
         inner = (_first_difference(f"{key}.{name}", ours.get(name), theirs.get(name)) for name in names)
         return next(filter(None, inner), f"{key} differs")
-    return f"{key} is {_brief(ours)} in one and {_brief(theirs)} in the other"
+    return f"{key} is {brief(ours)} in one and {brief(theirs)} in the other"
 
 
 def _apart_from_seconds(run: Json) -> Json:
@@ -231,10 +219,8 @@ def _settings(results: Json) -> Json:
 
 # ---- the schema of results.json -------------------------------------------------------------------------
 
-_KIND_NAMES = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
-_Fields = Mapping[str, type]
-_RESULTS: _Fields = {"stream": str, "tasks": list, "model": dict, "data": dict, "runs": list}
-_RUN: _Fields = {
+_RESULTS: Fields = {"stream": str, "tasks": list, "model": dict, "data": dict, "runs": list}
+_RUN: Fields = {
     "strategy": str,
     "seed": int,
     "metric": list,
@@ -244,110 +230,75 @@ _RUN: _Fields = {
     "seconds": dict,
 }
 _SUMMARY = ("average", "forgetting", "bwt", "fwt", "intransigence", "ece")
-_LEDGER: _Fields = {"tasks": list, "region_size": list, "owned_size": list, "bytes": int, "overlap": list}
-_FLOORS: _Fields = {"constant": list}
-_UNION: _Fields = {"accuracy": list, "ece": list}
-_UNFINISHED: _Fields = {"strategy": str, "seed": int, "matrix": list}
-_FAILED: _Fields = {"strategy": str, "seed": int, "error": str}
+_LEDGER: Fields = {"tasks": list, "region_size": list, "owned_size": list, "bytes": int, "overlap": list}
+_FLOORS: Fields = {"constant": list}
+_UNION: Fields = {"accuracy": list, "ece": list}
+_UNFINISHED: Fields = {"strategy": str, "seed": int, "matrix": list}
+_FAILED: Fields = {"strategy": str, "seed": int, "error": str}
 
 
 def _validate(results: Any) -> None:
     """Checks everything that a report reads; keys that it does not know are left alone."""
-    _check("the content", results, isinstance(results, dict), "an object")
-    if results.get("schema") != SCHEMA:
-        raise ReportError(
-            f"schema must be {SCHEMA}, got {_brief(results.get('schema'))}. Another version of forgetfree "
-            "wrote it: report with that one, or repeat the run with this one."
+    check_fields("", results, {})
+    schema = results.get("schema")
+    if schema != SCHEMA:
+        raise ValueError(
+            f"schema must be {SCHEMA}, got {brief(schema)}: another version of forgetfree wrote it, and can report it"
         )
-    _check_fields("", results, _RESULTS)
+    check_fields("", results, _RESULTS)
     tasks = results["tasks"]
     named = all(isinstance(task, str) for task in tasks) and 0 < len(tasks) == len(set(tasks))
-    _check("tasks", tasks, named, "a list of different task names")
+    check("tasks", tasks, named, "a list of different task names")
     if results.get("floors") is not None:
-        _check_fields("floors", results["floors"], _FLOORS)
+        check_fields("floors", results["floors"], _FLOORS)
         constant = results["floors"]["constant"]
-        right = _is_table([constant], 1, len(tasks), most=1.0)
-        _check("floors.constant", constant, right, f"{len(tasks)} numbers in [0, 1]")
+        right = is_table([constant], 1, len(tasks), most=1.0)
+        check("floors.constant", constant, right, f"{len(tasks)} numbers in [0, 1]")
     for number, run in enumerate(results["runs"]):
         _validate_run(f"runs[{number}]", run, tasks)
     for key, fields in (("unfinished", _UNFINISHED), ("failed", _FAILED)):
         cut_short = results.get(key, [])
-        _check(key, cut_short, isinstance(cut_short, list), "a list")
+        check(key, cut_short, isinstance(cut_short, list), "a list")
         for number, run in enumerate(cut_short):
-            _check_fields(f"{key}[{number}]", run, fields)
+            check_fields(f"{key}[{number}]", run, fields)
 
 
 def _validate_run(key: str, run: Any, tasks: list[str]) -> None:
     n = len(tasks)
-    _check_fields(key, run, _RUN)
+    check_fields(key, run, _RUN)
     named = len(run["metric"]) == n and all(isinstance(name, str) for name in run["metric"])
-    _check(f"{key}.metric", run["metric"], named, f"{n} names of metrics")
+    check(f"{key}.metric", run["metric"], named, f"{n} names of metrics")
     for name in ("matrix", "ece"):
-        right = _is_table(run[name], n + 1, n, most=1.0)
-        _check(f"{key}.{name}", run[name], right, f"{n + 1} rows of {n} numbers in [0, 1]")
+        right = is_table(run[name], n + 1, n, most=1.0)
+        check(f"{key}.{name}", run[name], right, f"{n + 1} rows of {n} numbers in [0, 1]")
     for name in _SUMMARY:
         value = run["summary"].get(name, "nothing")
-        _check(f"{key}.summary.{name}", value, value is None or _is_number(value), "a number or null")
+        check(f"{key}.summary.{name}", value, value is None or is_number(value), "a number or null")
     for phase, seconds in run["seconds"].items():
-        _check(f"{key}.seconds.{phase}", seconds, _is_number(seconds, least=0.0), "a number of seconds")
+        check(f"{key}.seconds.{phase}", seconds, is_number(seconds, least=0.0), "a number of seconds")
     if run.get("options") is not None:
-        _check(f"{key}.options", run["options"], isinstance(run["options"], dict), "an object")
+        check(f"{key}.options", run["options"], isinstance(run["options"], dict), "an object")
     if "ledger" not in run:
-        raise ReportError(f"{key}.ledger is missing. It is null for a strategy that keeps none.")
+        raise ValueError(f"{key}.ledger is missing, it is null for a strategy that keeps none")
     if run["ledger"] is not None:
         _validate_ledger(f"{key}.ledger", run["ledger"], tasks)
-    for name in ("kept_bytes", "seconds_per_task"):
+    for name in ("kept_bytes", "seconds_per_task", "agreement"):
         if run.get(name) is not None:
-            _check(f"{key}.{name}", run[name], _is_table([run[name]], 1, n), f"{n} numbers of at least 0")
+            check(f"{key}.{name}", run[name], is_table([run[name]], 1, n), f"{n} numbers of at least 0")
     if run.get("union") is not None:
-        _check_fields(f"{key}.union", run["union"], _UNION)
+        check_fields(f"{key}.union", run["union"], _UNION)
         for name in _UNION:
             values = run["union"][name]
-            right = _is_table([values], 1, n, most=1.0)
-            _check(f"{key}.union.{name}", values, right, f"{n} numbers in [0, 1]")
+            right = is_table([values], 1, n, most=1.0)
+            check(f"{key}.union.{name}", values, right, f"{n} numbers in [0, 1]")
 
 
 def _validate_ledger(key: str, ledger: Any, tasks: list[str]) -> None:
     n = len(tasks)
-    _check_fields(key, ledger, _LEDGER)
-    _check(f"{key}.tasks", ledger["tasks"], ledger["tasks"] == tasks, f"the tasks of the stream, {tasks}")
-    _check(f"{key}.bytes", ledger["bytes"], ledger["bytes"] >= 0, "at least 0")
+    check_fields(key, ledger, _LEDGER)
+    check(f"{key}.tasks", ledger["tasks"], ledger["tasks"] == tasks, f"the tasks of the stream, {tasks}")
+    check(f"{key}.bytes", ledger["bytes"], ledger["bytes"] >= 0, "at least 0")
     for name in ("region_size", "owned_size"):
-        _check(f"{key}.{name}", ledger[name], _is_table([ledger[name]], 1, n), f"{n} sizes")
+        check(f"{key}.{name}", ledger[name], is_table([ledger[name]], 1, n), f"{n} sizes")
     overlap = ledger["overlap"]
-    _check(f"{key}.overlap", overlap, _is_table(overlap, n, n), f"{n} rows of {n} numbers")
-
-
-def _check_fields(key: str, value: Any, fields: _Fields) -> None:
-    _check(key, value, isinstance(value, dict), "an object")
-    for name, kind in fields.items():
-        inner = f"{key}.{name}" if key else name
-        if name not in value:
-            raise ReportError(f"{inner} is missing. It must be {_KIND_NAMES[kind]}.")
-        # In Python, unlike in JSON, true and false are integers.
-        right = isinstance(value[name], kind) and not isinstance(value[name], bool)
-        _check(inner, value[name], right, _KIND_NAMES[kind])
-
-
-def _check(key: str, value: Any, right: bool, expected: str) -> None:
-    if not right:
-        raise ReportError(f"{key} must be {expected}, got {_brief(value)}.")
-
-
-def _is_table(value: Any, rows: int, columns: int, most: float = math.inf) -> bool:
-    """Whether the JSON value has that shape and holds numbers in [0, most]."""
-    return (
-        isinstance(value, list)
-        and len(value) == rows
-        and all(isinstance(row, list) and len(row) == columns for row in value)
-        and all(_is_number(number, 0.0, most) for row in value for number in row)
-    )
-
-
-def _is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and least <= value <= most
-
-
-def _brief(value: Any) -> str:
-    return reprlib.repr(value)
+    check(f"{key}.overlap", overlap, is_table(overlap, n, n), f"{n} rows of {n} numbers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -9,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import metrics, registry
-from forgetfree.environment import environment, find_device, set_threads, tell_shared_rows
+from forgetfree.environment import (
+    check_precision,
+    environment,
+    find_device,
+    make_directory,
+    set_threads,
+    tell_shared_rows,
+)
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, TrainingError
 from forgetfree.files import write_json
 from forgetfree.monitor import PHASES, Monitor
@@ -48,6 +56,9 @@ def run(
     """
     checked = config.checked()
     directory = RunDirectory(Path(config.out), config.section(), resume)
+    cache = Path(checked.run.cache) if checked.run.cache else directory.path / "fine-tuned"
+    if checked.run.cache or os.path.lexists(cache):
+        make_directory(cache, "--set cache" if checked.run.cache else "--out")
 
     from forgetfree.data.sources import load_tasks
     from forgetfree.models.loading import load_model
@@ -55,11 +66,12 @@ def run(
     from forgetfree.streams import make_stream
 
     device = find_device(config.device)
+    check_precision([options.precision for options in checked.options.values()], device)
     set_threads(checked.run.threads)
     tasks = load_tasks(config.stream, config.data, checked.run.evaluate_on)
     tell_shared_rows(tasks, checked.run.evaluate_on)
     directory.results["shared_rows"] = {rows.task.name: rows.shared for rows in tasks}
-    store = StateStore(Path(checked.run.cache) if checked.run.cache else directory.path / "fine-tuned")
+    store = StateStore(cache)
     for seed in config.seeds:
         stream = make_stream(
             config.stream,
@@ -78,6 +90,8 @@ def run(
         for name, strategy in checked.classes.items():
             strategy.check(checked.options[name], stream)
         directory.describe(_description(config, checked, stream), _environment(config, checked, stream, device))
+        for name in checked.classes:
+            make_directory(directory.of(name, seed))
         _run_seed(config, checked, stream, seed, device, store, directory, monitor or (lambda _: Monitor()), debug)
     return directory.results
 

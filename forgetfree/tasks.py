@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from forgetfree.display import brief, is_text
+
 Kind = Literal["single", "pair"]
 SPLITS = ("train", "validation", "test")
 
@@ -70,10 +72,25 @@ class TaskDefinition:
     hub: HubSource | None = None
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any]) -> TaskDefinition:
-        """A definition from its `fields`, as JSON gives them back."""
-        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in fields.items()}
-        return cls(**values)
+    def of_fields(cls, fields: Any) -> TaskDefinition:
+        """A definition from its `fields`, as JSON gives them back.
+
+        Raises:
+            ValueError: they are not those of a definition.
+        """
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"a task must be an object, got {brief(fields)}")
+        given = {key: each for key, each in fields.items() if key != "hub"}
+        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in given.items()}
+        try:
+            task = cls(**values)
+        except TypeError as error:
+            raise ValueError(
+                f"the fields of a task are name, kind, labels and what may be left out ({error})"
+            ) from error
+        if faults := task._type_faults() or task._label_faults():
+            raise ValueError("; ".join(faults))
+        return task
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -93,20 +110,42 @@ class TaskDefinition:
         return ("text",) if self.kind == "single" else ("text_a", "text_b")
 
     def faults(self) -> list[str]:
-        """What is wrong with the definition, a phrase each; empty where it can be used."""
-        if self.kind not in DEFAULT_TEMPLATE:
-            return [f"kind must be 'single' or 'pair', got {self.kind!r}"]
+        """What is wrong with the definition, a phrase each; empty where it can be used with every readout."""
+        if faults := self._type_faults():
+            return faults
+        return [*self._label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
+
+    def prompt_faults(self, readout: str, *, words: bool = True) -> list[str]:
+        """What a readout by label words lacks.
+
+        Args:
+            readout: ``prompt`` or ``causal``.
+            words: whether the label words are looked at, too.
+        """
         faults = []
-        if not all(isinstance(name, str) for name in (*self.labels, *self.label_words)):
+        if words and len(set(self.label_words)) != len(self.labels):
+            faults.append(f"label_words must be as many as labels, all different, got {self.label_words!r}")
+        name, expected = "causal_template", [*self.text_columns]
+        if readout == "prompt":
+            name, expected = "template", [*expected, "mask"]
+        if sorted(slots(getattr(self, name))) != sorted(expected):
+            each = ", ".join(f"{{{slot}}}" for slot in expected)
+            faults.append(f"{name} must hold each of {each} once and no other slot, got {getattr(self, name)!r}")
+        return faults
+
+    def _type_faults(self) -> list[str]:
+        if not isinstance(self.kind, str) or self.kind not in DEFAULT_TEMPLATE:
+            return [f"kind must be 'single' or 'pair', got {self.kind!r}"]
+        texts = {"name": self.name, "template": self.template, "causal_template": self.causal_template}
+        faults = [f"{key} must be a text, got {brief(value)}" for key, value in texts.items() if not is_text(value)]
+        if not all(isinstance(each, tuple) and all(map(is_text, each)) for each in (self.labels, self.label_words)):
             faults.append(f"labels and label_words must be texts, got {self.labels!r} and {self.label_words!r}")
+        return faults
+
+    def _label_faults(self) -> list[str]:
+        faults = []
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
             faults.append(f"labels must be at least two names, all different, got {self.labels!r}")
-        if len(set(self.label_words)) != len(self.labels):
-            faults.append(f"label_words must be as many as labels, all different, got {self.label_words!r}")
-        for name, expected in (("template", [*self.text_columns, "mask"]), ("causal_template", [*self.text_columns])):
-            if sorted(slots(getattr(self, name))) != sorted(expected):
-                each = ", ".join(f"{{{slot}}}" for slot in expected)
-                faults.append(f"{name} must hold each of {each} once and no other slot, got {getattr(self, name)!r}")
         if self.metric not in ("accuracy", "f1"):
             faults.append(f"metric must be 'accuracy' or 'f1', got {self.metric!r}")
         if self.metric == "f1" and len(self.labels) != 2:

@@ -299,9 +299,15 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     own, out = made("bert-pooler", "linear", "qnli"), tmp_path / "out"
     origin = own.graft.origin
     assert origin is not None
-    refused(own.graft, model_directory("roberta"), out, GraftError, "belongs to a model that computes otherwise: .*model_type")
+    refused(
+        own.graft,
+        model_directory("roberta"),
+        out,
+        GraftError,
+        "belongs to a model that computes otherwise: .*model_type",
+    )
     refused(own.graft, model_directory("gpt2"), out, GraftError, "another layout")
-    refused(own.graft, tmp_path / "none", out, UsageError, "Unknown model")
+    refused(own.graft, tmp_path / "none", out, UsageError, "The model directory .* does not exist")
     refused(replace(own.graft, origin=None), own.model, out, GraftError, "does not say for which task")
     refused(replace(own.graft, readout={}), own.model, out, GraftError, "linear readout does not fit")
     prompt = replace(own.graft, origin=replace(origin, readout="prompt"))

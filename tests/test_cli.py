@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -30,8 +31,9 @@ class Tiny:
         self.data, self.model, self.root = data, model, root
 
     def arguments(self, out: Path, *more: str, stream: str = "qnli,ag_news,sst2") -> list[str]:
-        fixed = ["--data", str(self.data), "--model", str(self.model), "--shots", "4", "--steps", "3"]
-        return ["run", stream, *fixed, "--sparsity", "0.01", "--out", str(out), *more]
+        fixed = {"--data": self.data, "--model": self.model, "--shots": 4, "--steps": 3, "--sparsity": 0.01}
+        given = [str(word) for flag, value in fixed.items() if flag not in more for word in (flag, value)]
+        return ["run", stream, *given, "--out", str(out), *more]
 
     def run(self, out: Path, *more: str, stream: str = "qnli,ag_news,sst2") -> int:
         return cli.main(self.arguments(out, *more, stream=stream))
@@ -184,12 +186,15 @@ def test_progress_names_stream_strategy_task_and_phase(tiny_cli: Tiny, tmp_path:
         (["run", "sst2", "--sparsity", "0.1", "--strategy", "fine-tune"], r"none of the strategies has it"),
         (["run", "sst2", "--model", "minilmm"], r"Unknown model 'minilmm'\. Did you mean 'minilm'\?"),
         (["run", "sst2", "--data", "no/such/place"], r"The data directory 'no/such/place' does not exist"),
-        (["run", "sst2", "--config", "none.toml"], r"--config none\.toml cannot be read"),
+        (
+            ["run", "sst2", "--config", "none.toml"],
+            r"none\.toml cannot be read: No such file or directory\. Give a TOML",
+        ),
         (["run"], r"No stream is given"),
-        (["run", "sst2", "--readout", "magic"], r"invalid choice: 'magic'"),
-        (["report", "x", "--format", "pdf"], r"invalid choice: 'pdf'"),
-        (["list", "planets"], r"invalid choice: 'planets'"),
-        (["list", "tasks", "more"], r"unrecognized arguments: more"),
+        (["run", "sst2", "--readout", "magic"], r"Unknown --readout 'magic'\. Known: auto, causal, linear, prompt"),
+        (["report", "x", "--format", "pdf"], r"Unknown --format 'pdf'\."),
+        (["list", "planets"], r"Unknown argument 'planets'\."),
+        (["list", "tasks", "more"], r"Unrecognized arguments: more"),
         ([], r"required: COMMAND"),
     ],
 )
@@ -377,10 +382,10 @@ def test_a_run_that_diverges_only_in_evaluation_does_not_take_the_others_down(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('seed = ["a"]', "seed must be int, got 'a'"),
-        ("strategy = [5]", "strategy must be str, got 5"),
-        ("shots = true", "shots must be int, got True"),
-        ("run = 5", "must hold a table of options, got a int"),
+        ('seed = ["a"]', "seed must be a whole number, got 'a'"),
+        ("strategy = [5]", "strategy must be a text, got 5"),
+        ("shots = true", "shots must be a whole number or none, got True"),
+        ("run = 5", "the options must be a table, got 5"),
         ("shot = 5", r"Did you mean 'shots'"),
     ],
 )
@@ -570,7 +575,7 @@ def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(ti
         (["--task", "trec", "x"], 1, "The ledger holds no task 'trec'"),
         (["--task", "qnli", "only one"], 2, "reads pairs of texts"),
         (["--task", "sst2", "--seed", "7", "x"], 1, "holds no ledger of seed 7"),
-        (["--task", "sst2", "--unknown", "x"], 2, "unrecognized arguments"),
+        (["--task", "sst2", "--unknown", "x"], 2, "Unknown flag of 'forgetfree predict' '--unknown'"),
     ],
 )
 def test_predict_refuses(finished: Path, capsys, arguments: list[str], code: int, message: str) -> None:
@@ -846,3 +851,43 @@ def test_the_default_strategies_share_models_read_by_label_words(
 def test_a_report_of_what_is_not_there_says_so(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["report", str(finished), str(tmp_path / "typo")]) == 1
     assert "typo does not exist" in capsys.readouterr().err
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
+    """Under an old locale, say."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "forgetfree", "list", "strategies"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"retrained from \u03b8_pre" in done.stdout
+
+
+def test_threads_are_bounded_by_the_machine(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """torch ends the process where it cannot start so many."""
+    cores = os.cpu_count() or 1
+    assert tiny_cli.run(tmp_path / "out", "--set", f"threads={cores + 1}") == 2
+    expected = f"threads must be at most {cores}, the CPU cores of this machine, got {cores + 1}."
+    assert expected in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_computed(
+    tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read-only, as far as the system lets us make it so."""
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    touch = Path.touch
+
+    def refused(self: Path, *arguments: Any, **options: Any) -> None:
+        if self.parent == locked:
+            raise PermissionError(13, "Permission denied", str(self))
+        touch(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr("forgetfree.models.loading.load_model", None)
+    for more in (["--out", str(locked)], ["--out", str(tmp_path / "out"), "--set", f"cache={locked}"]):
+        words = tiny_cli.arguments(tmp_path / "out", stream="sst2")
+        assert cli.main([*words[: words.index("--out")], *more]) == 2
+        assert "cannot be written: Permission denied. Give a directory of your own." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

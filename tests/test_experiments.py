@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from tiny import SIZES
 
 from forgetfree import cli, registry
@@ -76,7 +77,8 @@ def arguments(name: str, data: Path, model: Path, out: Path, *more: str, seeds: 
     fixed += [part for seed in seeds for part in ("--seed", str(seed))]
     several = "sparsities" not in load_experiment(name).single
     sparsities = ["--sparsity", "0.1", *(["--sparsity", "0.02"] if several else [])]
-    return ["experiment", name, *fixed, *tasks, *sparsities, *QUICK, *more]
+    words = ["experiment", name, *fixed, *tasks, *sparsities, *QUICK, *more]
+    return tiny.last_of_each(words, "--data", "--model", "--readout", "--out", "--jobs")
 
 
 def results_of(out: Path) -> dict[str, Any]:
@@ -538,7 +540,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(
     assert cli.main(arguments("where", data, model, out, "--resume")) == 0
     assert calls == [0, 1, 1]
     assert without_times(results_of(out)) == without_times(results_of(measured("where")))
-    assert cli.main([*arguments("where", data, model, out, "--resume"), "--set", "steps=3"]) == 2
+    assert cli.main(arguments("where", data, model, out, "--resume", "--set", "steps=3")) == 2
     assert "different: steps (was 2, now 3)." in capsys.readouterr().err
     other = tmp_path / "other"
     shutil.copytree(data, other)

@@ -635,7 +635,7 @@ def refused(graft: GraftCommand, capsys: Any, *more: str, code: int = 2, **where
         (["--model", "minilmm"], r"Unknown model 'minilmm'"),
         (["--data", "no/such"], r"The data directory 'no/such' does not exist"),
         (["--fine-tuned", "no/such"], r"--fine-tuned 'no/such' is no directory"),
-        (["--readout", "classifier"], r"invalid choice: 'classifier'"),
+        (["--readout", "classifier"], r"Unknown --readout 'classifier'"),
     ],
 )
 def test_wrong_usage(graft: GraftCommand, capsys: Any, arguments: list[str], message: str) -> None:

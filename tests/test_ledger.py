@@ -433,9 +433,9 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "a sparsity of NaN": (rows({"sparsity": float("nan")}), "its records are no list of tasks"),
     "a definition that is none": (rows({"definition": {"name": "one"}, "classes": [0, 1]}), "'one' cannot be read"),
     "a definition of another task": (
-        rows({"definition": replace(MOOD, name="two").fields, "classes": [0, 1]}), "definition of task 'one' is none"),
+        rows({"definition": replace(MOOD, name="two").fields, "classes": [0, 1]}), "task 'one' is another task's"),
     "labels that are no texts": (
-        rows({"definition": replace(MOOD, labels=(0, 1)).fields, "classes": [0, 1]}), "definition of task 'one' is none"),
+        rows({"definition": replace(MOOD, labels=(0, 1)).fields, "classes": [0, 1]}), "task 'one' cannot be read .labels"),
     "labels of another number": (rows({"definition": MOOD.fields, "classes": [0]}), "of another number of labels"),
     "classes below 0": (rows({"classes": [-1]}), "its records are no list of tasks"),
     "another schema": (note("schema", "4"), "it has schema '4', and this version reads schema 1 to 3"),

@@ -99,7 +99,10 @@ def importers(package: str) -> set[str]:
     return {module for module, names in IMPORTS.items() if any(within(name, package) for name in names)}
 
 
-LEAVES = ("binding", "errors", "files", "metrics", "options", "parameters", "regions", "seeds", "tasks")
+LEAVES = (
+    *("binding", "display", "errors", "files", "json_file", "metrics", "options"),
+    *("parameters", "regions", "seeds", "tasks"),
+)
 #: From the bottom: a module imports from its own layer and from those below. What is not named is on top.
 LAYERS: tuple[tuple[str, ...], ...] = (
     LEAVES,
@@ -122,7 +125,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("strategy",),
     ("ledger_strategy", "lora_strategy", "adapter"),
     ("skill_strategy",),
-    ("apply", "environment", "figures", "inference", "model_card", "progress", "reports", "run_config", "run_results"),
+    (
+        *("apply", "config_file", "environment", "figures", "inference"),
+        *("model_card", "progress", "reports", "run_config", "run_results"),
+    ),
     ("run_directory", "graft_config", "graft_report"),
     ("runner", "graft_run", "experiments"),
     ("commands",),
@@ -166,7 +172,9 @@ def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
 
 def test_the_registry_imports_nothing_of_ours_when_it_is_read() -> None:
     done = run("-c", "import sys, forgetfree.registry; print(*(m for m in sys.modules if m.startswith('forgetfree')))")
-    assert set(done.stdout.split()) == {"forgetfree", "forgetfree.registry", "forgetfree.errors"}
+    assert set(done.stdout.split()) == {
+        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display")
+    }
 
 
 def test_strategies_and_benchmarks_never_import_each_other() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import last_of_each
 
 from forgetfree import cli, errors
 from forgetfree.benchmarks.paper.where import Where
@@ -78,7 +79,7 @@ def test_units_side_by_side_have_the_outcome_of_units_one_by_one(
 def test_an_error_of_a_worker_is_told_as_one_paragraph(
     where: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = [*where, "--set", "learning_rate=1e30", "--set", "optimizer=sgd", "--set", "steps=5"]
+    given = last_of_each([*where, "--set", "learning_rate=1e30", "--set", "optimizer=sgd", "--set", "steps=5"])
     assert cli.main([*given, "--jobs", "2", "--out", str(tmp_path / "out")]) == 1
     error = capfd.readouterr().err
     assert "The loss became" in error.strip().splitlines()[-1] and "Traceback" not in error
@@ -105,7 +106,7 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
 @pytest.fixture
 def busy(where: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in a group of its own, both workers at it; killed in the end."""
-    given = [*where, "--set", "mask_steps=100000", "--jobs", "2", "--out", str(tmp_path / "out")]
+    given = last_of_each([*where, "--set", "mask_steps=100000", "--jobs", "2", "--out", str(tmp_path / "out")])
     running = subprocess.Popen(
         [sys.executable, "-m", "forgetfree", *given],
         stderr=subprocess.PIPE,
@@ -163,7 +164,8 @@ def test_an_error_of_the_parent_stops_the_workers(
     monkeypatch.setattr("forgetfree.experiments.measure.write_json", full)
     many = [part for seed in range(2, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
-        cli.main([*where, *many, "--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")])
+        more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]
+        cli.main(last_of_each([*where, *many, *more]))
     assert none_is_left()
     assert len(list((tmp_path / "fine-tuned").iterdir())) < 40
 

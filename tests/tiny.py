@@ -188,6 +188,20 @@ def write_model(kind: str, directory: Path) -> Path:
     return directory
 
 
+# -- Arguments -------------------------------------------------------------------------------------------
+
+
+def last_of_each(words: list[str], *flags: str) -> list[str]:
+    """Arguments of which the last value of each of ``flags``, and of each key of ``--set``, is kept: each may be given once."""
+    kept: dict[str, tuple[int, int]] = {}
+    for i, word in enumerate(words):
+        if word in (*flags, "--set"):
+            kept[words[i + 1].partition("=")[0] if word == "--set" else word] = (i, i + 1)
+    held = {i for pair in kept.values() for i in pair}
+    asked = {i for i, word in enumerate(words) if word in (*flags, "--set")}
+    return [word for i, word in enumerate(words) if i in held or (i not in asked and i - 1 not in asked)]
+
+
 # -- Data ------------------------------------------------------------------------------------------------
 
 

@@ -6,14 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forgetfree.commands.shared import go_offline_if_cut_off
-from forgetfree.environment import quiet_libraries
+from forgetfree.commands.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.commands.shared import no_empty_directories
+from forgetfree.display import escaped
+from forgetfree.environment import make_directory, quiet_libraries
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     apply = commands.add_parser(
         "apply", parents=[common], help="put a graft into its base model: an ordinary Hugging Face model"
@@ -33,13 +35,18 @@ def command(options: argparse.Namespace) -> int:
 
     graft = Graft.load(find_graft(Path(options.graft)))
     model = options.model or (graft.origin.model if graft.origin else "minilm")
-    if not (model == "minilm" or Path(model).is_dir()):
+    if needs_hub(model):
         go_offline_if_cut_off()
-    written = apply_graft(graft, model, Path(options.out))
+    out = Path(options.out)
+    with no_empty_directories(out):
+        if not out.exists():
+            make_directory(out)
+        written = apply_graft(graft, model, out)
     call = f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
     if written.usual:
         call = f'transformers.pipeline("text-classification", model={str(written.directory)!r}, truncation=True).'
-    print(f"{written.directory}: {written.architecture} with {len(graft.region)} grafted entries. It loads by {call}")
+    entries = len(graft.region)
+    print(escaped(f"{written.directory}: {written.architecture} with {entries} grafted entries. It loads by {call}"))
     if written.note:
         print(f"note: {written.note}")
     return 0

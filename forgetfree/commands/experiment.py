@@ -7,22 +7,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forgetfree.commands.shared import (
-    fail,
-    free_directory,
-    go_offline_if_cut_off,
-    needs_hub,
-    no_empty_directory,
-    settings_of,
-)
+from forgetfree.commands.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.commands.shared import fail, free_directory, no_empty_directories, say, settings_of
+from forgetfree.display import escaped
 from forgetfree.environment import quiet_libraries
 from forgetfree.errors import ForgetfreeError, RunError, UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     experiment = commands.add_parser(
         "experiment", parents=[common], help="repeat an experiment of the paper: see 'forgetfree list experiments'"
@@ -58,7 +53,7 @@ def command(options: argparse.Namespace) -> int:
     """Measure what is missing, then print the report."""
     from forgetfree import experiments
     from forgetfree.data.sources import default_data
-    from forgetfree.environment import find_device, set_threads
+    from forgetfree.environment import check_precision, find_device, make_directory, set_threads
     from forgetfree.options import build
     from forgetfree.pages import render_page
     from forgetfree.progress import make_monitor
@@ -79,19 +74,21 @@ def command(options: argparse.Namespace) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {options.jobs}.")
     if options.resume and not options.out:
-        raise UsageError("--resume needs --out DIR: the experiment to continue.")
+        raise UsageError("--resume needs --out DIR. Give the experiment to continue.")
     preset = experiments.adjusted(experiment.presets[options.preset], changes, settings)
     out = Path(options.out or free_directory(f"experiment-{options.name}"))
     cache = Path(options.cache or here.cache or out.parent / "fine-tuned")
     set_threads(here.threads)
     device = find_device(options.device or "auto")
+    check_precision([{**preset.options, **preset.fixed}.get("precision", "fp32")], device)
     data = options.data or default_data()
     quiet_libraries()
     if needs_hub(preset.model, data):
         go_offline_if_cut_off()
-    print(f"Measuring {options.name} ({experiment.paper}) into {out}; fine-tuned models: {cache}", file=sys.stderr)
+    say(f"Measuring {options.name} ({experiment.paper}) into {out}; fine-tuned models: {cache}")
     try:
-        with no_empty_directory(out):
+        with no_empty_directories(out, cache):
+            make_directory(cache, "--cache" if options.cache else "--set cache" if here.cache else "--out")
             results = experiments.run_experiment(
                 options.name,
                 preset,
@@ -113,17 +110,17 @@ def command(options: argparse.Namespace) -> int:
             raise
         raise RunError(f"{error} {held}") from error
     print(render_page(experiments.outcome(results), "rich"))
-    print(f"Report: {out / 'report.md'}  Figure: {out / options.name}.png")
+    print(escaped(f"Report: {out / 'report.md'}  Figure: {out / options.name}.png"))
     return 0
 
 
 def _units_held(out: Path) -> str:
     """What an experiment that was cut short has left behind."""
-    import json
+    from forgetfree.experiments import load_experiment_results
 
     try:
-        done = len(json.loads((out / "results.json").read_text(encoding="utf-8"))["units"])
-    except (OSError, ValueError, KeyError, TypeError):
+        done = len(load_experiment_results(out)["units"])
+    except ForgetfreeError:
         return ""
     units = "the unit that is" if done == 1 else f"the {done} units that are"
     return f"{out} holds {units} done; the same command with --resume --out {out} goes on."

@@ -7,22 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forgetfree.commands.shared import (
-    fail,
-    free_directory,
-    go_offline_if_cut_off,
-    needs_hub,
-    no_empty_directory,
-    print_recipe,
-    settings_of,
-)
+from forgetfree.commands.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.commands.shared import fail, free_directory, no_empty_directories, print_recipe, say, settings_of
+from forgetfree.display import escaped
 from forgetfree.environment import quiet_libraries
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     graft = commands.add_parser("graft", parents=[common], help="find a task's region, and write it as one small file")
     graft.set_defaults(command=command)
@@ -90,18 +84,18 @@ def command(options: argparse.Namespace) -> int:
     from forgetfree.graft_run import run_graft
     from forgetfree.pages import render_page
 
-    print(f"Grafting {config.task} into {config.out}", file=sys.stderr)
+    say(f"Grafting {config.task} into {config.out}")
     print_recipe(config.model, config.recipe())
     out = Path(config.out)
     try:
-        with no_empty_directory(out):
+        with no_empty_directories(out, config.settings.get("cache")):
             results = run_graft(config, monitor=lambda title: make_monitor(title, sys.stderr))
     except KeyboardInterrupt:
         return fail(f"Interrupted. {_held_grafts(out)}", 1)
     print(render_page(lay_out_graft(results), "rich"))
     for graft in results["grafts"]:
-        print(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)")
-    print(f"Report: {out / 'report.md'}")
+        print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))
+    print(escaped(f"Report: {out / 'report.md'}"))
     return 0
 
 

@@ -6,14 +6,19 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forgetfree.commands.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.display import escaped
 from forgetfree.errors import LedgerError
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
     from forgetfree.ledger import Ledger
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+_REMEDY = "Restore it from a copy: the ledger lies in its run."
+
+
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     ledger = commands.add_parser("ledger", help="look into a ledger, or check it")
     actions = ledger.add_subparsers(metavar="ACTION", required=True)
@@ -42,12 +47,13 @@ def command(options: argparse.Namespace) -> int:
     if run := _verify_run(ledger, path):
         checked.append(f"labels and prompts of {run}")
     if options.model:
+        if needs_hub(options.model):
+            go_offline_if_cut_off()
         _verify_model(ledger, options.model, path)
         beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{beside} of {options.model}")
-    print(
-        f"{path}: sound. {len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {', and the '.join(checked)}."
-    )
+    what = f"{len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {', and the '.join(checked)}."
+    print(escaped(f"{path}: sound. {what}"))
     if not ledger.binding:
         print(
             "note: written by version 0.2, it does not say which configuration, tokenizer, labels and prompts it needs."
@@ -57,13 +63,15 @@ def command(options: argparse.Namespace) -> int:
 
 def _verify_run(ledger: Ledger, path: Path) -> Path | None:
     """The config.json of the run that the ledger lies in, compared with the ledger; none where it lies in no run."""
-    from forgetfree.inference import tasks_of_run
+    from forgetfree.config_file import load_run
     from forgetfree.ledger import check_definitions
+    from forgetfree.tasks import TaskDefinition
 
     config = path.absolute().parents[2] / "config.json"
     if path.name != "ledger.safetensors" or not path.absolute().parent.name.startswith("seed-") or not config.is_file():
         return None
-    check_definitions(ledger, {task.name: task for task in tasks_of_run(config)}, str(config))
+    tasks = [TaskDefinition.of_fields(fields) for fields in load_run(config.parent, _REMEDY)["tasks"]]
+    check_definitions(ledger, {task.name: task for task in tasks}, str(config))
     return config
 
 

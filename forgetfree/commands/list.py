@@ -10,13 +10,14 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 from forgetfree import registry
+from forgetfree.display import escaped
 from forgetfree.errors import UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     lists = commands.add_parser("list", parents=[common], help="what there is by name")
     lists.set_defaults(command=command)
@@ -39,9 +40,9 @@ def command(options: argparse.Namespace) -> int:
     notes = registry.shadowed(group).values() if options.what not in ("models", "experiments") else ()
     width = max(map(len, rows))
     for name, summary in rows.items():
-        print(f"{name:{width}}  {summary}".rstrip())
+        print(escaped(f"{name:{width}}  {summary}".rstrip()))
     for note in notes:
-        print(f"note: {note}")
+        print(escaped(f"note: {note}"))
     return 0
 
 
@@ -75,7 +76,7 @@ def _list_strategies_in_full(debug: bool) -> None:
 
     def write(text: str, indent: int) -> None:
         if text:
-            print(textwrap.fill(text, 80, initial_indent=" " * indent, subsequent_indent=" " * indent))
+            print(textwrap.fill(escaped(text), 80, initial_indent=" " * indent, subsequent_indent=" " * indent))
 
     def write_options(options: list[Description]) -> None:
         for option in options:

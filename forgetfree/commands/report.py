@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from forgetfree.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     report = commands.add_parser("report", parents=[common], help="tables over runs")
     report.set_defaults(command=command)
@@ -45,12 +45,17 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> int:
+    from forgetfree.environment import make_directory
     from forgetfree.experiments import draw_outcome, load_experiment_results, outcome
     from forgetfree.pages import render_page
 
     all_results = [load_experiment_results(path) for path in paths]
     if options.format == "json":
-        raise UsageError("--format json is for runs of strategies: an experiment's results.json is JSON already.")
+        raise UsageError(
+            "--format json is for runs of strategies: an experiment's results.json is JSON already. Give another."
+        )
+    if options.draw:
+        make_directory(Path(options.draw), "--draw")
     for results in all_results:
         print(render_page(outcome(results), options.format))
         if options.draw:
@@ -59,14 +64,13 @@ def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> i
 
 
 def _report_grafts(paths: Sequence[Path], options: argparse.Namespace) -> int:
-    import json
-
-    from forgetfree.graft_report import lay_out_graft
+    from forgetfree.graft_report import lay_out_graft, load_graft_results
     from forgetfree.pages import render_page
 
     if options.format == "json":
-        raise UsageError("--format json is for runs of strategies: a graft's results.json is JSON already.")
+        raise UsageError(
+            "--format json is for runs of strategies: a graft's results.json is JSON already. Give another."
+        )
     for path in paths:
-        file = path / "results.json" if path.is_dir() else path
-        print(render_page(lay_out_graft(json.loads(file.read_text(encoding="utf-8"))), options.format))
+        print(render_page(lay_out_graft(load_graft_results(path)), options.format))
     return 0

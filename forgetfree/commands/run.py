@@ -9,24 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.commands.shared import (
-    fail,
-    free_directory,
-    go_offline_if_cut_off,
-    needs_hub,
-    no_empty_directory,
-    print_recipe,
-    settings_of,
-)
+from forgetfree.commands.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.commands.shared import fail, free_directory, no_empty_directories, print_recipe, say, settings_of
+from forgetfree.display import escaped
 from forgetfree.environment import quiet_libraries
-from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
+from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError, first_line
 
 if TYPE_CHECKING:
-    from forgetfree.commands.shared import Commands
+    from forgetfree.commands.shared import Commands, Parser
     from forgetfree.run_config import RunConfig
 
 
-def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+def add(commands: Commands, common: Parser) -> None:
     """The command and its arguments."""
     run = commands.add_parser("run", parents=[common], help="train strategies on a stream of tasks")
     run.set_defaults(command=command)
@@ -67,13 +61,13 @@ def command(options: argparse.Namespace) -> int:
     quiet_libraries()
     if needs_hub(config.model, config.data):
         go_offline_if_cut_off()
-    print(f"Running {config.stream} into {config.out}", file=sys.stderr)
+    say(f"Running {config.stream} into {config.out}")
     for name, note in registry.shadowed("strategies").items():
         if name in config.strategies:
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}")
     print_recipe(config.model, config.recipe())
     try:
-        with no_empty_directory(Path(config.out)):
+        with no_empty_directories(config.out, config.settings.get("cache")):
             results = runner.run(
                 config,
                 resume=options.resume,
@@ -94,7 +88,7 @@ def command(options: argparse.Namespace) -> int:
         from forgetfree.run_results import merge
 
         print(render(merge([results]), "rich"))
-        print(f"Report: {Path(config.out) / 'report.md'}")
+        print(escaped(f"Report: {Path(config.out) / 'report.md'}"))
     for failed in results["failed"]:
         fail(f"{failed['strategy']}, seed {failed['seed']}: {failed['error']}", 1)
     return 1 if results["failed"] else 0
@@ -124,23 +118,23 @@ def _config(options: argparse.Namespace) -> RunConfig:
             values[name] = given
     if not values.get("stream"):
         raise UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
-    settings = dict(values.get("set") or {}) | settings_of(options.set)
+    settings = dict(values.get("set", {})) | settings_of(options.set)
     seeds = tuple(values.get("seed") or (0,))
     if options.resume and not options.out:
-        raise UsageError("--resume needs --out DIR: the run directory to continue.")
+        raise UsageError("--resume needs --out DIR. Give the run directory to continue.")
     out = options.out or free_directory(values["stream"])
     return RunConfig(
         stream=values["stream"],
         strategies=strategies_of(values.get("strategy") or DEFAULT_STRATEGIES),
-        model=values.get("model") or "minilm",
-        data=values.get("data") or default_data(),
-        readout=values.get("readout") or "auto",
+        model=values.get("model", "minilm"),
+        data=values.get("data", default_data()),
+        readout=values.get("readout", "auto"),
         shots=values.get("shots"),
         steps=values.get("steps"),
         seeds=seeds,
         sparsity=values.get("sparsity"),
         settings=settings,
-        device=values.get("device") or "auto",
+        device=values.get("device", "auto"),
         out=out,
     )
 
@@ -150,61 +144,43 @@ def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for each in given for name in (registry.STRATEGIES if each == "all" else [each]))
 
 
-_CONFIG_TYPES: dict[str, tuple[type, ...]] = {
-    "stream": (str,),
-    "strategy": (str,),
-    "model": (str,),
-    "data": (str,),
-    "readout": (str,),
-    "shots": (int,),
-    "steps": (int,),
-    "seed": (int,),
-    "sparsity": (int, float),
-    "set": (dict,),
-    "device": (str,),
-}
-
-
 def _config_file(path: Path) -> dict[str, Any]:
     """The options in a TOML or JSON file, under their names on the command line; or the config.json of a run."""
-    import json
     import tomllib
 
-    from forgetfree.errors import UnknownNameError
+    from forgetfree.config_file import PLACES, located, read_section
+    from forgetfree.json_file import read_bounded, read_json
 
+    remedy = "Give a TOML or JSON file of options, or the config.json of a run."
+    if path.suffix == ".json":
+        values = read_json(path, UsageError, remedy)
+    else:
+        try:
+            values = tomllib.loads(read_bounded(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
+    of_run = isinstance(values, dict) and "run" in values
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--config {path} cannot be read: {error}. Give a TOML or JSON file.") from error
-    values = values.get("run", values) if isinstance(values, dict) else values
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} must hold a table of options, got a {type(values).__name__}.")
-    for key, value in values.items():
-        if key not in _CONFIG_TYPES:
-            raise UnknownNameError(f"key in {path}:", key, _CONFIG_TYPES)
-        types, listed = _CONFIG_TYPES[key], key in ("strategy", "seed")
-        if listed and not isinstance(value, list):
-            value = values[key] = [value]
-        for item in value if listed else [value]:
-            if item is not None and (not isinstance(item, types) or isinstance(item, bool)):
-                expected = " or ".join(kind.__name__ for kind in types)
-                raise UsageError(f"{path}: {key} must be {expected}, got {item!r}.")
-    return values
+        section = read_section(values["run"] if of_run else values)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}. {remedy}") from error
+    if of_run:
+        section |= {key: located(section[key], path.parent) for key in PLACES if key in section}
+    return section
 
 
 def _holdings(out: Path) -> str:
     """What a run that was cut short has left behind."""
-    import json
+    from forgetfree.run_results import load_results
 
     try:
-        results = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        results = load_results(out)
+    except ReportError:
         return ""
     finished = [f"{run['strategy']} seed {run['seed']}" for run in results["runs"]]
     begun = [
         f"{run['strategy']} seed {run['seed']} ({max(0, len(run['matrix']) - 1)} of {len(results['tasks'])} tasks)"
-        for run in results["unfinished"]
+        for run in results.get("unfinished", [])
     ]
     parts = [f"finished: {', '.join(finished) or 'nothing'}"]
     if begun:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.data.rows import Rows
+from forgetfree.display import escaped
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
 
@@ -287,7 +288,8 @@ def inside(text):
 
 
 def _literal_source(text: str, *, inside: bool) -> str:
-    return f"{'inside' if inside else 'tokens'}({json.dumps(text, ensure_ascii=False)})" if text else ""
+    written = escaped(json.dumps(text, ensure_ascii=False))
+    return f"{'inside' if inside else 'tokens'}({written})" if text else ""
 
 
 def _slot_source(name: str, prefix: str, style: str | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.data.rows import Rows
-from forgetfree.data.tables import Table, first_line, read_json
+from forgetfree.data.tables import Table
 from forgetfree.errors import DataError
+from forgetfree.json_file import read_json
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition, slots
 
 #: What is read of source.json; more may stand there.
@@ -25,12 +27,9 @@ def read_notes(folder: Path) -> dict[str, Any]:
         DataError: it is no JSON object, or a key that counts is misspelt or has a value that does not fit.
     """
     path = folder / "source.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
-    try:
-        notes = read_json(path.read_text(encoding="utf-8"), str(path))
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON: {first_line(error)}. Fix or remove it.") from error
+    notes = read_json(path, DataError, "Fix or remove it.")
     if not isinstance(notes, dict):
         raise DataError(f"{path} must hold a JSON object with label_names, got a {type(notes).__name__}.")
     for key in [key for key in notes if key not in _NOTES]:

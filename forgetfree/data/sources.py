@@ -16,18 +16,28 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.data.notes import described, infer, read_notes
 from forgetfree.data.rows import Rows, TaskRows, complete
-from forgetfree.data.tables import FORMATS, PAIR, Table, first_line, read_table
-from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
+from forgetfree.data.tables import FORMATS, PAIR, Table, read_table
+from forgetfree.display import is_text
+from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
 from forgetfree.tasks import SPLITS, EvaluatedOn, Kind, slots
 
 #: What else people call a split, and the files that they keep rows in.
 _ALIASES = {"validation": ("dev", "eval", "val", "valid")}
 _TABLES = (".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tsv", ".txt", ".xlsx")
+#: The environment variable with the directory that ``--data`` is by default.
+DATA_VARIABLE = "FORGETFREE_DATA"
 
 
 def default_data() -> str:
-    """What ``--data`` means when it is not given: ``FORGETFREE_DATA`` if set, else the hub."""
-    return os.environ.get("FORGETFREE_DATA") or "hub"
+    """What ``--data`` means when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
+
+    Raises:
+        UsageError: it is set to what has no UTF-8 form.
+    """
+    data = os.environ.get(DATA_VARIABLE) or "hub"
+    if not is_text(data):
+        raise UsageError(f"{DATA_VARIABLE} is {data!r}, which is not in UTF-8. Name the directory in UTF-8.")
+    return data
 
 
 def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> list[TaskRows]:

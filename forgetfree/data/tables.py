@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from forgetfree.data.rows import Rows
-from forgetfree.errors import DataError
+from forgetfree.errors import DataError, first_line
+from forgetfree.files import size_of
+from forgetfree.json_file import parse_json
 from forgetfree.tasks import Kind, TaskDefinition
 
 FORMATS = ("parquet", "jsonl", "csv")
 #: The columns of a pair of texts.
 PAIR = ("text_a", "text_b")
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
+#: The largest file that is read: bytes, unpacked where it is packed; rows; characters of a line of csv or jsonl.
+MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
+#: Digits that a label may have: any fits into 64 bits.
+_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Table:
     def _label(self, i: int) -> int:
         value = self.columns["label"][i]
         text = value.strip() if isinstance(value, str) else str(value)
-        if isinstance(value, bool) or not (text.isascii() and text.isdecimal()):
+        if isinstance(value, bool) or not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
             raise DataError(
                 f"{self._row(i)}, column 'label': expected an integer from 0, got {_shown(value)}. "
                 "Fix or remove the row; names of labels go into source.json as label_names, in the order of their numbers."
@@ -93,7 +101,7 @@ def read_table(folder: Path, split: str) -> Table | None:
     Raises:
         DataError: there are several, or it cannot be read.
     """
-    paths = [path for f in FORMATS if (path := folder / f"{split}.{f}").is_file()]
+    paths = [path for f in FORMATS if os.path.lexists(path := folder / f"{split}.{f}")]
     if not paths:
         return None
     if len(paths) > 1:
@@ -102,9 +110,12 @@ def read_table(folder: Path, split: str) -> Table | None:
     (path,) = paths
     read = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".csv": _read_csv}[path.suffix]
     try:
+        _check_size(path, size_of(path), "bytes", MOST_BYTES)
         return read(path)
     except DataError:
         raise
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {first_line(error)}. Put a file there.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not in UTF-8. Write the file again, in UTF-8.") from error
     except Exception as error:
@@ -113,17 +124,56 @@ def read_table(folder: Path, split: str) -> Table | None:
         ) from error
 
 
+def _check_size(path: Path, found: int, unit: str, most: int) -> None:
+    if found > most:
+        raise DataError(f"{path} holds {found:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
+
+
 def _read_parquet(path: Path) -> Table:
+    import pyarrow
     import pyarrow.parquet
 
-    _check_names(path, pyarrow.parquet.read_schema(path).names)
-    table = pyarrow.parquet.read_table(path)
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_names(path, file.schema_arrow.names)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        _check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
+        _check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", MOST_BYTES)
+        parts, held = [file.schema_arrow.empty_table()], 0
+        for batch in file.iter_batches(batch_size=2048):  # a text that stands there once may be repeated without end
+            columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch.columns]
+            held += sum(column.nbytes for column in columns)
+            _check_size(path, held, "bytes or more when unpacked", MOST_BYTES)
+            parts.append(pyarrow.Table.from_arrays(columns, batch.schema.names))
+    table = pyarrow.concat_tables(parts[1:] or parts)
     return Table(str(path), table.to_pydict(), range(table.num_rows))
 
 
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a file, none of which may be without end."""
+    number = 0
+    while line := file.readline(MOST_LINE + 1):
+        number += 1
+        if len(line) > MOST_LINE:
+            raise DataError(
+                f"{path}, line {number}: expected at most {MOST_LINE:,} characters, got more. Write one row a line, or shorten "
+                "the text."
+            )
+        yield line
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """The csv module takes texts of 131,072 characters at most; here they may be as long as a line."""
+    before = csv.field_size_limit(MOST_LINE)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
 def _read_csv(path: Path) -> Table:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader, lines, begin = csv.reader(file, strict=True), list[list[str]](), 1
+    with path.open(encoding="utf-8-sig", newline="") as file, _long_fields():
+        reader, lines, begin = csv.reader(_lines(file, path), strict=True), list[list[str]](), 1
         try:
             for line in reader:
                 begin = reader.line_num + 1
@@ -154,16 +204,17 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 def _read_jsonl(path: Path) -> Table:
     records, numbers = [], []
     with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_lines(file, path), 1):
             if not line.strip():
                 continue
+            record, reason = None, ""
             try:
-                record = read_json(line, f"{path}, row {number}")
-            except ValueError:
-                record = None
+                record = parse_json(line)
+            except ValueError as error:
+                reason = f" ({first_line(error)})"
             if not isinstance(record, dict):
                 raise DataError(
-                    f"{path}, row {number}: expected a JSON object, got {_shown(line.strip())}. Fix or remove the row."
+                    f"{path}, row {number}: expected a JSON object, got {_shown(line.strip())}{reason}. Fix or remove the row."
                 )
             records.append(record)
             numbers.append(number)
@@ -171,35 +222,7 @@ def _read_jsonl(path: Path) -> Table:
     return Table(str(path), {name: [record.get(name) for record in records] for name in names}, numbers)
 
 
-def read_json(text: str, where: str) -> Any:
-    """What JSON says, if it says everything once.
-
-    Args:
-        text: the JSON.
-        where: file and row, for the message.
-
-    Raises:
-        ValueError: it is no JSON.
-        DataError: an object has a key twice.
-    """
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise DataError(f"{where}: the key {twice[0]!r} stands twice. Remove one of them.")
-        return dict(pairs)
-
-    return json.loads(text, object_pairs_hook=once)
-
-
 def _shown(value: Any) -> str:
     """A value as a reader of the file sees it, shortened."""
     text = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, shortened to fit into a message."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

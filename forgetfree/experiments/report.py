@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forgetfree.errors import ReportError, RunError
+from forgetfree.errors import ReportError, RunError, first_line
 from forgetfree.experiments.experiment import load_experiment
 from forgetfree.experiments.rows import Row
 from forgetfree.files import StrPath, write_atomically
+from forgetfree.json_file import Fields, check, check_fields, is_number, read_json
 from forgetfree.pages import Page, Table, render_page
 from forgetfree.tasks import MAX_LENGTH
 
@@ -18,22 +19,55 @@ SCHEMA = 1
 #: What a setting means that was written before one of these could be chosen.
 _DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
 
+_RESULTS: Fields = {
+    **{"experiment": str, "preset": str, "model": str, "device": str},
+    **{"setting": dict, "versions": dict, "data": dict, "skipped": dict, "units": list},
+}
+_SETTING: Fields = {"model": str, "readout": str, "tasks": list, "shots": list, "seeds": list}
+
 
 def load_experiment_results(path: StrPath) -> dict[str, Any]:
     """The results.json of an experiment.
 
     Raises:
-        ReportError: it cannot be read, or is of another kind.
+        ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
     """
     file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
-    try:
-        results: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ReportError(f"{file} cannot be read: {error}. Give the directory of an experiment.") from error
+    results = read_json(file, ReportError, "Give what `forgetfree experiment --out` wrote.", _validate)
+    return _with_defaults(results)
+
+
+def _with_defaults(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {**results, "setting": {**_DEFAULTS, **results["setting"]}}
+
+
+def _validate(results: Any) -> None:
+    """Check that the report can be made of it, and that it can be resumed."""
     whole = isinstance(results, dict) and {"experiment", "setting", "units"} <= results.keys()
     if not whole or results.get("schema") != SCHEMA:
-        raise ReportError(f"{file} holds no results of an experiment. Give what `forgetfree experiment --out` wrote.")
-    return {**results, "setting": {**_DEFAULTS, **results["setting"]}}
+        raise ValueError("it holds no results of an experiment")
+    check_fields("", results, _RESULTS)
+    check_fields("setting", results["setting"], _SETTING)
+    for i, unit in enumerate(results["units"]):
+        check_fields(f"units[{i}]", unit, {"unit": dict, "rows": list})
+        for k, row in enumerate(unit["rows"]):
+            check_fields(f"units[{i}].rows[{k}]", row, {"seed": int})
+    seconds = results.get("seconds")
+    check("seconds", seconds, is_number(seconds, least=0.0), "a number of seconds")
+    if rows_of(results):
+        with _what_rows_lack():
+            render_page(outcome(_with_defaults(results)), "markdown")
+
+
+@contextmanager
+def _what_rows_lack() -> Iterator[None]:
+    """What an experiment cannot make of rows that were read back is a ``ValueError``: it alone knows what they must hold."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"a row lacks {error}, which this experiment measures") from error
+    except (TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:
+        raise ValueError(f"its rows are not those of this experiment ({first_line(error)})") from error
 
 
 def rows_of(results: Mapping[str, Any]) -> list[Row]:
@@ -60,7 +94,7 @@ def outcome(results: Mapping[str, Any]) -> Page:
         notes.append(f"scored on {rows_are} rows: to choose options by, not to report")
     if results["skipped"]:
         notes.append(f"no data at hand for: {', '.join(results['skipped'])}")
-    if not results["complete"]:
+    if not results.get("complete"):
         notes.append("not finished: some units are missing")
     verdicts = {True: "yes", False: "no", None: "not told"}
     claims = Table(
@@ -78,7 +112,17 @@ def write_outcome(results: Mapping[str, Any], out: Path) -> None:
 
 
 def draw_outcome(results: Mapping[str, Any], out: Path) -> None:
-    """The figure, as PNG and SVG."""
+    """The figure, as PNG and SVG.
+
+    Raises:
+        ReportError: the rows lack what it shows.
+    """
     from forgetfree.figures import save_figure
 
-    save_figure(load_experiment(results["experiment"]).draw(rows_of(results)), out / results["experiment"])
+    name = results["experiment"]
+    try:
+        with _what_rows_lack():
+            figure = load_experiment(name).draw(rows_of(results))
+    except ValueError as error:
+        raise ReportError(f"The figure of {name!r} cannot be drawn: {error}. Measure it again.") from error
+    save_figure(figure, out / name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from forgetfree.display import escaped
 from forgetfree.files import StrPath
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.regions import distribution, kind_of, layer_of
@@ -25,21 +26,22 @@ _COMPOSITIONS: dict[Composition, str] = {
 def render_ledger(ledger: Ledger, path: StrPath) -> str:
     """Tables as text."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
-    console = Console(file=io.StringIO(), width=width)
+    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)  # names are shown as they are
+    tasks = [escaped(task) for task in ledger.tasks]
     total, size = len(ledger.space), Path(path).stat().st_size
-    console.print(f"{path}: {len(ledger.records)} tasks, {size:,} bytes")
+    console.print(f"{escaped(str(path))}: {len(ledger.records)} tasks, {size:,} bytes")
     console.print(
-        f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors"
+        f"base model {escaped(ledger.fingerprint[:12])}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors"
     )
 
     console.print(f"composition {ledger.composition}: a task is inferred with {_COMPOSITIONS[ledger.composition]}")
 
     owners = Table("task", "region", "owned", "shared", "share of model", "readout values", title="Who owns what")
-    for record in ledger.records:
+    for task, record in zip(tasks, ledger.records, strict=True):
         region, owned = len(record.region), len(record.owned.region)
         readout = sum(tensor.numel() for tensor in record.readout.values())
         owners.add_row(
-            record.task,
+            task,
             f"{region:,}",
             f"{owned:,}",
             f"{region - owned:,}",
@@ -50,14 +52,14 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
     owners.add_row("all", "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
     console.print(owners)
 
-    overlaps = Table("overlap with", *ledger.tasks, title="Share of the column's region that lies in the row's")
-    for task, row in zip(ledger.tasks, ledger.overlap(), strict=True):
+    overlaps = Table("overlap with", *tasks, title="Share of the column's region that lies in the row's")
+    for task, row in zip(tasks, ledger.overlap(), strict=True):
         overlaps.add_row(task, *(f"{share:.3f}" for share in row))
     console.print(overlaps)
 
     for title, by in (("Regions by layer", layer_of), ("Regions by kind of parameter", kind_of)):
         counts = [distribution(record.region, ledger.space, by) for record in ledger.records]
-        table = Table("", *ledger.tasks, title=title)
+        table = Table("", *tasks, title=title)
         for group in distribution(ledger.owned(), ledger.space, by):
             table.add_row(group, *(f"{count[group]:,}" for count in counts))
         console.print(table)

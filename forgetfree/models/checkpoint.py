@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from forgetfree.errors import ModelError
+from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.models.architecture import TEXT_ENCODER
 from forgetfree.parameters import HEADS
 
@@ -33,6 +34,8 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt", "model.bin")
 #: What a configuration calls the number of its layers.
 _LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
+#: Layers of any kind that a config.json may ask for.
+MOST_LAYERS = 1000
 
 
 def read_config(path: str, name: str) -> Any:
@@ -44,6 +47,9 @@ def read_config(path: str, name: str) -> Any:
     """
     import transformers
 
+    file = Path(path) / "config.json"
+    if file.is_file():  # before anything is made in its size
+        read_json(file, ModelError, "Put back the config.json that was saved with the weights.", _check_config)
     with explained(name), quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     for layers in _LAYERS:
@@ -63,6 +69,16 @@ def read_config(path: str, name: str) -> Any:
             "model again with save_pretrained."
         )
     return config
+
+
+def _check_config(config: Any) -> None:
+    check_fields("", config, {})
+    for key, value in config.items():
+        if "layer" in key and isinstance(value, int) and not isinstance(value, bool):
+            check(key, value, value <= MOST_LAYERS, f"at most {MOST_LAYERS:,}")
+    architectures = config.get("architectures") or []
+    named = isinstance(architectures, list) and all(isinstance(each, str) for each in architectures)
+    check("architectures", architectures, named, "a list of names")
 
 
 def read_tokenizer(path: str, name: str) -> Any:
@@ -101,9 +117,12 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
     """
     import transformers
 
-    held = _held(weight_files(path, name), name)
+    files, kind = weight_files(path, name), getattr(transformers, loader)
+    held = _held(files, name)
     with explained(name), quiet(transformers):
-        backbone, info = getattr(transformers, loader).from_pretrained(
+        if hasattr(kind, "from_config"):
+            _check_size(kind.from_config, read_config(path, name), files, name)
+        backbone, info = kind.from_pretrained(
             path,
             dtype=torch.float32,
             use_safetensors=True,
@@ -194,6 +213,18 @@ def _conversion(path: str, name: str) -> str:
     return f"python -c {shlex.quote('; '.join(lines))}"
 
 
+def _check_size(make: Callable[..., nn.Module], config: Any, files: Iterable[str], name: str) -> None:
+    """Raise ``ModelError`` if config.json asks for a network that its weights come nowhere near: it would be made first."""
+    stored = sum(Path(file).stat().st_size for file in files)
+    with torch.device("meta"):
+        wanted = sum(parameter.numel() for parameter in make(config, trust_remote_code=False).parameters())
+    if wanted > 8 * stored:  # a parameter takes half a byte at least
+        raise ModelError(
+            f"Model {name!r} cannot be loaded: its config.json asks for {wanted:,} parameters, and its weights have {stored:,} "
+            "bytes. Put back the files that were saved together."
+        )
+
+
 # -- What the files hold ---------------------------------------------------------------------------------
 
 
@@ -270,6 +301,8 @@ def explained(name: str) -> Iterator[None]:
     """Whatever goes wrong inside is a ``ModelError`` about the model ``name``."""
     try:
         yield
+    except ModelError:
+        raise
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise _needs_code(name) from error

@@ -18,7 +18,8 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.binding import Binding, network_of, tokenizer_digest
 from forgetfree.data.encoding import Encoder, label_word_ids
-from forgetfree.errors import ModelError, UsageError
+from forgetfree.errors import ModelError, UnknownNameError, UsageError
+from forgetfree.files import is_place
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
 from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
 from forgetfree.models.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
@@ -68,6 +69,7 @@ class LoadedModel:
 
     def encoder(self, task: TaskDefinition) -> Encoder:
         """Texts of ``task`` to ids, as this model's readout reads them."""
+        self._check_prompt(task)
         template = {"prompt": task.template, "causal": task.causal_template}.get(self.readout)
         # A causal model is read where the label word would follow, so nothing may close the row.
         return Encoder(self.tokenizer, template, self.max_length, closed=self.readout != "causal")
@@ -76,8 +78,17 @@ class LoadedModel:
         """The readout of ``task`` in this model's vocabulary."""
         words: list[int] = []
         if self.readout in ("prompt", "causal"):
+            self._check_prompt(task)
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
         return TaskHead(task.name, len(task.labels), tuple(words))
+
+    def _check_prompt(self, task: TaskDefinition) -> None:
+        """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
+        if self.readout in ("prompt", "causal") and (faults := task.prompt_faults(self.readout)):
+            raise UsageError(
+                f"Task {task.name!r} cannot be read by the readout {self.readout!r}: {'; '.join(faults)}. Give them in its "
+                "definition, or use the readout 'linear'."
+            )
 
 
 def load_model(
@@ -151,7 +162,7 @@ def locate(name: str) -> str:
     """What ``from_pretrained`` takes for a model's name: a directory, or a name on the hub.
 
     Raises:
-        UnknownNameError, ModelError: the name is not known anywhere, or its directory is no model.
+        UsageError, ModelError: the name is not known anywhere, or its directory does not exist or is no model.
     """
     if name == "minilm":
         return str(_minilm_directory())
@@ -159,9 +170,12 @@ def locate(name: str) -> str:
         if not (Path(name) / "config.json").is_file():
             raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
         return name
-    if name not in registry.MODELS and ("/" not in name or name.startswith(("/", ".")) or name.count("/") > 1):
-        from forgetfree.errors import UnknownNameError
-
+    if is_place(name):
+        raise UsageError(
+            f"The model directory {name!r} does not exist. Give one in Hugging Face layout, 'minilm' or a hub name OWNER/NAME "
+            "to --model."
+        )
+    if name not in registry.MODELS and "/" not in name:
         raise UnknownNameError(
             "model",
             name,

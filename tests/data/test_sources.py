@@ -429,14 +429,16 @@ def test_a_column_that_stands_twice_is_named(tmp_path: Path) -> None:
     assert f"{folder}/train.parquet has column 'label' twice." in message(tmp_path)
     (folder / "train.parquet").unlink()
     (folder / "train.jsonl").write_text('{"text": "a", "label": 0}\n{"text": "a", "label": 0, "label": 1}\n')
-    expected = f"{folder}/train.jsonl, row 2: the key 'label' stands twice. Remove one of them."
-    assert expected in message(tmp_path)
+    expected = f"{folder}/train.jsonl, row 2: expected a JSON object, got"
+    assert expected in message(tmp_path) and "(the key 'label' stands twice)" in message(tmp_path)
 
 
 def test_a_key_that_stands_twice_in_source_json_is_named(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", SINGLES)
     (folder / "source.json").write_text('{"label_names": ["no", "yes"], "label_names": ["yes", "no"]}')
-    assert f"{folder}/source.json: the key 'label_names' stands twice. Remove one of them." in message(tmp_path)
+    assert f"{folder}/source.json is not valid JSON: the key 'label_names' stands twice. Fix or remove it." in message(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -241,11 +242,45 @@ def test_weights_of_another_shape_are_named(copy: ModelDirectory) -> None:
     assert f"should have shape ({2 * tiny.INNER},), got ({tiny.INNER},)" in text
 
 
-@pytest.mark.parametrize("content", ["{", '{"model_type": "nosuch"}', "{}"])
-def test_a_damaged_config_is_refused(copy: ModelDirectory, content: str) -> None:
+@pytest.mark.parametrize("content", ['{"model_type": "nosuch"}', "{}"])
+def test_a_config_of_no_known_model_is_refused(copy: ModelDirectory, content: str) -> None:
     directory = copy("bert")
     (directory / "config.json").write_text(content)
     assert f"Model '{directory}' cannot be loaded: " in message(directory)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "config.json is not valid JSON: Expecting property name"),
+        ("[" * 5000, "config.json is not valid JSON: its lists and objects are nested more than 100 deep"),
+        ("[]", "config.json: the content must be an object, got []"),
+        ('{"architectures": 5}', "architectures must be a list of names, got 5"),
+        ('{"architectures": [5]}', "architectures must be a list of names, got [5]"),
+        ('{"num_hidden_layers": 10000000}', "num_hidden_layers must be at most 1,000, got 10000000"),
+        ('{"n_layer": 10000000}', "n_layer must be at most 1,000, got 10000000"),
+    ],
+)
+def test_a_damaged_config_is_refused_before_anything_is_made_of_it(
+    copy: ModelDirectory, content: str, expected: str
+) -> None:
+    directory = copy("bert")
+    (directory / "config.json").write_text(content)
+    assert expected in (text := message(directory))
+    assert text.endswith("Put back the config.json that was saved with the weights.")
+
+
+@pytest.mark.parametrize(("key", "size"), [("vocab_size", 10**9), ("hidden_size", 10**6), ("num_hidden_layers", 1000)])
+def test_a_config_that_asks_for_more_than_its_weights_hold_is_refused_with_the_size(
+    copy: ModelDirectory, key: str, size: int
+) -> None:
+    directory = copy("bert")
+    edit_config(directory, **{key: size})
+    stored = (directory / "model.safetensors").stat().st_size
+    assert re.search(
+        rf"cannot be loaded: its config.json asks for [\d,]{{9,}} parameters, and its weights have {stored:,} bytes\.",
+        message(directory),
+    )
 
 
 def test_a_directory_that_holds_no_model_is_refused(tmp_path: Path) -> None:
@@ -254,13 +289,19 @@ def test_a_directory_that_holds_no_model_is_refused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["minlm", "./nowhere", "/nowhere/at/all", "a/b/c"])
+@pytest.mark.parametrize("name", ["minlm", "nowhere"])
 def test_an_unknown_name_lists_the_known(name: str) -> None:
     text = message(name, kind=UnknownNameError)
     assert text.startswith(f"Unknown model {name!r}.")
     assert all(known in text for known in registry.MODELS)
     assert "hub name OWNER/NAME" in text
     assert ("Did you mean 'minilm'?" in text) == (name == "minlm")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "nowhere/", "owner/name/", "/nowhere/at/all", "a/b/c", "~/models/bert"])
+def test_a_name_that_can_only_be_a_directory_is_told_as_one(name: str) -> None:
+    text = message(name, kind=UsageError)
+    assert text.startswith(f"The model directory {name!r} does not exist. Give one in Hugging Face layout")
 
 
 SCRIPT = """
@@ -366,3 +407,23 @@ def test_a_model_without_positions_reads_rows_of_any_length() -> None:
     relative = torch.nn.Module()
     relative.config = types.SimpleNamespace(max_position_embeddings=-1)  # XLNet's
     assert loading._positions(relative) > 10**6
+
+
+@pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])
+def test_a_task_without_label_words_needs_the_linear_readout(
+    kind: str, readout: str, model_directory: ModelDirectory
+) -> None:
+    task = TaskDefinition("mine", "single", ("a", "b"))
+    loaded = load_model(str(model_directory(kind)))
+    for read in (loaded.head, loaded.encoder):
+        with pytest.raises(UsageError) as caught:
+            read(task)
+        name = "template" if readout == "prompt" else "causal_template"
+        assert str(caught.value).startswith(
+            f"Task 'mine' cannot be read by the readout {readout!r}: label_words must be as many as labels"
+        )
+        assert f"{name} must hold each of {{text}}" in str(caught.value)
+        assert str(caught.value).endswith("Give them in its definition, or use the readout 'linear'.")
+    loaded = load_model(str(model_directory(kind)), "linear")
+    assert loaded.head(task).n_labels == 2
+    assert len(loaded.encoder(task)(Rows(("the film",), (), (0,)))) == 1

@@ -1,0 +1,52 @@
+"""Texts of users as they may be shown: on a terminal, in an error, in a report."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+#: What moves a cursor, colours a terminal, ends a line, turns the direction of what follows, or is no character at all:
+#: controls, the two separators, bidirectional controls and lone surrogates. Joiners and marks belong to real text.
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def escaped(text: str) -> str:
+    r"""``text`` in one line that cannot act on a terminal, its controls as JSON would write them.
+
+    >>> print(escaped("日本語 \x1b[31m\nred"))
+    日本語 \u001b[31m\nred
+    """
+    return _UNSHOWN.sub(lambda found: _SHORT.get(found[0]) or f"\\u{ord(found[0]):04x}", text)
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a text that has a UTF-8 form: one without halves of surrogate pairs."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def brief(value: Any, most: int = 60) -> str:
+    """A value as Python writes it, cut to ``most`` characters: for messages.
+
+    >>> brief("x" * 99, most=5)
+    "'xxxx…"
+    """
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def json_text(value: Any, indent: int) -> str:
+    """``value`` as readable JSON. What could act on a terminal is escaped, so the text says the same and is harmless.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    lines = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).split("\n")
+    return "\n".join(map(escaped, lines)) + "\n"

@@ -1,0 +1,145 @@
+"""JSON that somebody may have changed: read within bounds, and checked before it is used.
+
+A check raises ``ValueError`` with the place, what is expected there and what was found; `read_json` makes the reader's own
+error of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forgetfree.display import brief
+from forgetfree.errors import ForgetfreeError, first_line
+from forgetfree.files import size_of
+
+#: The largest file that is read, and how deep its lists and objects may lie in each other.
+MOST_BYTES, MOST_DEPTH = 256 * 2**20, 100
+
+_KIND_NAMES = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
+Fields = Mapping[str, type]
+
+
+def read_json(
+    path: Path, error: type[ForgetfreeError], remedy: str, check: Callable[[Any], None] = lambda value: None
+) -> Any:
+    """What a JSON file holds.
+
+    Args:
+        path: the file.
+        error: raised where something is wrong.
+        remedy: the last sentence of its message.
+        check: raises ``ValueError`` where the content is not what it must be.
+
+    Raises:
+        ForgetfreeError: ``error``, with the file and the reason.
+    """
+    try:
+        value = parse_json(read_bounded(path))
+    except OSError as fault:
+        raise error(f"{path} cannot be read: {first_line(fault)}. {remedy}") from fault
+    except ValueError as fault:
+        raise error(f"{path} is not valid JSON: {first_line(fault)}. {remedy}") from fault
+    try:
+        check(value)
+    except ValueError as fault:
+        raise error(f"{path}: {first_line(fault)}. {remedy}") from fault
+    return value
+
+
+def read_bounded(path: Path) -> str:
+    """The text of a file that is no larger than `MOST_BYTES`.
+
+    Raises:
+        OSError: it cannot be read, or is larger.
+        ValueError: it is not in UTF-8.
+    """
+    if (size := size_of(path)) > MOST_BYTES:
+        raise OSError(f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read")
+    return path.read_text(encoding="utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deep, or holds a key twice, a number that is not finite, or half of a surrogate
+            pair, which is no character.
+    """
+    too_deep = f"its lists and objects are nested more than {MOST_DEPTH} deep"
+    try:
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_once)
+    except RecursionError as error:
+        raise ValueError(too_deep) from error
+    if text.count("[") + text.count("{") > MOST_DEPTH:  # else it cannot be deeper
+        level, depth = [value], 0
+        while level := [inner for each in level if isinstance(each, list | dict) for inner in _inside(each)]:
+            depth += 1
+            if depth > MOST_DEPTH:
+                raise ValueError(too_deep)
+    if "\\u" in text:  # how such halves are written
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            found = error.object[error.start]
+            raise ValueError(f"a text in it holds {found!r}, half of a surrogate pair and no character") from error
+    return value
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number of JSON that can be computed with")
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+    return found
+
+
+def _inside(value: list[Any] | dict[str, Any]) -> Any:
+    return value.values() if isinstance(value, dict) else value
+
+
+# -- Checks ----------------------------------------------------------------------------------------------
+
+
+def check(key: str, value: Any, right: bool, expected: str) -> None:
+    """Raise ``ValueError`` with the place ``key``, what is expected there and the value, unless that is ``right``."""
+    if not right:
+        raise ValueError(f"{key} must be {expected}, got {brief(value)}")
+
+
+def check_fields(key: str, value: Any, fields: Fields) -> None:
+    """Raise ``ValueError`` unless ``value`` is an object with all ``fields``, each of its type."""
+    check(key or "the content", value, isinstance(value, dict), "an object")
+    for name, kind in fields.items():
+        inner = f"{key}.{name}" if key else name
+        if name not in value:
+            raise ValueError(f"{inner} is missing, it must be {_KIND_NAMES[kind]}")
+        # In Python, unlike in JSON, true and false are integers.
+        right = isinstance(value[name], kind) and not isinstance(value[name], bool)
+        check(inner, value[name], right, _KIND_NAMES[kind])
+
+
+def is_table(value: Any, rows: int, columns: int, most: float = math.inf) -> bool:
+    """Whether the JSON value has that shape and holds numbers in [0, most]."""
+    return (
+        isinstance(value, list)
+        and len(value) == rows
+        and all(isinstance(row, list) and len(row) == columns for row in value)
+        and all(is_number(number, 0.0, most) for row in value for number in row)
+    )
+
+
+def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Whether the JSON value is a finite number in [least, most]."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max and least <= value <= most

@@ -1,0 +1,643 @@
+"""Wrong command lines and damaged files: each ends in one paragraph that says what is wrong, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forgetfree import cli
+
+Change = Callable[[Path], Any]
+#: What a command is given where a case says nothing else.
+USUAL = {
+    "run": "--data data --model model --shots 4 --steps 1 --sparsity 0.01 --strategy grafting-continual --out out",
+    "graft": "--data data --model model --shots 4 --steps 1 --sparsity 0.01 --out out",
+    "experiment": "--data data --model model --task sst2 --shots 4 --seed 0 --sparsity 0.1 --readout linear --jobs 1 --out out",
+    "apply": "--model model --out out",
+    "predict": "--task sst2",
+}
+WORDS = {"experiment": ["--set", "steps=1", "--set", "mask_steps=1"]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, what is done to the files before, and how it ends."""
+
+    line: str
+    message: str
+    code: int = 2
+    change: Change = lambda place: None
+    bare: bool = False  # without what is usual
+    stdin: bytes = b""
+
+    @property
+    def arguments(self) -> list[str]:
+        words = [bytes(word, "ascii").decode("unicode_escape") if "\\" in word else word for word in _split(self.line)]
+        if self.bare or not words or words[0] not in USUAL:
+            return words
+        usual = USUAL[words[0]].split()
+        flags = dict(zip(usual[::2], usual[1::2], strict=True))
+        more = [part for flag, value in flags.items() if flag not in words for part in (flag, value)]
+        if words[0] == "predict":  # texts may follow DIR, but not a flag
+            return [words[0], words[1], *more, *words[2:]]
+        sets = [] if "--set" in words else WORDS.get(words[0], [])
+        return [*words, *more, *sets]
+
+
+def _split(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
+    return list(lexer)
+
+
+# -- What is done to the files -----------------------------------------------------------------------------
+
+
+def write(name: str, content: str | bytes) -> Change:
+    def change(place: Path) -> None:
+        path = place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return change
+
+
+def edit(name: str, act: Callable[[Any], Any]) -> Change:
+    """``act`` on the content of a JSON file."""
+
+    def change(place: Path) -> None:
+        content = json.loads((place / name).read_text())
+        act(content)
+        (place / name).write_text(json.dumps(content))
+
+    return change
+
+
+def row(content: str, split: str = "train") -> Change:
+    """One more line in a split of sst2."""
+
+    def change(place: Path) -> None:
+        with (place / "data" / "sst2" / f"{split}.jsonl").open("a") as file:
+            file.write(content + "\n")
+
+    return change
+
+
+def table(name: str, content: str | bytes) -> Change:
+    """Another file in place of a split of sst2."""
+
+    def change(place: Path) -> None:
+        (place / "data" / "sst2" / f"{name.partition('.')[0]}.jsonl").unlink()
+        write(f"data/sst2/{name}", content)(place)
+
+    return change
+
+
+def flip(name: str) -> Change:
+    """One bit in the middle of a file."""
+
+    def change(place: Path) -> None:
+        content = bytearray((place / name).read_bytes())
+        content[-9] ^= 1
+        (place / name).write_bytes(content)
+
+    return change
+
+
+def cut(name: str) -> Change:
+    return lambda place: (place / name).write_bytes((place / name).read_bytes()[:-40])
+
+
+def pipe(name: str) -> Change:
+    def change(place: Path) -> None:
+        (place / name).unlink(missing_ok=True)
+        os.mkfifo(place / name)
+
+    return change
+
+
+def rename(old: str, new: str) -> Change:
+    return lambda place: (place / old).rename(place / new)
+
+
+def at(*path: str | int, to: Any) -> Callable[[Any], None]:
+    def act(content: Any) -> None:
+        for key in path[:-1]:
+            content = content[key]
+        content[path[-1]] = to
+
+    return act
+
+
+def without(*path: str | int) -> Callable[[Any], None]:
+    def act(content: Any) -> None:
+        for key in path[:-1]:
+            content = content[key]
+        del content[path[-1]]
+
+    return act
+
+
+LEDGER, GRAFT = "run/grafting-continual/seed-0/ledger.safetensors", "graft/graft.safetensors"
+DEEP = "[" * 50_000
+LONG = "x" * 5000
+NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
+
+CASES = [
+    # -- Commands and flags --------------------------------------------------------------------------------
+    Case("", "The following arguments are required: COMMAND. See 'forgetfree --help'."),
+    Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, experiment"),
+    Case("--verison", "Unknown flag of 'forgetfree' '--verison'. Did you mean '--version'?"),
+    Case("run sst2 --sparsty 0.1", "Unknown flag of 'forgetfree run' '--sparsty'. Did you mean '--sparsity'?"),
+    Case("run sst2 --stratgey=lora", "Unknown flag of 'forgetfree run' '--stratgey'. Did you mean '--strategy'?"),
+    Case("run sst2 more", "Unrecognized arguments: more. See 'forgetfree --help'."),
+    Case("run sst2 -x", "Unrecognized arguments: -x."),
+    Case("run sst2 --shots", "Argument --shots: expected one argument. See 'forgetfree run --help'."),
+    Case(r"run \udcff", "The argument '\\udcff' is not in UTF-8."),
+    Case(r"run sst2 --out o\udcff", "The argument 'o\\udcff' is not in UTF-8."),
+    Case(r"graft sst2 --set cache=\udcff", "The argument 'cache=\\udcff' is not in UTF-8."),
+    Case(r"predict run a\udcff", "The argument 'a\\udcff' is not in UTF-8."),
+    Case("list", "The following arguments are required: what. See 'forgetfree list --help'."),
+    Case("list planets", "Unknown argument 'planets'. Known: experiments, models, strategies, streams, tasks."),
+    Case("list stratgies", "Did you mean 'strategies'?"),
+    Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
+    Case("list tasks --debgu", "Unknown flag of 'forgetfree list' '--debgu'. Did you mean '--debug'?"),
+    # -- run: flags ----------------------------------------------------------------------------------------
+    Case("run", "No stream is given. Known: qnli-agnews-sst2"),
+    Case("run ''", "No stream is given."),
+    Case("run ,", "The stream names no task. Give a registered stream or task names"),
+    Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),
+    Case("run sst2,qnly", "Unknown task 'qnly'. Did you mean 'qnli'?"),
+    Case("run sst2,sst2", "The stream names 'sst2' more than once."),
+    Case("run ../data/sst2", "Unknown stream or task '../data/sst2'. Did you mean 'sst2'?"),
+    Case(f"run {LONG}", "Unknown stream or task 'xxxxxx"),
+    Case(r"run \x1b[31m", "Unknown stream or task '\\x1b[31m'."),
+    Case("run trec", "There is no data for task 'trec': expected the folder data/trec. It holds", 1),
+    Case("run sst2 --strategy nosuch", "Unknown strategy 'nosuch'. Known: agem, bitfit"),
+    Case("run sst2 --strategy all --strategy lora", "--strategy names the same strategy twice"),
+    Case("run sst2 --model minilmm", "Unknown model 'minilmm'. Did you mean 'minilm'?"),
+    Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
+    Case("run sst2 --model ~/models/bert", "The model directory '~/models/bert' does not exist."),
+    Case("run sst2 --model data", "'data' is no model directory: it holds no config.json. Save with", 1),
+    Case("run sst2 --model owner/name", "Model 'owner/name' cannot be loaded: ", 1),
+    Case("run sst2 --model ''", "--model needs a value, got an empty text. Give one, or leave --model out."),
+    Case(r"run sst2 --model a\x00b", "The argument 'a\\x00b' is not in UTF-8."),
+    Case("run sst2 --data nosuch", "The data directory 'nosuch' does not exist. Give an existing one, 'hub' or 'demo'"),
+    Case("run sst2 --data data/sst2/train.jsonl", "The data directory 'data/sst2/train.jsonl' does not exist."),
+    Case(
+        "run trec --data demo",
+        "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2; for others give --data DIR.",
+        1,
+    ),
+    Case("run sst2 --data ''", "--data needs a value, got an empty text."),
+    Case("run sst2 --readout magic", "Unknown --readout 'magic'. Known: auto, causal, linear, prompt."),
+    Case(
+        "run sst2 --readout prompt", "The readout 'prompt' needs a masked language model, and 'model' is BertModel.", 1
+    ),
+    Case(
+        "run sst2 --readout causal", "The readout 'causal' needs a causal language model, and 'model' is BertModel.", 1
+    ),
+    Case("run sst2 --shots 0", "--shots must be at least 1, got 0."),
+    Case("run sst2 --shots four", "--shots must be a whole number, got 'four'."),
+    Case("run sst2 --shots 1e3", "--shots must be a whole number, got '1e3'."),
+    Case(f"run sst2 --shots {'9' * 5000}", "--shots must be a whole number, got '9999"),
+    Case(
+        "run sst2 --shots 5000", "Task 'sst2' has 12 training rows of label 0, fewer than --shots 5000. Give --shots 12"
+    ),
+    Case("run sst2 --steps -1", "--steps must be at least 1, got -1."),
+    Case("run sst2 --steps 1 --steps 2", "--steps is given twice, as 1 and 2. Give it once."),
+    Case("run sst2 --seed -1", "--seed must be 0 or more, got -1."),
+    Case("run sst2 --seed 1 --seed 1", "--seed names the same seed twice: 1, 1."),
+    Case("run sst2 --sparsity 2", "sparsity must be at most 1, got 2.0."),
+    Case("run sst2 --sparsity nan", "sparsity must be finite, got nan."),
+    Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
+    Case("run sst2 --sparsity 0.1 --sparsity 0.2", "--sparsity is given twice, as 0.1 and 0.2. Give it once."),
+    Case("run sst2 --sparsity 0.1 --strategy lora", "--sparsity is given, but none of the strategies has it."),
+    Case("run sst2 --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, cpu, cuda."),
+    Case("run sst2 --device cpu --device cpu", "--device is given twice, as 'cpu' and 'cpu'."),
+    Case("run sst2 --resume", "--resume needs --out DIR. Give the run directory to continue.", bare=True),
+    Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
+    Case("run sst2 --out data --resume", "There is no run in it to resume."),
+    Case(
+        "run sst2 --out model/config.json", "--out 'model/config.json' cannot be written: File exists. Give a directory"
+    ),
+    Case("run sst2 --out model/config.json/out", "--out 'model/config.json/out' cannot be written: Not a directory."),
+    Case("run sst2 --out /proc/nosuch/out", "--out '/proc/nosuch/out' cannot be written: No such file or directory."),
+    Case(f"run sst2 --out {'x' * 300}", "cannot be written: File name too long."),
+    Case(f"run sst2 --out {'/'.join(['x' * 200] * 20)}", "cannot be written: File name too long."),
+    Case("run sst2 --out ''", "--out needs a value, got an empty text."),
+    # -- run: options --------------------------------------------------------------------------------------
+    Case("run sst2 --set steps", "--set needs key=value, got 'steps'."),
+    Case("run sst2 --set =3", "--set needs key=value, got '=3'."),
+    Case("run sst2 --set steps=1 --set steps=2", "--set steps is given twice, as '1' and '2'. Give it once."),
+    Case("run sst2 --set learning_rat=1", "Unknown option 'learning_rat'. Did you mean 'learning_rate'?"),
+    Case(r"run sst2 --set \x1b[2J=1", "Unknown option '\\x1b[2J'."),
+    Case("run sst2 --set learning_rate=fast", "learning_rate must be a number, got 'fast'."),
+    Case("run sst2 --set learning_rate=-1", "learning_rate must be above 0, got -1.0."),
+    Case("run sst2 --set optimizer=lion", "optimizer must be sgd or adamw, got 'lion'."),
+    Case("run sst2 --set nosuch.steps=1", "Unknown strategy in --set 'nosuch'. Known: grafting-continual."),
+    Case("run sst2 --set threads=100000", "threads must be at most "),
+    Case("run sst2 --set threads=0", "threads must be at least 1, got 0."),
+    Case("run sst2 --set precision=fp16", "precision=fp16 is for GPUs, and this runs on the CPU"),
+    Case("run sst2 --set max_length=3", "max_length must be at least 8, got 3."),
+    Case("run sst2 --set graftable=(", "graftable must be a regular expression, got '('"),
+    Case("run sst2 --set graftable=nosuch", "No graftable tensor in BertModel: expected at least one name matching", 1),
+    Case("run sst2 --set scenario=none", "scenario must be task or class or domain, got 'none'."),
+    Case("run sst2 --set evaluate_on=train", "evaluate_on must be test or validation, got 'train'."),
+    Case("run sst2 --set cache=model/config.json", "--set cache 'model/config.json' cannot be written: File exists."),
+    Case(f"run sst2 --set steps={'9' * 400}", "steps must be at most 2,147,483,647, got 9999999999"),
+    Case(f"run sst2 --set momentum={'9' * 400}", "momentum must be finite, got inf."),
+    Case(f"run sst2 --seed {'9' * 400}", "--seed must be below 2^63, got 9999999999"),
+    Case("run --config x.toml", "cannot be written: embedded null byte", change=write("x.toml", NULL)),
+    Case("run sst2 --set cache=/proc/nosuch", "--set cache '/proc/nosuch' cannot be written"),
+    Case(f"run sst2 --set cache=new/{'x' * 300}", "cannot be written: File name too long."),
+    # -- run: files of options -----------------------------------------------------------------------------
+    Case(
+        "run sst2 --config nosuch.toml",
+        "nosuch.toml cannot be read: No such file or directory. Give a TOML or JSON file",
+    ),
+    Case("run sst2 --config data", "data cannot be read: it is a directory, expected a file."),
+    Case("run sst2 --config x.toml", "x.toml cannot be read: it is a pipe or a device", change=pipe("x.toml")),
+    Case("run sst2 --config x.toml", "x.toml cannot be read: Invalid value", change=write("x.toml", "seed = nosuch")),
+    Case("run sst2 --config x.toml", "x.toml cannot be read: 'utf-8' codec", change=write("x.toml", b"\xff")),
+    Case("run sst2 --config x.toml", "x.toml cannot be read: ", change=write("x.toml", f"a = {DEEP}")),
+    Case("run sst2 --config x.json", "x.json is not valid JSON: ", change=write("x.json", "{")),
+    Case("run sst2 --config x.json", "nested more than 100 deep", change=write("x.json", DEEP)),
+    Case("run sst2 --config x.json", "holds '\\udcff', half of", change=write("x.json", '{"model": "\\udcff"}')),
+    Case("run sst2 --config x.json", "x.json: the options must be a table, got [1].", change=write("x.json", "[1]")),
+    Case("run sst2 --config x.json", "Unknown option in a file: 'sead'.", change=write("x.json", '{"sead": 1}')),
+    Case("run sst2 --config x.json", "model must be a text, got None", change=write("x.json", '{"model": null}')),
+    Case(
+        "run sst2 --config x.toml", "cache must be a text or none, got 5.", change=write("x.toml", "[set]\ncache = 5")
+    ),
+    Case(
+        "run sst2 --config x.toml", "steps must be a whole number or none", change=write("x.toml", "[set]\nsteps = [1]")
+    ),
+    Case("run --config x.json", "Unknown device 'tpu'.", change=write("x.json", '{"stream": "sst2", "device": "tpu"}')),
+    Case("run --config x.json", "Unknown readout", change=write("x.json", '{"stream": "sst2", "readout": "x"}')),
+    Case("run sst2 --config x.json --config x.json", "--config is given twice", change=write("x.json", "{}")),
+    Case(
+        "run --config run/config.json",
+        "run/config.json: model must be a text, got None.",
+        change=edit("run/config.json", at("run", "model", to=None)),
+    ),
+    Case(
+        "run --config run/config.json",
+        "seed must be a whole number, got None.",
+        change=edit("run/config.json", at("run", "seed", to=None)),
+    ),
+    # -- run: resuming -------------------------------------------------------------------------------------
+    Case(
+        "run qnli --out run --resume", "--resume needs the configuration that run was begun with; these differ: stream"
+    ),
+    Case(
+        "run qnli,sst2 --out run --resume",
+        "run/config.json is not valid JSON",
+        1,
+        change=write("run/config.json", "{"),
+    ),
+    Case(
+        "run qnli,sst2 --out run --resume",
+        "run/config.json: run.model is missing. Start anew with another --out.",
+        1,
+        change=edit("run/config.json", without("run", "model")),
+    ),
+    Case(
+        "run qnli,sst2 --out run --resume",
+        "run/config.json: tasks is missing",
+        1,
+        change=edit("run/config.json", without("tasks")),
+    ),
+    Case(
+        "run qnli,sst2 --out run --resume",
+        "run/results.json: tasks is missing",
+        1,
+        change=edit("run/results.json", without("tasks")),
+    ),
+    Case(
+        "run qnli,sst2 --out run --resume",
+        "run cannot be resumed: labels, label words",
+        1,
+        change=edit("run/config.json", without("tasks", 1)),
+    ),
+    Case(
+        "run qnli,sst2 --out run --resume --seed 0 --seed 1",
+        "--out 'run/grafting-continual/seed-1' cannot be written: File exists.",
+        change=write("run/grafting-continual/seed-1", ""),
+    ),
+    # -- Data ----------------------------------------------------------------------------------------------
+    Case("run sst2", 'row 25: expected a JSON object, got "5". Fix', 1, row("5")),
+    Case("run sst2", "column 'text': expected a text, got nothing", 1, row('{"label": 0}')),
+    Case("run sst2", "column 'label': expected an integer from 0, got 0.5", 1, row('{"text": "a", "label": 0.5}')),
+    Case("run sst2", "expected an integer from 0, got true", 1, row('{"text": "a", "label": true}')),
+    Case("run sst2", "7 is out of range, task 'sst2' has the 2 labels", 1, row('{"text": "a", "label": 7}')),
+    Case("run sst2", 'expected an integer from 0, got "99999', 1, row(f'{{"text": "a", "label": "{"9" * 5000}"}}')),
+    Case("run sst2", "half of a surrogate pair", 1, row('{"text": "\\udcff", "label": 0}')),
+    Case("run sst2", "nested more than 100 deep", 1, row('{"text": ' + DEEP)),
+    Case("run sst2", "NaN is no number of JSON", 1, row('{"text": "a", "label": NaN}')),
+    Case("run sst2", "train.jsonl is not in UTF-8. Write the file again", 1, table("train.jsonl", b"\xff\n")),
+    Case("run sst2", "train.jsonl has no column 'text': expected text", 1, table("train.jsonl", '{"a": 1}\n')),
+    Case("run sst2", "train.csv has no column 'label'", 1, table("train.csv", "text\na\n")),
+    Case("run sst2", "train.csv, line 2: ", 1, table("train.csv", 'text,label\n"a" b,0\n')),
+    Case("run sst2", "train.parquet cannot be read as parquet: ", 1, table("train.parquet", b"PAR1")),
+    Case("run sst2", "train.jsonl cannot be read: it is a pipe or a device", 1, pipe("data/sst2/train.jsonl")),
+    Case("run sst2", "holds train.jsonl and train.csv, and the train split", 1, write("data/sst2/train.csv", "")),
+    Case("run sst2", "Task 'sst2' has no train split: expected", 1, rename("data/sst2/train.jsonl", "data/sst2/old")),
+    Case("run sst2", "source.json is not valid JSON", 1, write("data/sst2/source.json", "{")),
+    Case("run sst2", "nested more than 100 deep", 1, write("data/sst2/source.json", DEEP)),
+    Case("run sst2", "source.json cannot be read: it is a pipe", 1, pipe("data/sst2/source.json")),
+    Case("run sst2", "must hold a JSON object with label_names", 1, write("data/sst2/source.json", "[]")),
+    Case("run sst2", "Did you mean 'label_names'?", 1, write("data/sst2/source.json", '{"label_name": []}')),
+    Case(
+        "run sst2",
+        "label_names must be a list of at least two names",
+        1,
+        write("data/sst2/source.json", '{"label_names": ["\\u001b[31m"]}'),
+    ),
+    # -- Models --------------------------------------------------------------------------------------------
+    Case("run sst2", "model/config.json is not valid JSON", 1, write("model/config.json", "{")),
+    Case("run sst2", "nested more than 100 deep", 1, write("model/config.json", DEEP)),
+    Case(
+        "run sst2",
+        "num_hidden_layers must be at most 1,000, got 10000000",
+        1,
+        edit("model/config.json", at("num_hidden_layers", to=10**7)),
+    ),
+    Case(
+        "run sst2",
+        "its config.json asks for 1",
+        1,
+        edit("model/config.json", at("vocab_size", to=10**9)),
+    ),
+    Case("run sst2", "Model 'model' cannot be loaded: ", 1, cut("model/model.safetensors")),
+    Case("run sst2", "Model 'model' has no tokenizer", 1, lambda place: (place / "model/tokenizer.json").unlink()),
+    # -- graft ---------------------------------------------------------------------------------------------
+    Case("graft", "The following arguments are required: TASK. See 'forgetfree graft --help'."),
+    Case("graft qnly", "Unknown task 'qnly'. Did you mean 'qnli'?"),
+    Case("graft qnli,sst2", "Expected one task, got the 2 of 'qnli,sst2'"),
+    Case("graft sst2 --base nosuch", "Unknown --base 'nosuch'. Known: "),
+    Case("graft sst2 --base x.safetensors", "--base 'x.safetensors' does not exist. Give the file of a graft"),
+    Case(f"graft sst2 --base {LEDGER}", "ledger.safetensors is no graft: expected the format 'forgetfree.graft'", 1),
+    Case("graft sst2 --base empty --base empty", "--base is given twice"),
+    Case(
+        "graft sst2 --fine-tuned nosuch", "--fine-tuned 'nosuch' is no directory. Give one that save_pretrained wrote."
+    ),
+    Case(
+        "graft sst2 --fine-tuned data", "--fine-tuned 'data' is no model. Expected a directory in Hugging Face layout"
+    ),
+    Case("graft sst2 --fine-tuned model", "--fine-tuned 'model' is BertModel without a head"),
+    Case("graft sst2 --seed x", "--seed must be a whole number, got 'x'."),
+    Case("graft sst2 --sparsity 0.1 --sparsity 0.1", "--sparsity names the same sparsity twice: 0.1, 0.1."),
+    Case("graft sst2 --steps 1 --set steps=2", "--steps and --set steps=2 are both given. Leave one of them out."),
+    Case("graft sst2 --set optimiser=sgd", "Unknown option 'optimiser'. Did you mean 'optimizer'?"),
+    Case("graft sst2 --set precision=fp16", "precision=fp16 is for GPUs"),
+    Case("graft sst2 --set cache=model/config.json", "--set cache 'model/config.json' cannot be written"),
+    Case("graft sst2 --out graft", "--out 'graft' is not empty: it holds config.json"),
+    Case("graft sst2 --shots 0 --device cpu --readout linear", "--shots must be at least 1, got 0."),
+    Case("graft sst2 --data nosuch", "The data directory 'nosuch' does not exist."),
+    Case("graft sst2 --model nosuch/", "The model directory 'nosuch/' does not exist."),
+    # -- experiment ----------------------------------------------------------------------------------------
+    Case("experiment", "The following arguments are required: NAME."),
+    Case("experiment wher", "Unknown experiment 'wher'. Did you mean 'where'?"),
+    Case("experiment where --preset large", "Unknown --preset 'large'. Known: paper, small."),
+    Case("experiment where --preset paper --preset paper", "--preset is given twice"),
+    Case("experiment where --task nosuch", "Unknown task 'nosuch'."),
+    Case("experiment where --shots 4 --shots 8", "where looks at one of shots, got 4, 8. Give one."),
+    Case("experiment where --sparsity 2", "--sparsity must be above 0 and at most 1, got 2.0."),
+    Case("experiment where --seed -1", "--seed must be 0 or more, got -1."),
+    Case("experiment where --jobs 0", "--jobs must be at least 1, got 0."),
+    Case("experiment where --jobs many", "--jobs must be a whole number, got 'many'."),
+    Case("experiment where --set sparsity=1", "--set sparsity has no effect here. Give --sparsity."),
+    Case("experiment where --set steps=many", "steps must be a whole number or none, got 'many'"),
+    Case("experiment where --set precision=fp16", "precision=fp16 is for GPUs"),
+    Case("experiment where --set threads=100000", "threads must be at most "),
+    Case("experiment where --cache model/config.json", "--cache 'model/config.json' cannot be written: File exists."),
+    Case("experiment where --cache new --out data", "--out 'data' is not empty: it holds ag_news"),
+    Case("experiment where --resume", "There is nothing to resume in 'out'."),
+    Case("experiment where --device tpu", "Unknown --device 'tpu'."),
+    Case("experiment where --readout magic", "Unknown --readout 'magic'."),
+    Case("experiment where --model nosuch/", "The model directory 'nosuch/' does not exist."),
+    Case("experiment where --data nosuch", "The data directory 'nosuch' does not exist."),
+    Case(
+        "experiment where --out experiment --cache cache --resume",
+        "experiment/results.json: a row lacks 'share', which this experiment measures.",
+        1,
+        edit("experiment/results.json", without("units", 0, "rows", 0, "share")),
+    ),
+    # -- report --------------------------------------------------------------------------------------------
+    Case("report", "The following arguments are required: DIR."),
+    Case("report nosuch", "nosuch does not exist. Give what forgetfree run, graft or experiment wrote.", 1),
+    Case("report data", "data/results.json does not exist. A run writes it when its first strategy is done", 1),
+    Case("report run --format pdf", "Unknown --format 'pdf'. Known: html, json, latex, markdown, rich."),
+    Case("report run graft", "Results of graft and run have no table in common. Report them one by one."),
+    Case("report run --draw out", "--draw is for the results of experiments: others have no figure. Leave it out."),
+    Case("report experiment --draw model/config.json", "--draw 'model/config.json' cannot be written: File exists."),
+    Case("report graft --format json", "--format json is for runs of strategies"),
+    Case("report experiment --format json", "--format json is for runs of strategies"),
+    Case("report model/config.json", "model/config.json: schema must be 1, got None", 1),
+    Case("report run", "run/results.json is not valid JSON", 1, cut("run/results.json")),
+    Case("report run", "nested more than 100 deep", 1, write("run/results.json", DEEP)),
+    Case("report run", "run/results.json cannot be read: it is a pipe or a device", 1, pipe("run/results.json")),
+    Case("report run", "runs[0].matrix is missing", 1, edit("run/results.json", without("runs", 0, "matrix"))),
+    Case("report run", "runs[0].seed must be an integer", 1, edit("run/results.json", at("runs", 0, "seed", to="x"))),
+    Case(
+        "report graft",
+        "graft/results.json: rows[0].ece must be",
+        1,
+        edit("graft/results.json", without("rows", 0, "ece")),
+    ),
+    Case("report graft", "space is missing", 1, edit("graft/results.json", without("space"))),
+    Case("report graft", "regions[0].kinds must be", 1, edit("graft/results.json", at("regions", 0, "kinds", to={}))),
+    Case("report graft", "rows must be a list of at least one row", 1, edit("graft/results.json", at("rows", to=[]))),
+    Case("report graft", "model must be an object", 1, edit("graft/results.json", at("model", to=None))),
+    Case(
+        "report experiment",
+        "experiment/results.json: a row lacks 'share', which this experiment measures.",
+        1,
+        edit("experiment/results.json", without("units", 0, "rows", 0, "share")),
+    ),
+    Case(
+        "report experiment",
+        "experiment/results.json: its rows are not those of this experiment (",
+        1,
+        edit("experiment/results.json", at("units", 0, "rows", 0, "share", to=None)),
+    ),
+    Case(
+        "report experiment",
+        "units[0].rows[0].seed is missing",
+        1,
+        edit("experiment/results.json", without("units", 0, "rows", 0, "seed")),
+    ),
+    Case("report experiment", "units[0] must be an object", 1, edit("experiment/results.json", at("units", 0, to=5))),
+    Case("report experiment", "setting must be an object", 1, edit("experiment/results.json", at("setting", to=[]))),
+    Case("report experiment", "Unknown experiment 'x'.", 2, edit("experiment/results.json", at("experiment", to="x"))),
+    # -- predict -------------------------------------------------------------------------------------------
+    Case("predict", "The following arguments are required: DIR, --task.", bare=True),
+    Case("predict run", "The following arguments are required: --task.", bare=True),
+    Case("predict run --task sst2 --task qnli x", "--task is given twice, as 'sst2' and 'qnli'."),
+    Case("predict run --task trec x", "The ledger holds no task 'trec'", 1),
+    Case(
+        "predict nosuch x", "nosuch/config.json cannot be read: No such file or directory. Give the directory that", 1
+    ),
+    Case("predict graft x", "graft/config.json: run is missing", 1),
+    Case("predict run --seed 7 x", "run holds no ledger of seed 7. It holds those of: grafting-continual (seed-0).", 1),
+    Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
+    Case("predict run --strategy lora x", "run holds no ledger of lora.", 1),
+    Case("predict run --strategy /etc x", "run holds no ledger of /etc.", 1),
+    Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
+    Case(
+        "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
+    ),
+    Case("ledger --modle model verify x", "Unknown flag of 'forgetfree ledger' '--modle'."),
+    Case("predict run --modle model x", "Unknown flag of 'forgetfree predict' '--modle'. Did you mean '--model'?"),
+    Case("predict run --task qnli one", "Task 'qnli' reads pairs of texts, got 1 text(s) in 'one'. Separate the two"),
+    Case("predict run --task qnli a b c", "Task 'qnli' reads pairs of texts"),
+    Case(
+        "predict run data/sst2/test.jsonl",
+        "'data/sst2/test.jsonl' is the name of a file, and a TEXT is itself classified.",
+    ),
+    Case("predict run", "The texts on stdin are not in UTF-8: ", stdin=b"good\n\xff\n"),
+    Case("predict run --task qnli", "Task 'qnli' reads pairs of texts", stdin=b"one\n"),
+    Case("predict run x", "run/config.json is not valid JSON", 1, write("run/config.json", "")),
+    Case("predict run x", "nested more than 100 deep", 1, write("run/config.json", DEEP)),
+    Case("predict run x", "model must be an object, got None", 1, edit("run/config.json", at("model", to=None))),
+    Case("predict run x", "seed must be a whole number", 1, edit("run/config.json", at("run", "seed", to="x"))),
+    Case(
+        "predict prompts --task qnli a b",
+        "The ledger and the run's config.json have different label_words of task 'qnli': expected Yes, No, got .",
+        1,
+        edit("prompts/config.json", lambda config: [task.update(label_words=[]) for task in config["tasks"]]),
+    ),
+    Case("predict run x", "ledger.safetensors is not a sound ledger", 1, flip(LEDGER)),
+    # -- ledger --------------------------------------------------------------------------------------------
+    Case("ledger", "The following arguments are required: ACTION. See 'forgetfree ledger --help'."),
+    Case("ledger shw x", "Unknown action 'shw'. Did you mean 'show'?"),
+    Case("ledger show", "The following arguments are required: FILE."),
+    Case("ledger show nosuch", "There is no ledger at nosuch. Give the path of a ledger.safetensors.", 1),
+    Case("ledger show run", "run is a directory. Give the path of a ledger.safetensors in it.", 1),
+    Case("ledger show model/config.json", "model/config.json is not a readable safetensors file", 1),
+    Case(f"ledger show {GRAFT}", "is no ledger: expected the format 'forgetfree.ledger', got 'forgetfree.graft'.", 1),
+    Case("ledger show x", "x is not a readable safetensors file (", 1, pipe("x")),
+    Case(f"ledger verify {LEDGER}", "is not a sound ledger: ", 1, flip(LEDGER)),
+    Case(f"ledger verify {LEDGER}", "is not a readable safetensors file", 1, cut(LEDGER)),
+    Case(f"ledger verify {LEDGER} --model nosuch/", "The model directory 'nosuch/' does not exist."),
+    Case(
+        f"ledger verify {LEDGER} --model other",
+        "The ledger belongs to a model of another layout: GPT2Model does not fit",
+        1,
+    ),
+    Case(f"ledger show {LEDGER} --model model", "Unknown flag of 'forgetfree ledger show' '--model'."),
+    # -- apply ---------------------------------------------------------------------------------------------
+    Case("apply", "The following arguments are required: GRAFT, --out.", bare=True),
+    Case("apply graft", "The following arguments are required: --out.", bare=True),
+    Case("apply nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
+    Case("apply run", "'run' must hold one graft file, got none. Give the path of a graft.safetensors."),
+    Case(f"apply {LEDGER}", "is no graft: expected the format 'forgetfree.graft', got 'forgetfree.ledger'.", 1),
+    Case("apply graft", "is not a sound graft: ", 1, flip(GRAFT)),
+    Case(f"apply {GRAFT}", "is not a readable safetensors file", 1, cut(GRAFT)),
+    Case("apply graft --model nosuch/", "The model directory 'nosuch/' does not exist."),
+    Case("apply graft --model other", "The graft belongs to a model of another layout: GPT2Model does not fit", 1),
+    Case("apply graft --out graft", "--out 'graft' exists and is not an empty directory. Give another one."),
+    Case("apply graft --out model/config.json", "--out 'model/config.json' exists and is not an empty directory."),
+    Case("apply graft --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
+    Case("apply graft --out a --out b", "--out is given twice, as 'a' and 'b'."),
+]
+
+
+# -- The files ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, model_directory) -> Path:
+    """Models, data, and what a run, a graft and an experiment on them wrote."""
+    place = tmp_path_factory.mktemp("world")
+    shutil.copytree(data_directory, place / "data")
+    for name, kind in (("model", "bert"), ("other", "gpt2"), ("masked", "bert-mlm")):
+        shutil.copytree(model_directory(kind), place / name)
+    before = Path.cwd()
+    os.chdir(place)
+    try:
+        for line in (
+            "run qnli,sst2 --out run",
+            "run qnli --model masked --out prompts",
+            "graft sst2 --out graft",
+            "experiment where --out experiment --cache cache",
+        ):
+            assert cli.main(Case(line, "").arguments) == 0
+    finally:
+        os.chdir(before)
+    return place
+
+
+@pytest.fixture
+def place(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of them, as the working directory."""
+    place = tmp_path / "place"
+    shutil.copytree(world, place)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    yield place
+
+
+def held(place: Path) -> set[str]:
+    return {str(path.relative_to(place)) for path in place.rglob("*")}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.line[:60]} | {case.message[:30]}")
+def test_bad_input_ends_in_one_paragraph(
+    case: Case, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    case.change(place)
+    before = held(place)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(case.stdin), encoding="utf-8"))
+    code = cli.main(case.arguments)
+    printed = capsys.readouterr()
+    *notes, paragraph = printed.err.splitlines()
+    assert case.message in paragraph
+    assert code == case.code
+    assert paragraph.startswith("forgetfree: error: ") and not any("error" in note for note in notes)
+    assert "Traceback" not in printed.err and "fault of forgetfree" not in paragraph
+    told = " must " in paragraph and ", got " in paragraph  # what is expected is the remedy
+    assert paragraph.endswith(".") and (told or re.search(r"[.?)] [A-Z'-]", paragraph)), (
+        "what to do, in whole sentences"
+    )
+    assert len(paragraph) < 4100 and paragraph.isprintable()
+    assert printed.out == ""
+    assert held(place) == before
+
+
+def test_there_are_many_cases_and_every_flag_of_every_command_is_among_them() -> None:
+    assert len(CASES) >= 120
+
+    def flags(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command, inner in action.choices.items():
+                    yield from flags(inner, f"{name} {command}".strip())
+            elif not {"--help", "--version", "--debug"} & set(action.option_strings):
+                yield from (f"{name} {flag}" for flag in action.option_strings)
+
+    given = set()
+    for case in CASES:
+        words = case.arguments
+        name = " ".join(words[: 2 if words[:1] == ["ledger"] else 1])
+        given |= {f"{name} {word}" for word in words if word.startswith("--")}
+    assert set(flags(cli._parser())) - given == set()
+
+
+def test_texts_that_look_like_flags_follow_two_dashes(place: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["predict", "run", "--task", "sst2", "--", "--lovely", "-5"]) == 0
+    assert [line.split("\t")[2] for line in capsys.readouterr().out.splitlines()] == ["--lovely", "-5"]
