@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from forgetfree.errors import ModelError, RegionError
 
-#: Neither embeddings, LM head, classifier nor pooler (paper, §2: "embeddings and the LM head are frozen").
+#: Neither embeddings, LM head, classifier nor pooler (paper, A.1: embeddings and the LM head are frozen).
 NOT_GRAFTABLE = (
     r"(^|\.)embeddings\.",
     r"(^|\.)(wte|wpe|embed_in|embed_tokens|embed_positions|word_embeddings\w*|embeddings_project)\.",
