@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from typing import Any, get_args
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline, with_task_labels
+from avalanche.benchmarks.scenarios import CLScenario, DatasetExperience, EagerCLStream
 from avalanche.benchmarks.utils import (
     ConstantSequence,
     DataAttribute,
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import DatasetExamples
+from forgetfree.data.experiences import check_streams, named, place_of, task_label, whole
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.data.stream_task import LabelSpace, StreamTask, encode_task
@@ -74,10 +78,43 @@ class Stream:
         """The model all strategies train."""
         return self.loaded.model
 
-    def task_of(self, experience: Any) -> StreamTask:
-        """The task of an experience of the benchmark."""
-        position: int = experience.current_experience
-        return self.tasks[position]
+    def task_of(self, experience: Any, *, training: bool = False) -> StreamTask:
+        """The task of an experience of the benchmark, of a copy of one, or of a part that Avalanche cut from one.
+
+        Args:
+            experience: of any stream of the benchmark, such as ``train_stream`` and ``test_stream``.
+            training: whether it is to be trained on.
+
+        Raises:
+            UsageError: it is of another benchmark, has rows of several experiences, or is no training experience.
+        """
+        own = whole(experience)
+        place = place_of(own)
+        streams = [
+            name
+            for name, datasets in self._datasets.items()
+            if any(i == place and dataset is own.dataset for i, dataset in enumerate(datasets))
+        ]
+        if place is None or not streams:
+            raise UsageError(
+                f"{named(own)} is none of this stream's own: expected an experience of stream.benchmark, a copy or a part of "
+                "one, got rows of another benchmark. Train and evaluate on the benchmark that the stream is of, or make a "
+                "stream of the other one."
+            )
+        if training and "train" not in streams:
+            raise UsageError(
+                f"{named(own)} is no training experience. Train on stream.benchmark.train_stream[{place}]."
+            )
+        return self.tasks[place]
+
+    @cached_property
+    def _datasets(self) -> dict[str, list[Any]]:
+        """The data sets of each stream's experiences: copies of an experience share them."""
+        streams = {name: stream for name, stream in vars(self.benchmark).items() if name.endswith("_stream")}
+        return {
+            name.removesuffix("_stream"): [experience.dataset for experience in islice(stream, len(self.tasks))]
+            for name, stream in streams.items()
+        }
 
 
 def load_stream(
@@ -232,8 +269,9 @@ def benchmark_stream(
     labels of their own (each then has its own readout), ``domain`` where all have the same classes, else ``class``.
 
     Args:
-        benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order. Rows of a
-            ``valid_stream``, else of the training stream, choose between masks.
+        benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order; or with a single
+            test experience for all (new instances, ``complete_test_set_only``): each task is then tested on its rows of the
+            classes that the task has. Rows of a ``valid_stream``, else of the training stream, choose between masks.
         network: from inputs to logits of all classes; it is copied, and left as it is.
         head: name of its linear layer that reads out; default: the last.
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
@@ -244,12 +282,8 @@ def benchmark_stream(
         UsageError: train and test stream do not go together, or the network reads out fewer classes than there are.
         ModelError: the network has no linear layer to read out from, or something follows it.
     """
-    train, test = list(benchmark.train_stream), list(benchmark.test_stream)
-    if len(train) != len(test):
-        raise UsageError(
-            f"The benchmark has {len(train)} training and {len(test)} test experiences. Give one with a test experience for "
-            "each training experience (no complete_test_set_only)."
-        )
+    check_streams(benchmark)
+    train = list(benchmark.train_stream)
     validation = list(getattr(benchmark, "valid_stream", train))
     if isinstance(network, MultiTaskModule):
         raise UsageError(
@@ -257,7 +291,7 @@ def benchmark_stream(
             "task with a label of its own gets a copy of it."
         )
     classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
-    given = [_task_label(experience) for experience in train]
+    given = [task_label(experience) for experience in train]
     if 1 < len(set(given)) < len(given):
         raise UsageError(
             f"The experiences have task labels {given}. Give each a task label of its own, or all the same."
@@ -267,6 +301,15 @@ def benchmark_stream(
         scenario = "task"
     elif len(set(classes)) == 1:
         scenario = "domain"
+    test = list(benchmark.test_stream)
+    if len(test) == 1 < len(train):
+        if scenario == "task":
+            raise UsageError(
+                f"The benchmark has {len(train)} training experiences with task labels of their own, {given}, and one test "
+                "experience, whose rows cannot be read by the readout of each. Give one test experience for each, or all "
+                "experiences the same task label."
+            )
+        benchmark, test = _tests_by_task(benchmark, test[0], classes)
     model = BenchmarkModel(network, head, graftable=graftable, shared_readout=scenario != "task")
     largest = max(map(max, classes))
     if largest >= model.n_labels:
@@ -292,15 +335,23 @@ def benchmark_stream(
     return Stream(name, tuple(tasks), loaded, seed, ModelState.of(model), benchmark, scenario)
 
 
-def _task_label(experience: Any) -> int:
-    # Not every experience that has them says so: after benchmark_with_validation_stream only the data set does.
-    labels = set(getattr(experience, "task_labels", getattr(experience.dataset, "targets_task_labels", [0])))
-    if len(labels) > 1:
-        raise UsageError(
-            f"Experience {experience.current_experience} has rows of task labels {sorted(map(int, labels))}. Give each "
-            "experience one task label, or none."
-        )
-    return int(labels.pop())
+def _tests_by_task(benchmark: Any, complete: Any, classes: Sequence[Sequence[int]]) -> tuple[Any, list[Any]]:
+    """The benchmark with a test experience for each task: of the one there is, the rows of the task's classes."""
+    targets = [int(label) for label in complete.dataset.targets]
+    tests = []
+    for i, known in enumerate(classes):
+        rows = [row for row, label in enumerate(targets) if label in known]
+        if not rows:
+            raise UsageError(
+                f"The benchmark has no test rows of the classes {list(known)} of experience {i}. Give it a test set "
+                "with all classes."
+            )
+        dataset = complete.dataset if len(rows) == len(targets) else complete.dataset.subset(rows)
+        tests.append(DatasetExperience(dataset=dataset))
+    others = [stream for name, stream in benchmark.streams.items() if name != "test"]
+    # The complete test set, too, is the benchmark's own.
+    kept = EagerCLStream("complete_test", [DatasetExperience(dataset=complete.dataset)])
+    return CLScenario([*others, EagerCLStream("test", tests), kept]), tests
 
 
 @torch.no_grad()
