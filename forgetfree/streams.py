@@ -12,7 +12,12 @@ from itertools import islice
 from typing import Any, get_args
 
 import torch
-from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline, with_task_labels
+from avalanche.benchmarks import (
+    benchmark_from_datasets,
+    split_online_stream,
+    with_classes_timeline,
+    with_task_labels,
+)
 from avalanche.benchmarks.scenarios import CLScenario, DatasetExperience, EagerCLStream
 from avalanche.benchmarks.utils import (
     ConstantSequence,
@@ -107,13 +112,17 @@ class Stream:
             )
         return self.tasks[place]
 
+    def parts(self, rows: int, seed: int = 0) -> list[Any]:
+        """The training experiences cut into parts of ``rows`` rows each, shuffled by ``seed``: Avalanche's online stream."""
+        return list(split_online_stream(self.benchmark.train_stream, rows, seed=seed))
+
     @cached_property
     def _datasets(self) -> dict[str, list[Any]]:
         """The data sets of each stream's experiences: copies of an experience share them."""
-        streams = {name: stream for name, stream in vars(self.benchmark).items() if name.endswith("_stream")}
         return {
             name.removesuffix("_stream"): [experience.dataset for experience in islice(stream, len(self.tasks))]
-            for name, stream in streams.items()
+            for name, stream in vars(self.benchmark).items()
+            if name.endswith("_stream")
         }
 
 
