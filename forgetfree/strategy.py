@@ -511,10 +511,12 @@ class ContinualStrategy(SupervisedTemplate):
     def eval(self, experiences: Any, **kwargs: Any) -> Any:
         """Evaluate on one experience, or on several in turn; see Avalanche."""
         self._set_precision()
+        current = self.task_model.current_task  # during training, that in training
         try:
             return super().eval(experiences, **kwargs)
         finally:  # an interrupt, too, must not leave the model as another task needs it
             self._end_evaluation()
+            self.task_model.current_task = current
 
     def make_eval_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """All rows once, rows of similar length together."""

@@ -394,7 +394,8 @@ def test_a_plugin_that_calls_the_model_without_task_labels_is_answered(name: str
     """By the readout of the task in training or evaluation; evaluated in the midst of training, too."""
     stream = vision.stream(scenario)
     calls = Calls()
-    strategy = vision.make(name, stream, plugins=[calls], dropout=False, eval_every=4, peval_mode="iteration")
+    strategy = vision.make(name, stream, dropout=False, eval_every=4, peval_mode="iteration")
+    strategy.plugins.append(calls)  # also after the evaluation at the end of training
     for experience in stream.benchmark.train_stream:
         strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
         strategy.eval(stream.benchmark.test_stream)
