@@ -17,6 +17,7 @@ from avalanche.benchmarks import (
     benchmark_from_datasets,
     benchmark_with_validation_stream,
     class_incremental_benchmark,
+    dataset_benchmark,
     new_instances_benchmark,
     ni_benchmark,
     split_continuous_linear_decay_stream,
@@ -84,7 +85,7 @@ def test_a_task_is_learned_in_parts(name: str, scenario: str) -> None:
     stream = vision.stream(scenario)
     watch = Rows()
     strategy = vision.make(name, stream, plugins=[watch])
-    parts = online(stream, 40)
+    parts = stream.parts(40)
     before = {task: found.logits.copy() for task, found in strategy.evaluate().items()}
     for part in parts:
         task, met = stream.task_of(part), len(watch.batches)
@@ -293,11 +294,15 @@ def new_instances(kind: str) -> Any:
         return ni_benchmark(train, test, n_experiences=3, balance_experiences=True, seed=1)
     if kind == "with task labels":
         return ni_benchmark(train, test, n_experiences=3, balance_experiences=True, seed=1, task_labels=True)
+    if kind == "complete_test_set_only":
+        orders = [torch.arange(i, 300, 3) for i in range(3)]
+        parts = [vision.Labelled(train.tensors[0][rows], train.tensors[1][rows]) for rows in orders]
+        return dataset_benchmark(parts, [test], complete_test_set_only=True)
     train, test = as_classification_dataset(train), as_classification_dataset(test)
     return new_instances_benchmark(train, test, num_experiences=3, balance_experiences=True, seed=1)
 
 
-@pytest.mark.parametrize("kind", ["ni_benchmark", "new_instances_benchmark"])
+@pytest.mark.parametrize("kind", ["ni_benchmark", "new_instances_benchmark", "complete_test_set_only"])
 @pytest.mark.parametrize("name", ["continual-ft", "replay", "ewc", "joint", "fine-tune", "grafting-continual"])
 def test_new_instances_are_a_domain_incremental_stream(name: str, kind: str) -> None:
     """Every task is evaluated on the one test set; the answers are the same whichever task they are asked for."""

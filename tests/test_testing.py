@@ -604,7 +604,7 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         f"fresh start: expected a new strategy on a used stream to learn as on a fresh one, got others, {ALL} (tensors"
     ],
     DoesNotResume: [
-        "evaluation: expected the same result with an evaluation after each step as with one after each task, got others, the "
+        "evaluation: expected the same result with evaluations during training as with one after each task, got others, the "
     ],
     OneSeed: [
         "seeds: expected seed=1 to give another result than seed=0, got the very same answers and tensors for qnli. Draw from "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +10,14 @@ from forgetfree.strategy import ContinualStrategy
 from forgetfree.streams import Stream, make_stream
 from forgetfree.testing.faults import Faults
 from forgetfree.testing.runs import Run, learn
-from forgetfree.testing.tiny_streams import other_rows, tiny_model, tiny_task
+from forgetfree.testing.tiny_streams import copies, other_rows, tiny_model, tiny_task
 
 #: Labels are few, so that a memory of few rows has one for each.
 _LABELS = {"qnli": 2, "ag_news": 2, "sst2": 2}
 
 
-def three_tasks(test: bool = False, later: Sequence[str] = ()) -> Stream:
+@copies
+def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
     """Three tiny tasks with a fresh model.
 
     Args:
@@ -68,7 +68,7 @@ def _why_another(cls: type[ContinualStrategy], options: Any, run: Run) -> str:
         )
     difference = run.differs(_evaluating(cls, options, three_tasks()))
     return (
-        "evaluation: expected the same result with an evaluation after each step as with one after each task, got others, "
+        "evaluation: expected the same result with evaluations during training as with one after each task, got others, "
         f"{difference or 'in some runs'}. Look at snapshot(), suspend(), resume(), enter_evaluation() and leave_evaluation()."
     )
 
@@ -92,7 +92,7 @@ def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Fau
 
 def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> None:
     """What is learned of a task depends neither on test rows nor on rows of tasks that come later."""
-    later = [name for name in run.tasks if name not in run.learned[2]]
+    later = tuple(name for name in run.tasks if name not in run.learned[2])
 
     def difference(stream: Stream) -> str:
         other = learn(cls, options, stream, experiences=stream.benchmark.train_stream[:2], look_after=())

@@ -130,12 +130,12 @@ def learn(
         observe: looks at the strategy.
         drawn: the state of the global generators before.
         watch: an Avalanche plugin that the strategy does not know of.
-        evaluate_within: evaluate two tasks after each step.
+        evaluate_within: evaluate the second task before, during and after the training of each.
         arguments: more for the constructor.
     """
     _draw_from(drawn)
     if evaluate_within:
-        arguments |= {"eval_every": 1, "peval_mode": "iteration"}
+        arguments |= {"eval_every": 2, "peval_mode": "iteration"}
     run = Run(cls(stream=stream, options=options, **arguments))
     run.strategy.plugins += [watch] if watch else []
     training = stream.benchmark.train_stream
@@ -149,7 +149,7 @@ def learn(
 
     note(0)
     for count, experience in enumerate(training if experiences is None else experiences, 1):
-        run.strategy.train(experience, eval_streams=[stream.benchmark.test_stream[:2]] if evaluate_within else None)
+        run.strategy.train(experience, eval_streams=[stream.benchmark.test_stream[1:2]] if evaluate_within else None)
         note(count)
     return run
 

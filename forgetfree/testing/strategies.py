@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,15 +27,16 @@ from forgetfree.testing.outcomes import (
     check_stale,
 )
 from forgetfree.testing.runs import Run, learn, own_randomness
-from forgetfree.testing.tiny_streams import tiny_stream
+from forgetfree.testing.tiny_streams import copies, tiny_stream
 
 #: Momentum and decay move what has no gradient, so frozen entries are tested by both.
 SMALL: dict[str, Any] = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+two_tasks = copies(tiny_stream)
 #: Other streams of two tasks, on which there is less to check.
 VARIANTS: dict[str, Callable[[], Stream]] = {
-    "scenario=class": lambda: tiny_stream(scenario="class"),
-    "scenario=domain": lambda: tiny_stream(("qnli", "sst2"), scenario="domain"),
-    "readout=prompt": lambda: tiny_stream(readout="prompt"),
+    "scenario=class": partial(two_tasks, ("qnli", "ag_news"), scenario="class"),
+    "scenario=domain": partial(two_tasks, ("qnli", "sst2"), scenario="domain"),
+    "readout=prompt": partial(two_tasks, ("qnli", "ag_news"), readout="prompt"),
 }
 
 
@@ -114,8 +116,8 @@ def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Faults, 
         if run is not None and name != "scenario=domain":  # of which files say the same
             check_loaded(cls, options, run, make(), run.strategy.store, directory / name, faults, f"{name}: ")
     if cls.online:
-        stream = tiny_stream()
-        _learned(cls, options, stream, stream.parts(9), "online", faults)
+        stream = two_tasks()
+        _learned(cls, options, stream, stream.parts(16), "online", faults)
 
 
 def _learned(

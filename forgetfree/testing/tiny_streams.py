@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from functools import cache, wraps
+from typing import Any, Literal, ParamSpec
 
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, BertModel
@@ -27,6 +29,18 @@ from forgetfree.testing.tiny import (
 )
 
 Readout = Literal["linear", "prompt"]
+P = ParamSpec("P")
+
+
+def copies(make: Callable[P, Stream]) -> Callable[P, Stream]:
+    """``make``, called once for the same arguments: a copy of a stream takes a third of the time that a new one takes."""
+    made = cache(make)
+
+    @wraps(make)
+    def copied(*args: P.args, **kwargs: P.kwargs) -> Stream:
+        return copy.deepcopy(made(*args, **kwargs))  # type: ignore[arg-type]  # they can be hashed
+
+    return copied
 
 
 def tiny_stream(
