@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    get_linear_schedule_with_warmup,
-)
+from transformers import DataCollatorForLanguageModeling, get_linear_schedule_with_warmup
 
 from forgetfree.data.sources import load_task
 from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import ForgetfreeError
-from forgetfree.models.loading import locate, quiet, read_config
+from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
+from forgetfree.models.loading import locate
 
 #: Tasks of single texts and of pairs, of several domains.
 TASKS = ("sst2", "mr", "mpqa", "cr", "ag_news", "qnli", "snli", "mnli", "mrpc", "qqp")
@@ -97,11 +92,15 @@ def main() -> None:
                 f"--model must be of the BERT architecture, got {architecture}. Give an encoder such as minilm."
             )
         refuse_held(options.out, make_directory(options.out), "Give another directory.")
+        torch.manual_seed(options.seed)  # of the head
+        model, missing = read_weights(path, "AutoModelForMaskedLM", options.model)
+        if lacking := [name for name in missing if name.startswith(model.base_model_prefix)]:
+            parser.error(
+                f"--model {options.model!r} lacks {lacking[0]!r}, which would be random. Save the model whole."
+            )
+        tokenizer = read_tokenizer(path, options.model)
     except ForgetfreeError as error:
         parser.error(str(error))
-    torch.manual_seed(options.seed)  # of the head
-    with quiet(transformers):  # that the head is new is no news
-        tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForMaskedLM.from_pretrained(path)
     print(f"{len(texts):,} texts", file=sys.stderr)
     train_masked_lm(
         model,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forgetfree.streams import load_stream as load_stream
     from forgetfree.training import TrainingOptions as TrainingOptions
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 _HOME = {
     "Graft": "forgetfree.grafting",

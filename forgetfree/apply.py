@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from forgetfree.binding import set_network_
 from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError, ModelError, UsageError
-from forgetfree.files import new_directory, write_atomically
+from forgetfree.files import StrPath, new_directory, tensor_bytes, write_atomically
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.model_card import Reading, model_card
+from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.body import body_of, body_prefix
-from forgetfree.models.loading import LoadedModel, is_causal, load_model, locate, quiet, read_config, read_weights
+from forgetfree.models.checkpoint import explained, quiet, read_config, read_weights
+from forgetfree.models.fine_tuned_directory import READOUT
+from forgetfree.models.loading import LoadedModel, load_model, locate
+from forgetfree.models.sequence_classifier import sequence_classifier
 
 
 @dataclass(frozen=True)
@@ -28,20 +33,23 @@ class WrittenModel:
         directory: where.
         architecture: its Hugging Face class.
         loader: the class of ``transformers`` that loads it by the name of its directory.
+        usual: whether ``pipeline("text-classification")`` answers as the graft's own model does.
         note: what a user should know, if anything.
     """
 
     directory: Path
     architecture: str
     loader: str
+    usual: bool = False
     note: str = ""
 
 
-def apply_graft(graft: Graft, model: str, out: Path) -> WrittenModel:
+def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     """Put ``graft`` into ``model`` and write the result to ``out``: config, weights, tokenizer, model card.
 
-    A linear readout becomes the layer of a token classifier, whose logits at the first token (the last, for causal models)
-    are the task's. Where an architecture has no such class, it is a file of its own beside the body.
+    A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` answers as it
+    does. Where an architecture has no such class, it is a file of its own beside the body. What is read in another way has
+    no classes in its config.json, so that this call fails and does not answer by a random head.
 
     Args:
         graft: with its origin, as `Graft.load` gives it.
@@ -53,32 +61,42 @@ def apply_graft(graft: Graft, model: str, out: Path) -> WrittenModel:
         ModelError: the model cannot be loaded, or what was written is not what was meant.
         UsageError: there is something in ``out``.
     """
-    origin = _origin(graft)
+    origin, out = _origin(graft), Path(out)
     _check_free(out)
     readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
     loaded = load_model(model, readout, max_length=origin.max_length)
+    graft.apply_(loaded.model)
+    if origin.tokenizer and origin.tokenizer != loaded.tokenizer_digest:
+        raise GraftError(
+            f"The graft was made with another tokenizer than model {model!r} has: expected {origin.tokenizer[:12]}, got "
+            f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
+        )
     # Under some heads a body lacks a part (BERT's pooler) that whoever loads the body alone should find all the same.
-    whole, missing = read_weights(locate(model), "AutoModel", model)
+    config = read_config(locate(model), model)
+    whole, missing = read_weights(locate(model), body_loader(config, model), model)
     body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}
-    network, reading = _network(loaded, body, graft, origin, model)
-    graft.apply_(network)
-    rest = {}
-    if type(body_of(network)) is type(whole):
-        prefix = body_prefix(network)
-        rest = {f"{prefix}{name}": tensor for name, tensor in body.items()}
+    same_kind = type(body_of(loaded.model)) is type(whole)
+    if same_kind:
+        body |= body_of(loaded.model).state_dict()
+    network, tokenizer, reading = _network(loaded, config, body, graft, origin)
+    rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
-        _save(directory, network, {**rest, **network.state_dict()}, loaded.tokenizer)
+        _save(directory, network, {**rest, **network.state_dict()}, tokenizer)
         if reading.own_readout:
-            save_file(dict(graft.readout), directory / "readout.safetensors")
+            labels = {"labels": json.dumps(origin.task.labels)}
+            write_atomically(directory / READOUT, tensor_bytes(graft.readout, labels))
         write_atomically(directory / "README.md", model_card(graft, origin, model, reading))
         _verify(directory, network)
-    note = ""
-    if reading.own_readout:
-        note = (
-            f"{type(network).__name__} has no token classifier with one linear layer, so the readout is in "
-            "readout.safetensors."
-        )
-    return WrittenModel(out, type(network).__name__, reading.loader, note)
+    return WrittenModel(out, type(network).__name__, reading.loader, reading.usual, _note(reading, network))
+
+
+def _note(reading: Reading, network: Any) -> str:
+    if not reading.own_readout:
+        return ""
+    return (
+        f"transformers has no sequence classifier that answers as this {type(network).__name__} does with its readout and "
+        f"tokenizer, so the readout is in {READOUT}."
+    )
 
 
 def _origin(graft: Graft) -> GraftOrigin:
@@ -101,36 +119,86 @@ def _check_free(out: Path) -> None:
 
 
 def _network(
-    loaded: LoadedModel, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin, model: str
-) -> tuple[Any, Reading]:
-    """The Hugging Face model to write, its head filled but ``body`` not grafted, and how it is read."""
-    task = origin.task
-    encoder = loaded.encoder(task)
-    pair = len(task.text_columns) == 2
-    ids = torch.tensor(encoder(Rows(("a",), ("a",) if pair else (), (0,))))
-    tokens: Any = loaded.model.tokens
-    types = tokens.token_types(ids)
-    separator = tokens.separator if types is not None and bool(types.any()) else None
-    config = read_config(locate(model), model)
-    position = -1 if is_causal(config) else 0
-    source = encoder.source(pair=pair)
+    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin
+) -> tuple[Any, Any, Reading]:
+    """The Hugging Face model to write with graft and head, its tokenizer, and how it is read."""
+    backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
+    reading = Reading(
+        "AutoModelForSequenceClassification",
+        loaded.encoder(origin.task).source(pair=pair),
+        position=-1 if reads_last(config) else 0,
+        separator=cast(Any, loaded.model).tokens.separator if pair else None,
+    )
     if origin.readout in ("prompt", "causal"):
+        _name_labels(backbone.config, ())
         loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
-        return loaded.model.backbone, Reading(loader, source, separator=separator)
-    if origin.readout == "classifier":
-        config.pad_token_id = tokens.pad  # causal ones find a row's last token by it
-        _name_labels(config, task.labels, origin.classes)
-        network = _classifier(config, body, graft.readout, origin)
-        return network, Reading("AutoModelForSequenceClassification", source, separator=separator)
-    _check_linear(graft.readout, len(task.labels), loaded.model.hidden_size)
-    _name_labels(config, task.labels)
-    network = _token_classifier(config, body, graft.readout, ids)
+        return backbone, loaded.tokenizer, replace(reading, loader=loader)
+    network, tokenizer = _classifying(loaded, config, body, graft, origin, reading.position)
     if network is None:
-        return loaded.model.backbone, Reading("AutoModel", source, position, separator, own_readout=True)
-    return network, Reading("AutoModelForTokenClassification", source, position, separator)
+        _name_labels(backbone.config, ())
+        return backbone, loaded.tokenizer, replace(reading, loader=body_loader(config, loaded.name), own_readout=True)
+    return network, tokenizer or loaded.tokenizer, replace(reading, usual=tokenizer is not None)
+
+
+def _classifying(
+    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin, position: int
+) -> tuple[Any, Any]:
+    """A sequence classifier, and the tokenizer with which the usual call reads texts as our encoder does; either may lack."""
+    task, model = origin.task, cast(Any, loaded.model)
+    rows = _probes(loaded, pair=task.kind == "pair")
+    inputs = [model.inputs(torch.tensor([ids])) for ids in loaded.encoder(task)(rows)]
+    tokenizer = _tokenizer(loaded, list(inputs[0]))
+    if not _reads_alike(tokenizer, rows, inputs):
+        tokenizer = None
+    config.pad_token_id = model.tokens.pad  # causal ones find a row's last token by it
+    config.problem_type = "single_label_classification"
+    _name_labels(config, task.labels, origin.classes)
+    if origin.readout == "classifier":
+        return _classifier(config, body, graft.readout, origin), tokenizer
+    _check_linear(graft.readout, len(task.labels), loaded.model.hidden_size)
+    if tokenizer is None:
+        return None, None
+    return sequence_classifier(config, body, graft.readout, inputs[:-1], position), tokenizer
+
+
+def _probes(loaded: LoadedModel, *, pair: bool) -> Rows:
+    """Rows by which to see whether a tokenizer by itself reads texts as ours does: too long ones, and special tokens."""
+    long = "it was " * min(loaded.max_length, 10_000)
+    texts = ("a", "What was it?", " ".join(loaded.tokenizer.all_special_tokens), long)
+    return Rows(texts, texts[::-1] if pair else (), (0,) * len(texts))
+
+
+def _tokenizer(loaded: LoadedModel, inputs: list[str]) -> Any:
+    """The model's tokenizer, which without more words reads texts as our encoder does, if it can.
+
+    Args:
+        loaded: the model.
+        inputs: names of what the model is called with.
+    """
+    import transformers
+
+    with explained(loaded.name), quiet(transformers):
+        return transformers.AutoTokenizer.from_pretrained(
+            locate(loaded.name),
+            model_max_length=loaded.max_length,
+            model_input_names=inputs,
+            split_special_tokens=True,
+            truncation_side="right",
+            trust_remote_code=False,
+        )
+
+
+def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether ``tokenizer`` makes ``inputs`` of ``rows``, called as the pipeline calls it."""
+    texts = zip(rows.first, rows.second, strict=True) if rows.second else zip(rows.first)
+    return all(
+        dict(tokenizer(*each, truncation=True)) == {name: tensor[0].tolist() for name, tensor in expected.items()}
+        for each, expected in zip(texts, inputs, strict=True)
+    )
 
 
 def _name_labels(config: Any, labels: tuple[str, ...], classes: tuple[int, ...] = ()) -> None:
+    """Say in ``config`` which class is which label; without labels, that there are no classes."""
     numbers = classes or tuple(range(len(labels)))
     if sorted(numbers) != list(range(len(labels))):
         raise GraftError(
@@ -149,34 +217,6 @@ def _check_linear(readout: Mapping[str, Tensor], labels: int, width: int) -> Non
         )
 
 
-def _token_classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], ids: Tensor) -> Any:
-    """The architecture's token classifier with ``readout`` as its head; ``None`` where its head is another."""
-    import transformers
-
-    try:
-        loader: Any = transformers.AutoModelForTokenClassification
-        network = loader.from_config(config, dtype=torch.float32).eval()
-    except ValueError:  # there is none
-        return None
-    if not _load_body(network, body):
-        return None
-    inside = {id(parameter) for parameter in body_of(network).parameters()}
-    linears = [
-        module
-        for module in network.modules()
-        if isinstance(module, nn.Linear) and module.weight.shape == readout["weight"].shape and module.bias is not None
-    ]
-    head = [parameter for parameter in network.parameters() if id(parameter) not in inside]
-    if len(linears) != 1 or {id(each) for each in linears[0].parameters()} != {id(each) for each in head}:
-        return None
-    with torch.no_grad():
-        linears[0].weight.copy_(readout["weight"])
-        linears[0].bias.copy_(readout["bias"])
-        # Whatever a class may do between its body and its layer: the logits must be the layer's on the hidden states.
-        expected = linears[0](body_of(network)(ids).last_hidden_state)
-        return network if torch.allclose(network(ids).logits, expected, atol=1e-5) else None
-
-
 def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin) -> Any:
     """The sequence classifier that the readout is the head of, with the base model's body."""
     import transformers
@@ -192,6 +232,8 @@ def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, T
             f"The graft's readout is the head of a {origin.architecture}, and the model is of type {config.model_type!r}. "
             "Give the model that the graft was made from."
         )
+    if origin.network:  # what the head computes is not in the base model's
+        set_network_(config, origin.network)
     network = kind(config).float().eval()
     own = network.state_dict()
     lacking = sorted(own.keys() - readout.keys() - {f"{body_prefix(network)}{name}" for name in body})

@@ -7,12 +7,17 @@ import os
 import platform
 import sys
 import warnings
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
 from forgetfree.errors import UsageError
+
+if TYPE_CHECKING:
+    from forgetfree.data.rows import TaskRows
+    from forgetfree.tasks import EvaluatedOn
 
 _PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
 
@@ -48,6 +53,18 @@ def quiet_libraries() -> None:
         "ignore", module=r"(avalanche|torch|torchvision|transformers|datasets|GPUtil|qpsolvers)(\..*)?$"
     )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
+    """Print a note on every task some of whose scored rows are trained on.
+
+    Args:
+        tasks: with their rows.
+        scored: which rows their test rows are.
+    """
+    for rows in tasks:
+        if note := rows.shared_note(scored):
+            print(f"note: {note}", file=sys.stderr)
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: What every function of ours takes for a path.
+StrPath = str | os.PathLike[str]
+
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write ``content`` to ``path``: into a temporary file beside it, synced, then renamed over it."""

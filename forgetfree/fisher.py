@@ -45,7 +45,7 @@ def diagonal_fisher(
                 loss.backward()  # type: ignore[no-untyped-call]
                 for parameter, view in zip(parameters, views, strict=True):
                     if parameter.grad is not None:
-                        view.addcmul_(parameter.grad, parameter.grad)
+                        view.add_(parameter.grad.float().square())
                         parameter.grad = None
                 value = check_loss(loss, row + 1)
                 if on_step:

@@ -21,8 +21,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from forgetfree.binding import is_network
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import checksum, read_tensors, tensor_bytes
+from forgetfree.files import StrPath, checksum, read_tensors, tensor_bytes
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.parameters import ParameterSpace, TensorSpec
 from forgetfree.regions import Region
@@ -83,12 +84,13 @@ def read(path: Path) -> Graft:
         ) from error
 
 
-def find_graft(path: Path) -> Path:
+def find_graft(path: StrPath) -> Path:
     """``path`` itself, or the one graft file in or below a directory.
 
     Raises:
         UsageError: the directory holds none, or several.
     """
+    path = Path(path)
     if not path.is_dir():
         return path
     found = [each for each in sorted(path.rglob("*.safetensors")) if _is_graft(each)]
@@ -116,12 +118,12 @@ def pack(space: ParameterSpace, region: Region, values: Tensor | None = None) ->
 
 
 def unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
-    """Region and values from what `pack` made.
+    """Region and values from what `pack` made, the values in the space's dtype.
 
     Raises:
         RegionError: indices or values do not fit the space.
     """
-    region, values = unpack_region(space, tensors), [torch.empty(0, dtype=space.tensors[0].dtype)]
+    region, values = unpack_region(space, tensors), [torch.empty(0, dtype=space.dtype)]
     for spec in space.tensors:
         index, value = tensors.get(f"{spec.name}/index"), tensors.get(f"{spec.name}/value")
         if (index is None) != (value is None):
@@ -217,12 +219,16 @@ def _origin(text: str) -> GraftOrigin:
         origin.model,
         origin.fingerprint,
         origin.architecture,
+        origin.network,
+        origin.tokenizer,
         origin.task.name,
         *origin.task.labels,
     )
     numbers = (origin.sparsity, origin.max_length)
     if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in numbers):
         raise RegionError("its origin cannot be read (a text or a number is neither).")
+    if origin.network and not is_network(origin.network):
+        raise RegionError("its origin cannot be read (the network's configuration is no JSON object).")
     return origin
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forgetfree.pages import Page, Table, cell, percent
+from forgetfree.pages import CONSTANT, NULL, Page, Table, cell, percent
 from forgetfree.run_results import USUAL
 
 Json = Mapping[str, Any]
@@ -31,6 +31,8 @@ def _scores(results: Json) -> Table:
         body.append(
             (name, entries, *(cell((row[key] for row in those), percent) for key in ("score", "ece", "agreement")))
         )
+    if floors := results.get("floors"):
+        body.append((CONSTANT, NULL, percent(floors["constant"]), NULL, NULL))
     which = results.get("evaluated_on", USUAL["evaluated_on"])
     return Table(
         f"On {results['data']['test_rows']:,} {which} rows (in %; ECE in percentage points)",

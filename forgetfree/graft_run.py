@@ -18,7 +18,7 @@ import torch
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
-from forgetfree.environment import environment, find_device, make_directory, refuse_held, set_threads
+from forgetfree.environment import environment, find_device, make_directory, refuse_held, set_threads, tell_shared_rows
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.graft_config import CheckedGraft, GraftConfig
@@ -26,7 +26,7 @@ from forgetfree.graft_file import find_graft
 from forgetfree.graft_report import lay_out_graft
 from forgetfree.grafting import Graft
 from forgetfree.localization import LocalizationOptions, check_localization
-from forgetfree.metrics import Predictions, agreement
+from forgetfree.metrics import Predictions, agreement, constant_score
 from forgetfree.models.body import body_space
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import load_model
@@ -64,13 +64,14 @@ def run_graft(config: GraftConfig, *, monitor: MakeMonitor | None = None) -> Jso
     device = find_device(config.device)
     set_threads(checked.common.threads)
     rows = load_task(config.task, config.data, checked.common.evaluate_on)
+    tell_shared_rows([rows], checked.common.evaluate_on)
     store = StateStore(Path(checked.common.cache) if checked.common.cache else out / "fine-tuned")
     results: Json = {}
     for seed in config.seeds:
         watch = Stopwatch((monitor or (lambda _: Monitor()))(f"{config.task} · graft · seed {seed}"))
         subject = _Subject.load(config, checked, rows, seed, device, store, watch)
         if not results:
-            results = _described(config, checked, subject)
+            results = _described(config, checked, subject) | {"shared_rows": rows.shared}
             write_json(out / "config.json", _environment(config, checked, subject, device))
         found = _measure(config, checked, subject, watch)
         for key in ("rows", "regions", "grafts"):
@@ -254,6 +255,7 @@ def _described(config: GraftConfig, checked: CheckedGraft, subject: _Subject) ->
             "test_rows": len(bench.task.test),
         },
         "metric": bench.task.definition.metric,
+        "floors": {"constant": constant_score(bench.task.test.labels.numpy(), bench.task.definition.metric)},
         "base": checked.options[0].base if config.base_file is None else config.base_file.name,
         "fine_tuned": given
         and {"architecture": given.architecture, "fingerprint": given.fingerprint, "left_out": list(given.left_out)},

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,14 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forgetfree.binding import network_differences, network_of
 from forgetfree.data.encoding import Batch
 from forgetfree.errors import GraftError, OptionError, RegionError
-from forgetfree.files import write_atomically
+from forgetfree.files import StrPath, write_atomically
 from forgetfree.models.body import body_fingerprint, body_of
 from forgetfree.models.readout_model import ReadoutKind, autocast
 from forgetfree.models.state import persistent_buffers
 from forgetfree.options import Options, option
-from forgetfree.parameters import ParameterSpace
+from forgetfree.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.regions import Region
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 from forgetfree.training import OnStep, check_loss, trainable
@@ -48,6 +48,9 @@ class GraftOrigin:
         architecture: of ``classifier``: the Hugging Face class whose head the readout is.
         classes: of ``classifier``: of each of the task's labels, the number of the head's class.
         max_length: tokens a row was read at, at most.
+        network: what the base model computes beside its weights, see `forgetfree.binding.network_of`; of ``classifier``, the
+            fine-tuned model. Empty where nobody says it.
+        tokenizer: what its tokenizer does, see `forgetfree.binding.tokenizer_digest`; empty likewise.
     """
 
     task: TaskDefinition
@@ -58,6 +61,8 @@ class GraftOrigin:
     architecture: str = ""
     classes: tuple[int, ...] = ()
     max_length: int = MAX_LENGTH
+    network: str = ""
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class Graft:
                 buffer.copy_(self.buffers[name])
         return before
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write it as one file, atomically: see `forgetfree.graft_file`.
 
         Raises:
@@ -125,7 +130,7 @@ class Graft:
         write_atomically(Path(path), serialize(self))
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Graft:
+    def load(cls, path: StrPath) -> Graft:
         """Read what `save` wrote and verify everything about it.
 
         Raises:
@@ -153,11 +158,19 @@ class Graft:
                     f"The graft belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
                     f"{tensor.dtype}. Load the model with dtype={spec.dtype}."
                 )
-        if fingerprint and self.origin is not None:
-            got, expected = body_fingerprint(body), self.origin.fingerprint
+        origin = self.origin
+        # Of a classifier, the network is the fine-tuned one's: what its head needs may be another than the base model's.
+        bound = origin is not None and origin.readout != "classifier" and origin.network
+        if bound and (differ := network_differences(bound, network_of(body))):
+            raise GraftError(
+                f"The graft belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json "
+                "that the graft was made with."
+            )
+        if fingerprint and origin is not None:
+            got, expected = body_fingerprint(body), origin.fingerprint
             if got != expected:
                 raise GraftError(
-                    f"The graft belongs to other weights, those of {self.origin.model!r}: expected fingerprint "
+                    f"The graft belongs to other weights, those of {origin.model!r}: expected fingerprint "
                     f"{expected[:12]}, the model's is {got[:12]}. Load the very weights it was made from; to put it on top of "
                     "another graft, check=False."
                 )
@@ -235,15 +248,29 @@ def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
         count = min(count, int(eligible.sum()))
     if count <= 0:
         return Region.empty()
-    threshold = torch.topk(scores, count, sorted=True).values[-1]
+    threshold = _highest(scores, count).min()
     chosen = (scores > threshold).nonzero().squeeze(1)
     ties = (scores == threshold).nonzero().squeeze(1)[: count - len(chosen)]
     return Region.of(torch.cat([chosen, ties]))
 
 
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """The ``count`` highest of the scores ``(N,)``, in any order.
+
+    Of many scores, one in 64 tells about how high they must be, which leaves few to sort.
+    """
+    sample = scores[::64]
+    likely = count // 32 + 64  # twice as many as belong to the highest, so that the guess is seldom too high
+    if likely < len(sample):
+        above = scores[scores >= torch.topk(sample, likely, sorted=False).values.min()]
+        scores = above if len(above) >= count else scores
+    return torch.topk(scores, count, sorted=False).values
+
+
 def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:
     """The ``count`` entries of largest |θ_ft − θ_pre|, of those ``among`` a region; fewer where fewer moved."""
-    movement = (theta_ft - theta_pre).abs_()
+    wide = at_least_float32(theta_ft.dtype)
+    movement = (theta_ft.to(wide) - theta_pre.to(wide)).abs_()
     moved = movement > 0
     return top(movement, count, moved if among is None else moved & among.mask(len(moved)).to(moved.device))
 
@@ -318,13 +345,22 @@ def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
 
 
 def hard_region(climbed: Tensor, start: float, base: Tensor, eligible: Tensor, count: int) -> Region:
-    """The entries of highest γ among the eligible, at most ``count``, for S = ``start + climbed``.
+    """The entries of highest γ among the eligible, at most ``count``, for S = ``start + climbed``; of equals the lower index.
 
-    γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding.
+    γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. Outside, where
+    most entries are, ``climbed`` alone ranks them, so no more than ``count`` of them meet those of the base in float64.
     """
-    scores = climbed.double().add_(start)
-    scores[base] *= -1
-    return top(scores, count, eligible)
+    inside = (eligible & base).nonzero().squeeze(1).cpu()
+    others = ~eligible
+    others |= base
+    among = len(climbed) - int(others.sum())
+    scores = climbed.masked_fill(others, -math.inf)
+    del others  # the search for the highest needs its memory
+    outside = top(scores, min(count, among)).indices
+    candidates = torch.cat([outside, inside]).sort().values
+    scores = climbed[candidates.to(climbed.device)].double().add_(start)
+    scores[base[candidates.to(base.device)]] *= -1
+    return Region(candidates[top(scores, count).indices]) if len(candidates) > count else Region(candidates)
 
 
 def learn_regions(
@@ -379,7 +415,8 @@ def learn_regions(
     # float16 gradients of a mean over many rows would vanish without it.
     loss_scale = 1024.0 if options.precision == "fp16" else 1.0
     counts = [budget(len(space), sparsity) for sparsity in sparsities]
-    climbed = torch.zeros_like(theta_pre)  # S − S_0
+    wide = at_least_float32(space.dtype)
+    climbed = torch.zeros(len(space), dtype=wide, device=device)  # S − S_0
     is_base = base.mask(len(space)).to(device)
     moved = theta_ft != theta_pre
     pieces = list(
@@ -391,9 +428,11 @@ def learn_regions(
 
     def consider(step: int) -> None:
         # An entry that fine-tuning did not move carries nothing. Before the first step, nothing speaks for any but the base.
-        eligible = moved & is_base if step == 0 else moved
         for i, count in enumerate(counts):
-            region = hard_region(climbed, options.score_init, is_base, eligible, count)
+            if step == 0:
+                region = Region(base.indices[moved[base.indices.to(device)].cpu()][:count])
+            else:
+                region = hard_region(climbed, options.score_init, is_base, moved, count)
             value = -math.inf
             if validate is not None:
                 space.load_(model, theta_pre)
@@ -416,17 +455,18 @@ def learn_regions(
                 with torch.no_grad():
                     for parameter, pre, ft, climb, in_base in pieces:
                         gamma = soft_mask(options.score_init + climb, in_base)
-                        torch.lerp(pre, ft, gamma, out=parameter.data)
+                        parameter.copy_(torch.lerp(pre.to(wide), ft.to(wide), gamma))
                         parameter.grad = None
                 losses.append(_accumulate(batch, forward, options.precision, device, step, loss_scale))
                 with torch.no_grad():
                     for parameter, pre, ft, climb, in_base in pieces:
                         if parameter.grad is None:
                             continue
-                        sigma = torch.sigmoid(options.score_init + climb)
-                        slope = sigma * (1 - sigma)
-                        gradient = parameter.grad * (ft - pre) * torch.where(in_base, -slope, slope)
+                        sigma = (options.score_init + climb).sigmoid_()
+                        slope = sigma.mul_(1 - sigma)  # σ′
+                        gradient = (ft.to(wide) - pre).mul_(parameter.grad).mul_(torch.where(in_base, -slope, slope))
                         climb.sub_(gradient, alpha=options.learning_rate / loss_scale)
+                        parameter.grad = None
                 if on_step:
                     on_step(step, losses[-1])
                 if step % options.evaluate_every == 0 or step == options.steps:
@@ -438,7 +478,7 @@ def learn_regions(
         model.train(mode)
     if not best:  # there were fewer batches than steps
         consider(len(losses))
-    scores = options.score_init + climbed
+    scores = climbed.add_(options.score_init)
     return [
         LearnedRegion(region, count, scores, step, tuple(values), tuple(losses))
         for (_, step, region), count, values in zip(best, counts, validation, strict=True)
@@ -491,14 +531,15 @@ class RegionParameters:
     """A region's values as one trainable vector ``(s,)``, so that nothing else can move.
 
     The optimiser sees this vector and not the model's tensors: neither weight decay nor momentum nor rounding can reach
-    an entry outside the region. Each update: `collect` gradients, step, `write`.
+    an entry outside the region. Where the tensors are narrower than float32, the vector keeps what they round away. Each
+    update: `collect` gradients, step, `write`.
     """
 
     def __init__(self, model: nn.Module, space: ParameterSpace, region: Region) -> None:
         tensors = space.parameters(model)
         device = tensors[0].device
         self._pieces = [(tensors[i], local.to(device), where) for i, local, where in space.split(region.indices)]
-        self.values = nn.Parameter(space.gather(model, region.indices))
+        self.values = nn.Parameter(space.gather(model, region.indices).to(at_least_float32(space.dtype)))
         #: What the optimiser moves.
         self.parameters = [self.values]
         #: The model's tensors that hold an entry of the region: the only ones that need gradients.
@@ -506,11 +547,12 @@ class RegionParameters:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Take the region's gradients from the model's tensors, and free those."""
+        """Take the region's gradients ``(s,)`` from the model's tensors, and free those."""
         gradient = torch.zeros_like(self.values)
         for tensor, local, where in self._pieces:
             if tensor.grad is not None:
-                gradient[where] = tensor.grad.view(-1)[local]
+                flat, at = entries(tensor.grad, local)
+                gradient[where] = flat[at].to(gradient)
                 tensor.grad = None
         self.values.grad = gradient
 
@@ -518,4 +560,5 @@ class RegionParameters:
     def write(self) -> None:
         """Put the region's values into the model's tensors."""
         for tensor, local, where in self._pieces:
-            tensor.view(-1)[local] = self.values[where]
+            flat, at = entries(tensor, local)
+            flat[at] = self.values[where].to(flat)

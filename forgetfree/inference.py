@@ -14,7 +14,8 @@ from torch import Tensor
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.errors import LedgerError, RunError, UsageError
-from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.files import StrPath
+from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import load_tensors_
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -35,33 +36,46 @@ class Predictor:
     Args:
         loaded: the base model, with no tasks yet.
         ledger: of the run.
-        tasks: the definitions of its tasks, in the order of the stream.
-        shared_labels: whether all tasks' labels had one readout (``scenario=class``): each task is answered by its own.
+        tasks: definitions of its tasks in the order of the stream, where something beside the ledger says them. They must be
+            the ledger's own, which ledgers of version 0.2 do not have.
+        shared_labels: of a ledger of version 0.2: whether all tasks' labels had one readout (``scenario=class``).
+        precision: of a ledger of version 0.2: what it answered in.
 
     Raises:
-        LedgerError: the ledger belongs to another model.
+        LedgerError: the ledger belongs to another model, or would not answer as it did; the message says what differs.
     """
 
     def __init__(
-        self, loaded: LoadedModel, ledger: Ledger, tasks: Sequence[TaskDefinition], *, shared_labels: bool = False
+        self,
+        loaded: LoadedModel,
+        ledger: Ledger,
+        tasks: Sequence[TaskDefinition] = (),
+        *,
+        shared_labels: bool = False,
+        precision: str = "fp32",
     ) -> None:
         self._loaded, self.ledger = loaded, ledger
+        self._precision = ledger.binding.precision if ledger.binding else precision
         self._switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
-        self._tasks = {task.name: task for task in tasks}
+        check_binding(ledger, loaded.binding(self._precision), "The ledger")
+        given = {task.name: task for task in tasks}
+        check_definitions(ledger, given, "the run's config.json")
+        self._tasks: dict[str, TaskDefinition] = {}
         first_labels = _first_labels(tasks) if shared_labels else {}
         for record in ledger.records:
-            if record.task not in self._tasks:
+            definition = record.definition or given.get(record.task)
+            if definition is None:
                 raise LedgerError(
                     f"The ledger holds task {record.task!r}, which the run's config.json does not define. "
                     "The two belong to different runs."
                 )
-            label = loaded.model.add_task(loaded.head(self._tasks[record.task]))
+            self._tasks[record.task] = definition
+            label = loaded.model.add_task(loaded.head(definition))
             readout = loaded.model.readout_module(label)
             expected = {name: tuple(tensor.shape) for name, tensor in readout.state_dict().items()}
-            stored = dict(record.readout)
-            if shared_labels:
-                first, count = first_labels[record.task], len(self._tasks[record.task].labels)
-                stored = {name: tensor[first : first + count] for name, tensor in stored.items()}
+            first, count = first_labels.get(record.task, 0), len(definition.labels)
+            classes = list(record.classes or range(first, first + count))
+            stored = {name: _rows(tensor, classes) for name, tensor in record.readout.items()}
             got = {name: tuple(tensor.shape) for name, tensor in stored.items()}
             if expected != got:
                 raise LedgerError(
@@ -71,7 +85,7 @@ class Predictor:
             load_tensors_(readout, stored)
 
     @classmethod
-    def of_run(cls, directory: Path, seed: int | None = None, strategy: str | None = None) -> Predictor:
+    def of_run(cls, directory: StrPath, seed: int | None = None, strategy: str | None = None) -> Predictor:
         """The predictor of a run directory.
 
         Args:
@@ -83,35 +97,19 @@ class Predictor:
             RunError: it is no run directory, or holds no ledger.
             LedgerError, ModelError: ledger and model do not fit.
         """
-        path = directory / "config.json"
-        try:
-            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            tasks = [TaskDefinition.of_fields(task) for task in config["tasks"]]
-            name, readout = config["model"]["name"], config["model"]["readout"]
-            shared_labels = config.get("scenario") == "class"
-            max_length = config["model"].get("max_length", MAX_LENGTH)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{directory} is not a finished run: {path.name} cannot be read ({error}). Give the directory that "
-                "`forgetfree run --out` wrote."
-            ) from error
-        pattern = f"{strategy or '*'}/seed-{'*' if seed is None else seed}/ledger.safetensors"
-        ledgers = sorted(directory.glob(pattern), key=lambda p: (p.parts[-3] != "grafting-continual", p))
-        if not ledgers:
-            of_seed = "" if seed is None else f" of seed {seed}"
-            of_strategy = "" if strategy is None else f" of {strategy}"
-            held = ", ".join(
-                sorted({f"{p.parts[-3]} ({p.parts[-2]})" for p in directory.glob("*/seed-*/ledger.safetensors")})
-            )
-            raise RunError(
-                f"{directory} holds no ledger{of_strategy}{of_seed}. It holds those of: {held or 'none'}. Run a strategy that "
-                "keeps one: grafting-continual, packnet, wsn, bitfit or graft-retrain."
-            )
+        run = Path(directory)
+        config, tasks = _read_config(run / "config.json")
+        name, readout, max_length = (config["model"][key] for key in ("name", "readout", "max_length"))
+        file = find_ledger(run, seed, strategy)
+        ledger = Ledger.load(file)
+        if ledger.binding:
+            readout, max_length = ledger.binding.readout, ledger.binding.max_length
         return cls(
             load_model(name, readout, max_length=max_length),
-            Ledger.load(ledgers[0]),
+            ledger,
             tasks,
-            shared_labels=shared_labels,
+            shared_labels=config["scenario"] == "class",
+            precision=config["options"].get(file.parts[-3], {}).get("precision", "fp32"),
         )
 
     def definition(self, task: str) -> TaskDefinition:
@@ -130,7 +128,7 @@ class Predictor:
         label = model.task_label(task)
         encoded = EncodedRows.of(self._loaded.encoder(definition)(rows), rows.labels, label, self._loaded.pad)
         with self._switch.task(task):
-            return predict(model, encoded, batch_size=batch_size)
+            return predict(model, encoded, batch_size=batch_size, precision=self._precision)
 
     def answer(self, task: str, texts: Sequence[tuple[str, ...]]) -> list[Answer]:
         """Labels of texts (or pairs of texts).
@@ -155,6 +153,56 @@ class Predictor:
             Answer(definition.labels[label], probability)
             for probability, label in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
+
+
+def tasks_of_run(config: Path) -> list[TaskDefinition]:
+    """The definitions in a run's config.json.
+
+    Raises:
+        RunError: it is none.
+    """
+    return _read_config(config)[1]
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], list[TaskDefinition]]:
+    """A run's config.json, and the tasks that it defines."""
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        tasks = [TaskDefinition.of_fields(task) for task in config["tasks"]]
+        model = {"max_length": MAX_LENGTH, **config["model"]}
+        found = {"scenario": "task", "options": {}, **config, "model": model}
+        _ = model["name"], model["readout"], dict(found["options"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path.parent} is not a finished run: {path.name} cannot be read ({error}). Give the directory that "
+            "`forgetfree run --out` wrote."
+        ) from error
+    return found, tasks
+
+
+def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
+    """The file of a run's ledger; see `Predictor.of_run`.
+
+    Raises:
+        RunError: the run holds none.
+    """
+    pattern = f"{strategy or '*'}/seed-{'*' if seed is None else seed}/ledger.safetensors"
+    ledgers = sorted(run.glob(pattern), key=lambda p: (p.parts[-3] != "grafting-continual", p))
+    if not ledgers:
+        of_seed = "" if seed is None else f" of seed {seed}"
+        of_strategy = "" if strategy is None else f" of {strategy}"
+        there = run.glob("*/seed-*/ledger.safetensors")
+        held = ", ".join(sorted({f"{p.parts[-3]} ({p.parts[-2]})" for p in there}))
+        raise RunError(
+            f"{run} holds no ledger{of_strategy}{of_seed}. It holds those of: {held or 'none'}. Run a strategy that keeps one: "
+            "grafting-continual, packnet, wsn, bitfit or graft-retrain."
+        )
+    return ledgers[0]
+
+
+def _rows(tensor: Tensor, classes: list[int]) -> Tensor:
+    """The rows of a task's labels; all of them where the readout has no others."""
+    return tensor if max(classes, default=-1) >= len(tensor) else tensor[classes]
 
 
 def _first_labels(tasks: Sequence[TaskDefinition]) -> dict[str, int]:

@@ -15,8 +15,17 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from forgetfree.errors import LedgerError, OptionError
+from forgetfree.files import StrPath
 from forgetfree.grafting import Graft, RegionParameters
-from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
+from forgetfree.ledger import (
+    Composition,
+    Ledger,
+    LedgerSwitch,
+    Record,
+    changed_buffers,
+    check_binding,
+    check_definitions,
+)
 from forgetfree.models.state import load_tensors_, tensors_of
 from forgetfree.options import option
 from forgetfree.regions import Region
@@ -83,7 +92,8 @@ class LedgerStrategy(ContinualStrategy):
 
     def setup(self) -> None:
         """An empty ledger."""
-        self.ledger: Ledger = Ledger(self.space, self.stream.loaded.fingerprint, self.composition)
+        binding = self.stream.loaded.binding(self.options.precision)
+        self.ledger: Ledger = Ledger(self.space, self.stream.loaded.fingerprint, self.composition, binding)
         self._switch = LedgerSwitch(self.ledger, self.task_model.backbone)
         self._localized: Localized | None = None
         self._region: Trained | None = None
@@ -169,6 +179,8 @@ class LedgerStrategy(ContinualStrategy):
                 self._localized.sparsity,
                 readout=tensors_of(self.task_model.readout_module(task.label)),
                 buffers=changed_buffers(backbone, self.pristine.buffers),
+                definition=task.definition,
+                classes=task.classes,
             )
         )
         self._switch.committed()
@@ -190,20 +202,22 @@ class LedgerStrategy(ContinualStrategy):
         """Back to what the next task starts from."""
         self._switch.to(len(self.ledger.records) if self.composition == "union" else 0)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: StrPath) -> None:
         """The ledger."""
-        self.ledger.save(directory / "ledger.safetensors")
+        self.ledger.save(Path(directory) / "ledger.safetensors")
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: StrPath) -> None:
         """The ledger; the next task may be learned on top of it."""
-        path = directory / "ledger.safetensors"
+        path = Path(directory) / "ledger.safetensors"
         ledger = Ledger.load(path)
         if ledger.composition != self.composition:
             raise LedgerError(
                 f"{path} has composition {ledger.composition}, and {type(self).__name__.lower()} needs {self.composition}. "
                 "Load it by the strategy that wrote it."
             )
+        check_binding(ledger, self.stream.loaded.binding(self.options.precision), str(path))
         tasks = {task.name: task for task in self.stream.tasks}
+        check_definitions(ledger, {name: task.definition for name, task in tasks.items()}, "the stream")
         for record in ledger.records:  # all of it, before anything is changed
             if record.task not in tasks:
                 raise LedgerError(

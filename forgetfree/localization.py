@@ -47,6 +47,13 @@ class LocalizationOptions(TrainingOptions):
         "γ_base: the most moved entries (§2), none (§5.1), random ones, those of largest Fisher information at θ_pre (FISH "
         "masks, Sung et al., 2021), or the most moved of the biases",
     )
+    base_fraction: float = option(
+        0.1,
+        "size of γ_base as a share of the entries that the region may have, the rest is left to S; the paper: 0.1 (§3.1). "
+        "With mask_steps=0, γ_base is the whole region",
+        above=0,
+        at_most=1,
+    )
     fisher_rows: int = option(256, "training rows that base=fisher reads, at most", at_least=1)
     mask_steps: int | None = option(
         None,
@@ -117,6 +124,11 @@ def choose_base(
     return base_region(kind, theta_pre, theta_ft, count, seed)
 
 
+def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> int:
+    """Entries of γ_base for a region of at most ``count``: all of them where no S is learned."""
+    return count if mask.steps == 0 else max(1, int(options.base_fraction * count + 1e-6))
+
+
 def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int) -> int:
     """How many searches for S the sparsities take: one, or one each where each has a γ_base of its own size.
 
@@ -180,7 +192,9 @@ def localize(
         return Predictions(logits.numpy(), validation.labels.numpy()).score(task.definition.metric)
 
     def batches() -> Iterator[list[Batch]]:
-        for rows in plan_batches(task.train.lengths, mask.batch_size, mask.steps, derive_seed(seed, "batches")):
+        draw = derive_seed(seed, "batches")
+        # Each step moves every score: rows of one length would speak for their kind alone.
+        for rows in plan_batches(task.train.lengths, mask.batch_size, mask.steps, draw, group_by_length=False):
             yield [task.train.batch(part) for part in micro_batches(rows, mask.micro_batch_size)]
 
     readout = model.readout_module(task.label)
@@ -198,7 +212,7 @@ def localize(
                 task.train,
                 theta_pre,
                 theta_ft,
-                counts[0],
+                base_size(options, mask, counts[0]),
                 seed=derive_seed(seed, "base"),
                 fisher_rows=options.fisher_rows,
             )

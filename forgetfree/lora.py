@@ -10,7 +10,7 @@ The file is one safetensors file without pickle. For task ``k``:
     buffer/k/name          buffers that training changed (BatchNorm's, say)
 
 and as metadata: schema, task names in order, PEFT's configuration of each adapter, whether the adapters act together, the
-base model's fingerprint, and a checksum of all of the above.
+base model's fingerprint, what else its answers depend on (`forgetfree.binding`), and a checksum of all of the above.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from forgetfree.binding import Binding
 from forgetfree.errors import RunError
 from forgetfree.files import checksum, read_tensors, tensor_bytes, write_atomically
 from forgetfree.parameters import ParameterSpace
@@ -200,7 +201,9 @@ class LoraRecord:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def save_records(path: Path, records: Sequence[LoraRecord], *, together: bool, fingerprint: str) -> None:
+def save_records(
+    path: Path, records: Sequence[LoraRecord], *, together: bool, fingerprint: str, binding: Binding
+) -> None:
     """Write the file, atomically.
 
     Args:
@@ -208,6 +211,7 @@ def save_records(path: Path, records: Sequence[LoraRecord], *, together: bool, f
         records: of every task, in order.
         together: whether all adapters act together, rather than each alone.
         fingerprint: of the base model.
+        binding: what else answers depend on.
     """
     tensors = {
         f"{kind}/{k}/{name}": tensor.detach().cpu().contiguous()
@@ -222,12 +226,13 @@ def save_records(path: Path, records: Sequence[LoraRecord], *, together: bool, f
         "configs": json.dumps([dict(record.config) for record in records], sort_keys=True),
         "together": json.dumps(together),
         "fingerprint": fingerprint,
+        "binding": binding.json,
     }
     header["checksum"] = checksum(tensors, header)
     write_atomically(path, tensor_bytes(tensors, header))
 
 
-def load_records(path: Path, *, together: bool, fingerprint: str) -> list[LoraRecord]:
+def load_records(path: Path, *, together: bool, fingerprint: str, binding: Binding) -> list[LoraRecord]:
     """Read what `save_records` wrote with the same arguments.
 
     Raises:
@@ -256,6 +261,17 @@ def load_records(path: Path, *, together: bool, fingerprint: str) -> list[LoraRe
             f"The adapters in {path} act {ways[not together]}, and this strategy lets them act {ways[together]}. Load them "
             "into the strategy that saved them."
         )
+
+    if "binding" in header:  # files of version 0.2 do not say it
+        try:
+            differ = Binding.of_json(header["binding"]).differences(binding)
+        except ValueError as error:
+            raise _unsound(path, f"its binding cannot be read ({error})") from error
+        if differ:
+            raise RunError(
+                f"The adapters in {path} would not answer as they did: {'; '.join(differ)}. Use the model's own config.json "
+                "and tokenizer, and the options that the stream was trained with."
+            )
 
     def named(kind: str, k: int) -> dict[str, Tensor]:
         prefix = f"{kind}/{k}/"

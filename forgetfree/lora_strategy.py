@@ -16,6 +16,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from forgetfree.errors import OptionError, RunError, TaskError
+from forgetfree.files import StrPath
 from forgetfree.ledger import changed_buffers
 from forgetfree.lora import LoraAdapters, LoraRecord, check_shapes, linear_layers, load_records, save_records, targets
 from forgetfree.models.state import load_tensors_, persistent_buffers, tensors_of
@@ -167,17 +168,15 @@ class LoraStrategy(ContinualStrategy):
 
     # -- What is kept --------------------------------------------------------------------------------------
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: StrPath) -> None:
         """The adapters of all tasks, and their readouts."""
-        path = directory / "adapters.safetensors"
-        save_records(
-            path, list(self.records.values()), together=not self.taskwise, fingerprint=self.stream.loaded.fingerprint
-        )
+        path = Path(directory) / "adapters.safetensors"
+        save_records(path, list(self.records.values()), together=not self.taskwise, **self._belonging())
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: StrPath) -> None:
         """The adapters; the next task may be learned beside them."""
-        path = directory / "adapters.safetensors"
-        records = load_records(path, together=not self.taskwise, fingerprint=self.stream.loaded.fingerprint)
+        path = Path(directory) / "adapters.safetensors"
+        records = load_records(path, together=not self.taskwise, **self._belonging())
         tasks = {task.name: task for task in self.stream.tasks}
         for record in records:
             if record.task not in tasks:
@@ -199,6 +198,10 @@ class LoraStrategy(ContinualStrategy):
             if record.readout:
                 load_tensors_(self.task_model.readout_module(task.label), record.readout)
             self.note_learned(task, dict(record.readout))
+
+    def _belonging(self) -> dict[str, Any]:
+        loaded = self.stream.loaded
+        return {"fingerprint": loaded.fingerprint, "binding": loaded.binding(self.options.precision)}
 
     def bytes_kept(self) -> int:
         """Adapters and readouts."""

@@ -25,6 +25,7 @@ __all__ = [
     "agreement",
     "average_accuracy",
     "backward_transfer",
+    "constant_score",
     "expected_calibration_error",
     "f1",
     "forgetting",
@@ -206,6 +207,23 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     return 2 * int((actual & predicted).sum()) / positives if positives else 0.0
 
 
+def constant_score(labels: npt.ArrayLike, metric: str = "accuracy") -> float:
+    """The best score that one and the same answer to every example can have: what a model must beat to be worth running.
+
+    Args:
+        labels: integers from 0, shape (n,).
+        metric: `accuracy`: the share of the commonest label. `f1`: of answering 1 throughout, 2p / (p + n) for p examples of
+            label 1.
+
+    Returns:
+        A fraction in [0, 1].
+    """
+    counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=2)
+    if metric == "f1":
+        return float(2 * counts[1] / (counts[1] + counts.sum()))
+    return float(counts.max() / counts.sum())
+
+
 @dataclass(frozen=True, eq=False)
 class Reliability:
     """A reliability diagram (Guo et al., ICML 2017, fig. 1): what a model's confidence is worth, bin by bin.
@@ -296,6 +314,10 @@ class Predictions:
     def score(self, metric: str) -> float:
         """``accuracy`` or ``f1``, in [0, 1]."""
         return f1(self.logits, self.labels) if metric == "f1" else accuracy(self.logits, self.labels)
+
+    def constant_score(self, metric: str) -> float:
+        """The best score of a constant answer on these rows, see `forgetfree.metrics.constant_score`."""
+        return constant_score(self.labels, metric)
 
     @property
     def ece(self) -> float:

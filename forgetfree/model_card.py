@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forgetfree.grafting import Graft, GraftOrigin
+from forgetfree.models.fine_tuned_directory import READOUT
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Reading:
         position: of the token that a linear readout is on: 0, or −1 for causal models.
         separator: the token between two texts, for models with token types that tell them apart; else ``None``.
         own_readout: whether the linear layer is in a file of its own.
+        usual: whether ``pipeline("text-classification")`` reads it so, too.
     """
 
     loader: str
@@ -26,6 +28,7 @@ class Reading:
     position: int = 0
     separator: int | None = None
     own_readout: bool = False
+    usual: bool = False
 
 
 def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) -> str:
@@ -63,8 +66,10 @@ Written by `forgetfree apply`; it needs nothing but transformers.
 Inside this directory:
 
 ```python
-{_code(origin, reading)}
+{_usual_code(origin) if reading.usual else _code(origin, reading)}
 ```
+
+{_remark(origin, reading)}
 """
 
 
@@ -73,13 +78,44 @@ def _readout(origin: GraftOrigin, reading: Reading) -> str:
     if origin.readout == "classifier":
         return "the fine-tuned model's own classification head"
     if origin.readout == "linear":
-        layer = "the linear layer in `readout.safetensors`," if reading.own_readout else "the model's logits"
+        layer = (
+            f"the linear layer in `{READOUT}`" if reading.own_readout else "a linear layer, inside the model's head,"
+        )
         return f"{layer} at the {where} token"
     words = ", ".join(
         f"{label}: {word!r}" for label, word in zip(origin.task.labels, origin.task.label_words, strict=True)
     )
     return (
         f"the logits of label words {'at the mask' if origin.readout == 'prompt' else 'after the last token'} ({words})"
+    )
+
+
+def _remark(origin: GraftOrigin, reading: Reading) -> str:
+    if reading.usual:
+        empty = " For an empty second text give a blank." if origin.task.kind == "pair" else ""
+        return (
+            f"Rows are read up to {origin.max_length} tokens: `truncation=True` cuts longer ones. A text that spells a special "
+            f"token is read as a text.{empty}"
+        )
+    if reading.loader == "AutoModelForSequenceClassification":
+        return "The tokenizer by itself reads texts in another way, so `pipeline` does not answer exactly as this code does."
+    return (
+        'This is no sequence classifier: for `pipeline("text-classification")` it has no classes, and that call fails with '
+        "an error."
+    )
+
+
+def _usual_code(origin: GraftOrigin) -> str:
+    example = '"This is one text."'
+    if origin.task.kind == "pair":
+        example = '{"text": "Is this one text?", "text_pair": "This is another."}'
+    return "\n".join(
+        [
+            "from transformers import pipeline",
+            "",
+            'classify = pipeline("text-classification", model=".", truncation=True)',
+            f"print(classify({example}))",
+        ]
     )
 
 
@@ -101,18 +137,16 @@ def _code(origin: GraftOrigin, reading: Reading) -> str:
     else:
         lines.append("labels = [model.config.id2label[i] for i in range(model.config.num_labels)]")
     if prompted:
-        lines += [
-            f"words = {_listed(task.label_words)}",
-            'label_words = tokenizer.convert_tokens_to_ids([tokenizer.tokenize(" " + word)[0] for word in words])',
-        ]
+        lines.append(f"words = {_listed(task.label_words)}")
     if reading.own_readout:
-        lines.append('readout = load_file("readout.safetensors")')
+        lines.append(f'readout = load_file("{READOUT}")')
     lines += [
         "",
         "",
         reading.encoder,
         "",
         "",
+        *(['label_words = [inside(" " + word)[0] for word in words]', "", ""] if prompted else []),
         "@torch.no_grad()",
         f"def logits({columns}):",
         f"    ids = encode({columns})",

@@ -20,9 +20,11 @@ import rich.text
 
 from forgetfree.errors import UnknownNameError
 
-__all__ = ["FORMATS", "NULL", "Page", "Table", "cell", "percent", "render_page"]
+__all__ = ["CONSTANT", "FORMATS", "NULL", "Page", "Table", "cell", "percent", "render_page"]
 
 NULL = "—"
+#: What the best constant answer scores, beside every score.
+CONSTANT = "a constant answer"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -19,14 +19,20 @@ from torch import Tensor, nn
 
 from forgetfree.errors import ModelError, RegionError
 
-#: Neither embeddings, LM head, classifier nor pooler (paper, A.1: embeddings and the LM head are frozen).
+#: LM heads, classifiers and poolers.
+HEADS = (
+    r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head"
+    r"|classifier|score|pooler|readouts)\."
+)
+#: What is never grafted, in all families of models alike: embeddings with all that belongs to them, and heads (paper,
+#: A.1: embeddings and the LM head are frozen). To the embeddings belongs what their output goes through before the
+#: first layer or between the last and the LM head (norms, projections), and every embedding within a layer (of relative
+#: positions, of segments). So a graft lies in the layers and in what their output goes through, such as a last norm.
 NOT_GRAFTABLE = (
-    r"(^|\.)embeddings\.",
-    r"(^|\.)(wte|wpe|embed_in|embed_tokens|embed_positions|word_embeddings\w*|embeddings_project)\.",
-    r"(^|\.)(rel_embeddings|relative_attention_bias)\.",
-    r"(^|\.)embedding_hidden_mapping_in\.",
-    r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head)\.",
-    r"(^|\.)(classifier|score|pooler|readouts)\.",
+    r"emb(ed\w*)?(\.|$)",  # embeddings, embed_tokens, word_embeddings_layernorm, layernorm_embedding, mask_emb, seg_embed …
+    r"(^|\.)(wte|wpe|relative_attention_bias|decoder\.project_in|decoder\.project_out)\.",
+    r"\.r_s_bias$",  # XLNet's, of segments
+    HEADS,
 )
 
 
@@ -113,6 +119,11 @@ class ParameterSpace:
         return last.offset + last.size
 
     @cached_property
+    def dtype(self) -> torch.dtype:
+        """Of flat vectors: the narrowest dtype that holds every tensor's values exactly."""
+        return reduce(torch.promote_types, (spec.dtype for spec in self.tensors))
+
+    @cached_property
     def boundaries(self) -> Tensor:
         """First flat index of every tensor, and the length at the end: int64 ``(P + 1,)``."""
         return torch.tensor([spec.offset for spec in self.tensors] + [len(self)])
@@ -166,33 +177,37 @@ class ParameterSpace:
 
     @torch.no_grad()
     def flatten(self, model: nn.Module) -> Tensor:
-        """A copy of all graftable entries: ``(N,)`` on the model's device."""
+        """A copy of all graftable entries: ``(N,)`` on the model's device, in the space's dtype."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters(model)])
 
     @torch.no_grad()
     def load_(self, model: nn.Module, flat: Tensor) -> None:
-        """Copy ``flat`` ``(N,)`` into the model, bit for bit."""
+        """Copy ``flat`` ``(N,)`` into the model, each tensor in its own dtype: of what `flatten` gave, bit for bit."""
         for parameter, values in zip(self.parameters(model), self.views(flat), strict=True):
             parameter.copy_(values)
 
     @torch.no_grad()
     def gather(self, model: nn.Module, indices: Tensor) -> Tensor:
-        """The model's values at sorted flat ``indices`` ``(s,)``: a copy ``(s,)``."""
+        """The model's values at sorted flat ``indices`` ``(s,)``: a copy ``(s,)`` in the space's dtype."""
         self.check(indices)
         parameters = self.parameters(model)
-        values = torch.empty(len(indices), dtype=parameters[0].dtype, device=parameters[0].device)
+        values = torch.empty(len(indices), dtype=self.dtype, device=parameters[0].device)
         for i, local, where in self.split(indices):
-            values[where] = parameters[i].view(-1)[local.to(values.device)]
+            flat, at = entries(parameters[i], local)
+            values[where] = flat[at].to(values)
         return values
 
     @torch.no_grad()
     def scatter_(self, model: nn.Module, indices: Tensor, values: Tensor) -> None:
-        """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)``; touches nothing else."""
+        """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)``; touches nothing else.
+
+        Each tensor takes them in its own dtype: of what `gather` gave, bit for bit.
+        """
         self.check(indices)
         parameters = self.parameters(model)
         for i, local, where in self.split(indices):
-            flat = parameters[i].view(-1)
-            flat[local.to(flat.device)] = values[where].to(flat.device, flat.dtype)
+            flat, at = entries(parameters[i], local)
+            flat[at] = values[where].to(flat)
 
     def check(self, indices: Tensor) -> None:
         """Raise ``RegionError`` unless ``indices`` lie in this space."""
@@ -203,13 +218,34 @@ class ParameterSpace:
             )
 
 
+def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What to index, and with what, to reach the entries of a tensor in place, whatever its layout in memory.
+
+    Args:
+        tensor: of any shape and strides, such as a convolution's in channels-last.
+        local: their numbers ``(s,)`` in row-major order.
+    """
+    local = local.to(tensor.device)
+    if tensor.is_contiguous():
+        return tensor.view(-1), (local,)
+    return tensor, torch.unravel_index(local, tensor.shape)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """What small steps are added up in: half precision would lose them."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _outside_of_the_body(model: Any) -> set[int]:
-    """Of a Hugging Face model: its head and its input embeddings, whatever their names."""
+    """Of a Hugging Face model: its head, its input embeddings and the norm of relative ones, whatever their names."""
     body = getattr(model, "base_model", None)
     if not isinstance(body, nn.Module) or not hasattr(model, "get_input_embeddings"):
         return set()
     inside = {id(parameter) for parameter in body.parameters()}
     embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+    for module in body.modules():  # DeBERTa's is called as other families call their last norm
+        if hasattr(module, "rel_embeddings") and isinstance(norm := getattr(module, "LayerNorm", None), nn.Module):
+            embeddings |= {id(parameter) for parameter in norm.parameters()}
     return {id(parameter) for parameter in model.parameters()} - inside | embeddings
 
 
@@ -231,18 +267,28 @@ def weight_matrices(space: ParameterSpace) -> list[int]:
 # -- Where an entry lies: the paper's figures 9 and 10 count regions by layer and by kind of parameter. -----
 
 #: The kinds in the order of the computation, each with the names that the families of models give them.
-KINDS: tuple[tuple[str, str], ...] = (
-    ("query", r"\.(query|(pos_)?query_proj|q_proj|q_lin|q)\."),
-    ("key", r"\.(key|(pos_)?key_proj|k_proj|k_lin|k)\."),
-    ("value", r"\.(value|value_proj|v_proj|v_lin|v)\."),
-    ("query+key+value", r"\.(c_attn|query_key_value|qkv_proj|Wqkv)\."),
-    ("LayerNorm", r"(?i:(layer_?norm\w*|ln_\w+|\w*norm)\.)"),
-    (
-        "attention output",
-        r"(attention\.output\.dense|attn\.c_proj|out_proj|out_lin|o_proj|attn\.Wo|attn\.o|attention\.dense)\.",
-    ),
-    ("first feed-forward", r"(intermediate\.dense|mlp\.c_fc|fc1|lin1|up_proj|gate_proj|mlp\.Wi|h_to_4h|\.ffn)\."),
-    ("second feed-forward", r"(output\.dense|mlp\.c_proj|fc2|lin2|down_proj|mlp\.Wo|4h_to_h|\.ffn_output)\."),
+KINDS: tuple[tuple[str, str], ...] = tuple(
+    (kind, rf"\.({pattern})(\.|$)")
+    for kind, pattern in (
+        ("query", r"\w*query|query_global|(pos_)?query_proj|q_proj|pos_q_proj|q_lin|q|Wq|q_bias|r_[rw]_bias"),
+        ("key", r"key(_global)?|(pos_)?key_proj|k_proj|pos_proj|k_lin|k|Wk|r"),
+        ("value", r"value(_global)?|value_proj|v_proj|v_lin|v|Wv|v_bias"),
+        ("query+key+value", r"c_attn|query_key_value|qkv_proj|Wqkv|in_proj"),
+        ("LayerNorm", r"(?i:\w*layer_?norm\w*|ln(_\w+)?|\w*norm(_\w+)?)"),
+        (
+            "attention output",
+            r"attention\.output\.dense|\w*(attn|attention|Attention)\.(c_proj|dense|Wo|o)|out_proj|out_lin|o_proj",
+        ),
+        (
+            "first feed-forward",
+            r"intermediate\.dense|c_fc|fc1|fc_in|lin1|(gate_|up_|gate_up_)proj|mlp\.Wi|dense_h_to_4h|wi(_\d)?|ff\.layer_1"
+            r"|ffn(\.0)?\.(weight|bias)",
+        ),
+        (
+            "second feed-forward",
+            r"output\.dense|c_proj|fc2|fc_out|lin2|down_proj|mlp\.Wo|dense_4h_to_h|wo|ff\.layer_2|ffn\.2|ffn_output",
+        ),
+    )
 )
 
 

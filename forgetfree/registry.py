@@ -91,7 +91,9 @@ STRATEGIES: dict[str, Entry] = {
     "rwalk": Entry("forgetfree.strategies.avalanche_baselines:RWalk", "EWC's penalty and a path's"),
     "lwf": Entry("forgetfree.strategies.avalanche_baselines:LwF", "keep the old readouts' answers"),
     "cumulative": Entry("forgetfree.strategies.avalanche_baselines:Cumulative", "all rows so far"),
-    "joint": Entry("forgetfree.strategies.avalanche_baselines:Joint", "all rows of all tasks at once: the ceiling"),
+    "joint": Entry(
+        "forgetfree.strategies.avalanche_baselines:Joint", "all rows of all tasks at once, for the sum of their steps"
+    ),
 }
 DEFAULT_STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from forgetfree.metrics import forgetting_per_task
-from forgetfree.pages import NULL, Page, Table, cell, percent, render_page
+from forgetfree.pages import CONSTANT, NULL, Page, Table, cell, percent, render_page
 from forgetfree.run_results import Comparison, StrategyRuns
 
 __all__ = ["lay_out", "render", "what_wrote"]
@@ -87,6 +87,9 @@ def _outcome_table(comparison: Comparison) -> Table:
             scores, eces = ([run["union"][key] for run in entry.runs] for key in ("accuracy", "ece"))
             average, ece = (cell(map(np.mean, values), percent) for values in (scores, eces))
             rows.append((f"{entry.label} (one final union)", *_cells(scores, percent), average, NULL, NULL, ece))
+    if comparison.constant:
+        average = percent(float(np.mean(comparison.constant)))
+        rows.append((CONSTANT, *map(percent, comparison.constant), average, NULL, NULL, NULL))
     return Table(
         title="After the last task (in %; forgetting, BWT and ECE in percentage points)",
         header=("strategy", *_task_headers(comparison), "average", "forgetting", "BWT", "ECE"),

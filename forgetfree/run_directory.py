@@ -162,8 +162,11 @@ class RunDirectory:
 
 
 def _differing(before: Json, now: Json) -> list[str]:
-    """What is not the same in two config.json: prompts and labels, the model's config, ids of rows; what both say."""
+    """What both config.json say and is not the same: our version, prompts, labels, the model's config, ids of rows."""
     found = []
+    was, is_now = (each.get("versions", {}).get("forgetfree", "none") for each in (before, now))
+    if was != is_now:
+        found.append(f"the version of forgetfree (was {was}, is {is_now})")
     if before.get("tasks") != now["tasks"]:
         found.append("labels, label words, templates or metrics of tasks")
     model, held = before.get("model", {}), now["model"]

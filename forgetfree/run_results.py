@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.errors import ReportError
+from forgetfree.files import StrPath
 from forgetfree.pages import NULL
 
 __all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
@@ -48,6 +49,7 @@ class Comparison:
         tasks: task names in the order of learning.
         metric: what is measured on each task, `accuracy` or `f1`.
         settings: what the results say of the set-up, for display, e.g. `{"model": "minilm", "shots": 16}`.
+        constant: per task, the best score of a constant answer; None where the results do not say it.
         strategies: one entry per row, in the order first seen.
         unfinished: runs cut short, as in results.json, each with its `source`.
         failed: runs that could not go on, likewise.
@@ -58,13 +60,14 @@ class Comparison:
     tasks: tuple[str, ...]
     metric: tuple[str, ...]
     settings: Json
+    constant: tuple[float, ...] | None
     strategies: tuple[StrategyRuns, ...]
     unfinished: tuple[Json, ...]
     failed: tuple[Json, ...]
     sources: tuple[str, ...]
 
 
-def load_results(path: Path) -> Json:
+def load_results(path: StrPath) -> Json:
     """Reads and checks the results of a finished run.
 
     Args:
@@ -155,6 +158,7 @@ def merge(results: Sequence[Json]) -> Comparison:
         tasks=tuple(first["tasks"]),
         metric=tuple(metric[0]) if metric else ("accuracy",) * len(first["tasks"]),
         settings=_settings(first),
+        constant=next((tuple(result["floors"]["constant"]) for result in results if result.get("floors")), None),
         strategies=tuple(
             StrategyRuns(
                 label=_label(strategy, json.loads(options), [json.loads(other) for other in variants]),
@@ -241,6 +245,7 @@ _RUN: _Fields = {
 }
 _SUMMARY = ("average", "forgetting", "bwt", "fwt", "intransigence", "ece")
 _LEDGER: _Fields = {"tasks": list, "region_size": list, "owned_size": list, "bytes": int, "overlap": list}
+_FLOORS: _Fields = {"constant": list}
 _UNION: _Fields = {"accuracy": list, "ece": list}
 _UNFINISHED: _Fields = {"strategy": str, "seed": int, "matrix": list}
 _FAILED: _Fields = {"strategy": str, "seed": int, "error": str}
@@ -258,6 +263,11 @@ def _validate(results: Any) -> None:
     tasks = results["tasks"]
     named = all(isinstance(task, str) for task in tasks) and 0 < len(tasks) == len(set(tasks))
     _check("tasks", tasks, named, "a list of different task names")
+    if results.get("floors") is not None:
+        _check_fields("floors", results["floors"], _FLOORS)
+        constant = results["floors"]["constant"]
+        right = _is_table([constant], 1, len(tasks), most=1.0)
+        _check("floors.constant", constant, right, f"{len(tasks)} numbers in [0, 1]")
     for number, run in enumerate(results["runs"]):
         _validate_run(f"runs[{number}]", run, tasks)
     for key, fields in (("unfinished", _UNFINISHED), ("failed", _FAILED)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import metrics, registry
-from forgetfree.environment import environment, find_device, set_threads
+from forgetfree.environment import environment, find_device, set_threads, tell_shared_rows
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, TrainingError
 from forgetfree.files import write_json
 from forgetfree.monitor import PHASES, Monitor
@@ -52,11 +52,13 @@ def run(
     from forgetfree.data.sources import load_tasks
     from forgetfree.models.loading import load_model
     from forgetfree.models.state import StateStore
-    from forgetfree.streams import StreamModel, make_stream
+    from forgetfree.streams import make_stream
 
     device = find_device(config.device)
     set_threads(checked.run.threads)
     tasks = load_tasks(config.stream, config.data, checked.run.evaluate_on)
+    tell_shared_rows(tasks, checked.run.evaluate_on)
+    directory.results["shared_rows"] = {rows.task.name: rows.shared for rows in tasks}
     store = StateStore(Path(checked.run.cache) if checked.run.cache else directory.path / "fine-tuned")
     for seed in config.seeds:
         stream = make_stream(
@@ -65,7 +67,6 @@ def run(
             load_model(
                 config.model,
                 config.readout,
-                model_class=StreamModel,
                 graftable=checked.run.graftable,
                 max_length=checked.run.max_length,
             ),
@@ -230,6 +231,11 @@ def _description(config: RunConfig, checked: CheckedConfig, stream: Stream) -> d
             "steps": config.steps,
             "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
             "test_rows": {task.name: len(task.test) for task in stream.tasks},
+        },
+        "floors": {
+            "constant": [
+                metrics.constant_score(task.test.labels.numpy(), task.definition.metric) for task in stream.tasks
+            ]
         },
     }
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from forgetfree.binding import network_of
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows
@@ -28,7 +29,7 @@ from forgetfree.localization import (
     searches,
 )
 from forgetfree.metrics import Predictions
-from forgetfree.models.body import body_fingerprint, body_prefix, body_space
+from forgetfree.models.body import body_fingerprint, body_of, body_prefix, body_space
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore
@@ -182,7 +183,14 @@ class SingleTask:
         backbone, task, loaded = self.model.backbone, self.task.definition, self.loaded
         readout = fine_tuned.readouts[task.name]
         origin = GraftOrigin(
-            task, loaded.readout, loaded.name, body_fingerprint(backbone), sparsity, max_length=loaded.max_length
+            task,
+            loaded.readout,
+            loaded.name,
+            body_fingerprint(backbone),
+            sparsity,
+            max_length=loaded.max_length,
+            network=network_of(body_of(backbone)),
+            tokenizer=loaded.tokenizer_digest,
         )
         if isinstance(self.model, ClassifierModel):
             readout = self.model.head_tensors()

@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader
 from forgetfree.data.experiences import part_of
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import ConformanceError, OptionError, UsageError
-from forgetfree.files import write_json
+from forgetfree.files import StrPath, write_json
 from forgetfree.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.ledger import Ledger
 from forgetfree.metrics import Predictions
@@ -79,7 +79,8 @@ class ContinualStrategy(SupervisedTemplate):
     Without any override it trains everything on each task in turn.
 
     Args:
-        stream: tasks and model. The model is trained in place, from the stream's θ_pre: one strategy at a time.
+        stream: tasks and model. The model is trained in place, from the stream's θ_pre. Several strategies on one stream take
+            turns: whichever is used finds in the model what it left there itself.
         options: how, see the subclass's ``Options``; default: its defaults.
         seed: of batches, dropout and everything else that is drawn.
         device: where to train.
@@ -122,13 +123,18 @@ class ContinualStrategy(SupervisedTemplate):
                 "schedule=linear or constant, and warmup."
             )
         self.stream = stream
+        self.device = torch.device(device)
+        #: What this strategy left in the model, while it is another's turn.
+        self.set_aside: ModelState | None = None
+        #: Whether it is training or evaluating.
+        self.is_busy = False
+        stream.turn.take(self)
         self.seed = seed
         self.monitor = monitor or Monitor()
         self.shares_store = store is not None
         self.store = store or StateStore()
         self.space = stream.model.space()
         self.pristine = stream.pristine
-        self.pristine.load_(stream.model)  # another strategy may have trained it
         # What plugins do to training is not in the key of a shared model.
         self.has_plugins = bool(plugins)
         self.seconds: dict[Phase, float] = {}
@@ -232,15 +238,15 @@ class ContinualStrategy(SupervisedTemplate):
         """More to say in results.json at the end of the stream."""
         return {}
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: StrPath) -> None:
         """Write what is needed to answer later: by default all that training may change."""
-        ModelState.of(self.task_model).save(directory / "checkpoint.safetensors")
-        write_json(directory / "learned.json", [task.name for task in self.learned])
+        ModelState.of(self.task_model).save(Path(directory) / "checkpoint.safetensors")
+        write_json(Path(directory) / "learned.json", [task.name for task in self.learned])
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: StrPath) -> None:
         """Answer as the strategy did that wrote ``directory`` by `save`; to be called on a new one."""
-        ModelState.load(directory / "checkpoint.safetensors").load_(self.task_model)
-        for name in json.loads((directory / "learned.json").read_text(encoding="utf-8")):
+        ModelState.load(Path(directory) / "checkpoint.safetensors").load_(self.task_model)
+        for name in json.loads((Path(directory) / "learned.json").read_text(encoding="utf-8")):
             task = next(task for task in self.stream.tasks if task.name == name)
             self.note_learned(task, tensors_of(self.task_model.readout_module(task.label)))
 
@@ -251,10 +257,19 @@ class ContinualStrategy(SupervisedTemplate):
     # -- What strategies use -------------------------------------------------------------------------------
 
     @property
+    def model(self) -> ReadoutModel:
+        """The stream's model, with what this strategy left in it: to ask for it is to take one's turn."""
+        self.stream.turn.take(self)
+        return self._model
+
+    @model.setter
+    def model(self, model: ReadoutModel) -> None:
+        self._model = model
+
+    @property
     def task_model(self) -> ReadoutModel:
-        """The model, typed."""
-        model: ReadoutModel = self.model
-        return model
+        """The model."""
+        return self.model
 
     @property
     def task(self) -> StreamTask:
@@ -318,9 +333,9 @@ class ContinualStrategy(SupervisedTemplate):
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
         """Train on one experience, or on several in turn; see Avalanche."""
-        self._set_precision()
         try:
-            return super().train(experiences, eval_streams, **kwargs)
+            with self._at_work():
+                return super().train(experiences, eval_streams, **kwargs)
         except BaseException:  # an interrupt too: what earlier tasks own must be as it was
             if self._in_training is not None:
                 self.suspend()
@@ -502,18 +517,25 @@ class ContinualStrategy(SupervisedTemplate):
         self._on_step(self._step, self._step_loss)
         self._step_loss = 0.0
 
-    def _set_precision(self) -> None:
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        model = self.model
+        before = model.precision, self.is_busy
         # Of every forward pass, those of Avalanche's plugins too.
-        self.model.precision = self.options.precision
+        model.precision, self.is_busy = self.options.precision, True
+        try:
+            yield
+        finally:
+            model.precision, self.is_busy = before
 
     # -- Avalanche's template: evaluation --------------------------------------------------------------------
 
     def eval(self, experiences: Any, **kwargs: Any) -> Any:
         """Evaluate on one experience, or on several in turn; see Avalanche."""
-        self._set_precision()
         current = self.task_model.current_task  # during training, that in training
         try:
-            return super().eval(experiences, **kwargs)
+            with self._at_work():
+                return super().eval(experiences, **kwargs)
         finally:  # an interrupt, too, must not leave the model as another task needs it
             self._end_evaluation()
             self.task_model.current_task = current

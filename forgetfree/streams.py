@@ -28,11 +28,11 @@ from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
 
 from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.examples import DatasetExamples
+from forgetfree.data.examples import DatasetExamples, OneLength
 from forgetfree.data.experiences import check_streams, named, place_of, task_label, whole
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import default_data, load_tasks
-from forgetfree.data.stream_task import LabelSpace, StreamTask, encode_task
+from forgetfree.data.stream_task import StreamTask, encode_task, label_spaces
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model
 from forgetfree.models.module_model import ModuleModel
@@ -40,10 +40,40 @@ from forgetfree.models.readout_model import ReadoutModel, TaskHead
 from forgetfree.models.state import ModelState
 from forgetfree.models.task_model import TaskModel
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario, TaskDefinition
+from forgetfree.turn import Turn, turn_of
 
 
 class StreamModel(TaskModel, MultiTaskModule):
     """A `TaskModel` that Avalanche knows as one with task labels."""
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel:
+        """The backbone of a loaded model with readouts of its own, none so far.
+
+        Args:
+            loaded: the model; it gets no readout.
+            shared_readout: see `ReadoutModel`.
+
+        Raises:
+            UsageError: it is none that `load_model` gives, or its weights are not those that were loaded.
+        """
+        model = loaded.model
+        if type(model) not in (TaskModel, cls) or not isinstance(model, TaskModel):
+            raise UsageError(f"A stream needs a model as load_model gives it, got a {type(model).__name__}.")
+        if fingerprint_of(model.backbone) != loaded.fingerprint:
+            raise UsageError(
+                f"The weights of {loaded.name!r} are no longer those that were loaded: something has trained them, perhaps a "
+                "strategy of an earlier stream. Load the model again for each stream."
+            )
+        return cls(
+            model.backbone,
+            model.tokens,
+            model.readout,
+            read_last=model.read_last,
+            dropout=model.dropout.p,
+            graftable=model._graftable,
+            shared_readout=shared_readout,
+        )
 
     def adaptation(self, experience: Any) -> None:
         """Nothing to adapt: the readouts of all tasks are there from the start."""
@@ -63,7 +93,7 @@ class Stream:
     Attributes:
         name: as it was asked for.
         tasks: in order.
-        loaded: the model with its tokenizer and fingerprint. Strategies train this very model, one at a time.
+        loaded: the model with its tokenizer and fingerprint. Strategies train this very model, in turns.
         seed: of the k-shot samples and the readouts' first weights.
         pristine: what the model held at first: every strategy starts from it.
         benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
@@ -82,6 +112,11 @@ class Stream:
     def model(self) -> ReadoutModel:
         """The model all strategies train."""
         return self.loaded.model
+
+    @cached_property
+    def turn(self) -> Turn:
+        """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
+        return turn_of(self.model.backbone)
 
     def task_of(self, experience: Any, *, training: bool = False) -> StreamTask:
         """The task of an experience of the benchmark, of a copy of one, or of a part that Avalanche cut from one.
@@ -163,7 +198,7 @@ def load_stream(
     return make_stream(
         stream,
         load_tasks(stream, data or default_data(), evaluate_on),
-        load_model(model, readout, model_class=StreamModel, graftable=graftable, max_length=max_length),
+        load_model(model, readout, graftable=graftable, max_length=max_length),
         shots=shots,
         seed=seed,
         test_limit=test_limit,
@@ -184,10 +219,11 @@ def make_stream(
     """A stream of tasks that are already read, for a model that is already loaded; arguments as `load_stream`.
 
     Raises:
-        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each; or the model has
+            been trained since it was loaded.
     """
-    definitions, labels = _label_spaces([rows.task for rows in tasks], loaded, scenario)
-    loaded.model.shared_readout = scenario != "task"
+    definitions, labels = label_spaces([rows.task for rows in tasks], loaded, scenario)
+    loaded = replace(loaded, model=StreamModel.of(loaded, shared_readout=scenario != "task"))
     encoded = [
         encode_task(replace(rows, task=task), loaded, shots=shots, seed=seed, test_limit=test_limit, labels=space)
         for rows, task, space in zip(tasks, definitions, labels, strict=True)
@@ -199,47 +235,6 @@ def check_scenario(scenario: str) -> None:
     """Raise ``UsageError`` unless ``scenario`` is one."""
     if scenario not in get_args(Scenario):
         raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(get_args(Scenario))}.")
-
-
-def _label_spaces(
-    tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
-) -> tuple[list[TaskDefinition], list[LabelSpace]]:
-    """Definitions and label numbers of each task, as the scenario has them."""
-    sizes = [len(task.labels) for task in tasks]
-    if scenario == "task":
-        return list(tasks), [LabelSpace()] * len(tasks)
-    if loaded.readout != "linear":
-        raise UsageError(
-            f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
-            "away."
-        )
-    if scenario == "domain":
-        if len(set(sizes)) > 1:
-            counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
-            raise UsageError(
-                f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
-            )
-        return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
-    return (
-        # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
-        [replace(task, metric="accuracy") for task in tasks],
-        [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
-    )
-
-
-class _OneLength:
-    """Rows all padded to one length, as data loaders without our ``collate_fn`` need them; the model skips the padding."""
-
-    def __init__(self, rows: EncodedRows, length: int) -> None:
-        self._rows, self._length = rows, length
-        self.targets = rows.targets
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        x, y = self._rows[i]
-        return torch.nn.functional.pad(x, (0, self._length - len(x)), value=self._rows.pad), y
 
 
 def _benchmark(tasks: Sequence[StreamTask]) -> Any:
@@ -256,7 +251,7 @@ def _dataset(rows: EncodedRows, length: int) -> TaskAwareSupervisedClassificatio
     labels = DataAttribute(ConstantSequence(rows.task, len(rows)), "targets_task_labels", use_in_getitem=True)
     targets = DataAttribute(rows.targets, "targets")
     return TaskAwareSupervisedClassificationDataset(
-        [_OneLength(rows, length)], data_attributes=[targets, labels], collate_fn=rows.collate
+        [OneLength(rows, length)], data_attributes=[targets, labels], collate_fn=rows.collate
     )
 
 

@@ -80,6 +80,13 @@ class TaskDefinition:
         """All fields but the hub's, which names where rows are and not what they mean."""
         return asdict(self) | {"hub": None}
 
+    def reading(self, readout: str) -> dict[str, Any]:
+        """The fields that decide how a model of this readout answers: kind and labels, of label words their prompt too."""
+        names = ["kind", "labels"]
+        if readout in ("prompt", "causal"):
+            names += ["label_words", "template" if readout == "prompt" else "causal_template"]
+        return {name: getattr(self, name) for name in names}
+
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The text columns of the task's data files."""

@@ -357,7 +357,7 @@ class LwF(
     """Learning without forgetting: keep the old readouts' answers on the new rows (Li & Hoiem, 2016, eqs. 2 and 3)."""
 
 
-# -- All data at once: ceilings, not continual learning --------------------------------------------------
+# -- All data at once: not continual learning ------------------------------------------------------------
 
 
 class Cumulative(TemplateStrategy, supervised.Cumulative):
@@ -381,9 +381,11 @@ class Cumulative(TemplateStrategy, supervised.Cumulative):
 
 
 class Joint(TemplateStrategy, supervised.JointTraining):
-    """Train once on the rows of all tasks, for as many steps as all tasks have together: the ceiling.
+    """Train once on the rows of all tasks, for as many steps as all tasks have together.
 
-    The first experience trains on the whole stream, the later ones add nothing.
+    The first experience trains on the whole stream, the later ones add nothing. It forgets nothing, but it bounds no other
+    strategy: rows are mixed as they come, and within these steps a task that needs many of its own may be learned less well
+    than alone (docs/results.md).
     """
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:

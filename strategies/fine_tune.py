@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from forgetfree.errors import RunError
-from forgetfree.files import write_json
+from forgetfree.files import StrPath, write_json
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.monitor import Phase
 from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
@@ -29,6 +29,7 @@ class FineTune(ContinualStrategy):
     def setup(self) -> None:
         """No task is learned yet."""
         self._keys: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
         self._own = StateStore() if self.has_plugins else self.store
 
     def prepare(self, task: StreamTask) -> None:
@@ -43,8 +44,10 @@ class FineTune(ContinualStrategy):
     def commit(self, task: StreamTask) -> None:
         """Keep the model; the next task starts from θ_pre again."""
         self._keys[task.name] = self.fine_tuned_key(task)
+        state = self._known or ModelState.of(self.task_model, [task.name])
+        self._sizes[task.name] = state.size_in_bytes
         if self._known is None:
-            self._own.put(self._keys[task.name], ModelState.of(self.task_model, [task.name]))
+            self._own.put(self._keys[task.name], state)
         self.pristine.load_(self.task_model)
 
     def suspend(self) -> None:
@@ -76,29 +79,31 @@ class FineTune(ContinualStrategy):
         """Each task's result is that of its own model, from the row in which it was learned; if the task is known."""
         return [learned] if self.stream.scenario == "task" else super().stale(learned)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: StrPath) -> None:
         """Under which key each task's model stands in the store; the models too, where no store is shared."""
         if not self._keeps_files():
             models = StateStore(directory)
             for name, key in self._keys.items():
                 if models.get(key) is None:
                     models.put(key, self._state_of(name))
-        write_json(directory / "fine-tuned.json", self._keys)
+        write_json(Path(directory) / "fine-tuned.json", self._keys)
 
     def _keeps_files(self) -> bool:
         return self.shares_store and self._own is self.store
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: StrPath) -> None:
         """The models, from the store or the directory."""
-        self._keys = json.loads((directory / "fine-tuned.json").read_text(encoding="utf-8"))
+        self._keys = json.loads((Path(directory) / "fine-tuned.json").read_text(encoding="utf-8"))
         for key in self._keys.values():
             state = self._own.get(key) or StateStore(directory).get(key)
             if state is not None:
                 self._own.put(key, state)
         for task in self.stream.tasks:
             if task.name in self._keys:
-                self.note_learned(task, dict(self._state(task).readouts[task.name]))
+                state = self._state(task)
+                self._sizes[task.name] = state.size_in_bytes
+                self.note_learned(task, dict(state.readouts[task.name]))
 
     def bytes_kept(self) -> int:
         """A model per task."""
-        return sum(self._state(task).size_in_bytes for task in self.learned)
+        return sum(self._sizes[task.name] for task in self.learned)

@@ -13,7 +13,7 @@ from forgetfree.grafting import top
 from forgetfree.ledger_strategy import LedgerStrategy, Localized, RegionOptions
 from forgetfree.models.state import ModelState, load_tensors_, tensors_of
 from forgetfree.options import option
-from forgetfree.parameters import weight_matrices
+from forgetfree.parameters import at_least_float32, entries, weight_matrices
 from forgetfree.regions import Region
 from forgetfree.streams import Stream, StreamTask
 from forgetfree.training import TrainingOptions, WholeTensors, fine_tune
@@ -66,7 +66,8 @@ class PackNet(LedgerStrategy):
         if not any(bool(is_free[where].any()) for where in wheres):
             return Localized(Region.empty(), 0.0)
         theta, readout = self._train_free(task, owned)
-        change = (theta - self.pristine.theta).abs_()
+        wide = at_least_float32(theta.dtype)
+        change = (theta.to(wide) - self.pristine.theta).abs_()
         kept = []
         for where in wheres:
             free = is_free[where]
@@ -79,10 +80,8 @@ class PackNet(LedgerStrategy):
         """θ ``(N,)`` and the readout after training; the model is as it was."""
         model, steps = self.task_model, self.full_steps(task)
         tensors = self.space.parameters(model.backbone)
-        frozen = [
-            (tensors[i].detach().view(-1), local.to(self.device), tensors[i].detach().view(-1)[local.to(self.device)])
-            for i, local, _ in self.space.split(owned.indices)
-        ]
+        places = [entries(tensors[i].detach(), local) for i, local, _ in self.space.split(owned.indices)]
+        frozen = [(flat, at, flat[at]) for flat, at in places]
         before = ModelState.of(model, [task.name])
         readout = model.readout_module(task.label)
         load_tensors_(readout, self.pristine.readouts[task.name])
@@ -90,8 +89,8 @@ class PackNet(LedgerStrategy):
             with self.phase("fine_tune", task, steps) as on_step:
 
                 def after_update(step: int, loss: float) -> None:
-                    for tensor, local, values in frozen:  # momentum and decay move them without a gradient
-                        tensor[local] = values
+                    for flat, at, values in frozen:  # momentum and decay move them without a gradient
+                        flat[at] = values
                     on_step(step, loss)
 
                 fine_tune(

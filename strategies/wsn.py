@@ -13,7 +13,7 @@ from forgetfree.grafting import Graft
 from forgetfree.ledger import Composition
 from forgetfree.ledger_strategy import LedgerStrategy, Localized, RegionOptions
 from forgetfree.options import option
-from forgetfree.parameters import ParameterSpace, weight_matrices
+from forgetfree.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.regions import Region
 from forgetfree.seeds import derive_seed
 from forgetfree.streams import Stream, StreamTask
@@ -127,10 +127,10 @@ class Winning:
     ) -> None:
         tensors = space.parameters(model)
         self._every, self._updates = mask_every, 0
-        self._pre = space.flatten(model)
+        self._pre = space.flatten(model).to(at_least_float32(space.dtype))
         device = self._pre.device
         self._owned = owned.region.indices.to(device)
-        self._values = owned.values.to(device)
+        self._values = owned.values.to(self._pre)
         self._theta = self._pre.clone()
         self._theta[self._owned] = self._values
         # So small that the first gradient outweighs it.
@@ -157,7 +157,7 @@ class Winning:
     def collect(self) -> None:
         """∂L/∂θ and ∂L/∂s from ∂L/∂θ(m), which the tensors have, and free those."""
         for (tensor, pre, theta, scores, _), owned in zip(self._pieces, self._owned_in, strict=True):
-            gradient = torch.zeros_like(pre) if tensor.grad is None else tensor.grad.contiguous()
+            gradient = torch.zeros_like(pre) if tensor.grad is None else tensor.grad.to(pre.dtype).contiguous()
             scores.grad = (theta - pre).mul_(gradient)
             if owned is not None:
                 gradient.view(-1)[owned] = 0
@@ -190,4 +190,4 @@ class Winning:
     @torch.no_grad()
     def _show(self) -> None:
         for tensor, pre, theta, _, mask in self._pieces:
-            torch.where(mask, theta, pre, out=tensor.detach())
+            tensor.detach().copy_(torch.where(mask, theta, pre))

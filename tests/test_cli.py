@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from forgetfree import cli, registry
+from forgetfree import __version__, cli, registry
 from forgetfree.commands.run import strategies_of
 
 TASKS = ["qnli", "ag_news", "sst2"]
@@ -302,6 +302,33 @@ def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> No
     capsys.readouterr()
     assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", "--resume", stream="sst2") == 1
     assert "data changed since it was begun" in capsys.readouterr().err
+
+
+def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """By run, graft and experiment; and results.json keeps the counts."""
+    data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))
+    train, test = (data / "sst2" / f"{split}.jsonl" for split in ("train", "test"))
+    rows = [json.loads(line) for line in test.read_text().splitlines()]
+    flipped = [row | {"label": 1 - row["label"]} for row in rows[:5]]
+    train.write_text(train.read_text() + "".join(json.dumps(row) + "\n" for row in flipped))
+    tiny = Tiny(data, tiny_cli.model, tmp_path)
+    many = ["--strategy", "grafting-continual", "--seed", "0", "--seed", "1"]
+    capsys.readouterr()
+    assert tiny.run(tmp_path / "run", *many, stream="qnli,sst2") == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert notes[0].startswith("note: 5 of 16 test rows of task 'sst2' are also training rows (the same texts")
+    nothing = {"train": 0, "validation": 0}
+    assert results_of(tmp_path / "run")["shared_rows"] == {"qnli": nothing, "sst2": nothing | {"train": 5}}
+    common = ["--data", str(data), "--model", str(tiny.model), "--seed", "0", "--seed", "1", "--shots", "4"]
+    assert (
+        cli.main(["graft", "sst2", *common, "--steps", "2", "--sparsity", "0.1", "--out", str(tmp_path / "graft")]) == 0
+    )
+    assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
+    assert results_of(tmp_path / "graft")["shared_rows"] == nothing | {"train": 5}
+    how = ["--task", "sst2", "--set", "steps=2", "--jobs", "1", "--out", str(tmp_path / "experiment")]
+    assert cli.main(["experiment", "calibration", *common, *how]) == 0
+    assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
 
 
 def test_resume_adds_seeds_and_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
@@ -732,6 +759,19 @@ def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "cannot be resumed: " in error and message in error
     assert results_of(out) == before
+
+
+def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """Its batches may have been others: results of the two must not stand side by side as if they were of one."""
+    out = tmp_path / "out"
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
+    config = json.loads((out / "config.json").read_text())
+    config["versions"]["forgetfree"] = "0.2.0"
+    (out / "config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--seed", "0", "--seed", "1", "--resume")) == 1
+    expected = f"cannot be resumed: the version of forgetfree (was 0.2.0, is {__version__}) changed since it was begun"
+    assert expected in capsys.readouterr().err
 
 
 def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path) -> None:

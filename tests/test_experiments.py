@@ -14,10 +14,12 @@ import pytest
 from tiny import SIZES
 
 from forgetfree import cli, registry
-from forgetfree.benchmarks.paper.ood import matched
+from forgetfree.benchmarks.paper.ood import OutOfDistribution, matched
 from forgetfree.errors import TrainingError, UsageError
 from forgetfree.experiments import (
+    SCORE,
     Laboratory,
+    Trial,
     adjusted,
     load_experiment,
     load_experiment_results,
@@ -30,7 +32,7 @@ from forgetfree.metrics import Predictions
 from forgetfree.models.state import StateStore
 from forgetfree.monitor import Monitor
 from forgetfree.options import build
-from forgetfree.pages import render_page
+from forgetfree.pages import CONSTANT, render_page
 from forgetfree.single_task import SingleTask
 
 QUICK = ["--shots", "4", "--readout", "linear"]
@@ -178,11 +180,44 @@ def test_wise_starts_at_the_same_model(measured) -> None:
 
 def test_labels_of_targets_are_matched_by_name() -> None:
     three = ("entailment", "neutral", "contradiction")
-    assert matched(three, ("entailment", "not_entailment"), "mnli") == [0, 1, 1]
-    assert matched(three, ("not_entailment", "entailment"), "mnli") == [1, 0, 0]
-    assert matched(("Positive", "negative"), ("negative", "positive"), "imdb") == [1, 0]
+    assert matched(three, ("entailment", "not_entailment"), "mnli") == {0: 0, 2: 1}  # neutral is left out (table 3)
+    assert matched(three, ("not_entailment", "entailment"), "mnli") == {0: 1, 2: 0}
+    assert matched(three, three[::-1], "mnli") == {0: 2, 1: 1, 2: 0}
+    assert matched(("Positive", "negative"), ("negative", "positive"), "imdb") == {0: 1, 1: 0}
     with pytest.raises(UsageError, match=r"labels of 'boolq' \(false, true\) are not those of the source"):
         matched(("false", "true"), ("negative", "positive"), "boolq")
+
+
+def test_of_nli_targets_contradiction_and_entailment_alone_are_answered(data, model_directory, tmp_path: Path) -> None:
+    preset = adjusted(load_experiment("ood").presets["small"], {"model": str(model_directory("bert"))}, {})
+    lab = Laboratory(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+    trial = Trial(bench := lab.bench({"task": "qnli", "shots": 4, "seed": 0}), bench.pre, lab.options())
+    target, rows = OutOfDistribution._target(lab, trial, "mnli"), lab.rows("mnli").test
+    expected = [(text, label) for text, label in zip(rows.first, rows.labels, strict=True) if label != 1]
+    assert 0 < len(target) == len(expected) < len(rows)
+    assert target.labels.tolist() == [0 if label == 0 else 1 for _, label in expected]
+
+
+def test_a_constant_answers_score_stands_beside_every_score(measured) -> None:
+    for name in registry.EXPERIMENTS:
+        page, rows = outcome(load_experiment_results(measured(name))), rows_of(results_of(measured(name)))
+        scored = [table for table in page.tables[1:] if table.title.startswith((SCORE, "Accuracy"))]
+        assert scored or name == "where"
+        for table in scored:
+            if not table.title.endswith("in the paper"):
+                assert CONSTANT in table.header or CONSTANT in [row[0] for row in table.rows]
+        assert all(0.5 <= row["constant"] <= 1 or row.get("task") == "ag_news" for row in rows if "score" in row)
+
+
+def test_of_two_models_below_a_constant_answer_neither_is_called_better() -> None:
+    rows = [
+        {"task": "qnli", "target": "mnli", "model": model, "alpha": 1.0, "seed": 0, "score": score, "constant": 0.6}
+        for model, score in (("fine-tuned", 0.4), ("grafted", 0.5))
+    ]
+    (claim,) = load_experiment("ood").claims(rows)
+    assert claim.holds is None and claim.ours == "50.0 against 40.0, a constant answer 60.0"
+    (claim,) = load_experiment("ood").claims([row | {"constant": 0.45} for row in rows])
+    assert claim.holds is True
 
 
 def test_a_missing_target_is_named_and_the_others_are_measured(data, model_directory, tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import tiny
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from forgetfree.errors import GraftError, OptionError, RegionError, TrainingError
 from forgetfree.grafting import (
@@ -131,6 +134,41 @@ def test_top_takes_only_what_is_eligible() -> None:
     assert top(scores, 3, eligible).indices.tolist() == [1, 3]
     assert top(scores, 3, torch.zeros(4, dtype=torch.bool)) == Region.empty()
     assert top(scores, 0) == Region.empty()
+
+
+def slow_top(scores: Tensor, count: int, eligible: Tensor) -> list[int]:
+    """Sorted by score, of equals by index."""
+    ranked = sorted((i for i in range(len(scores)) if eligible[i]), key=lambda i: (-float(scores[i]), i))
+    return sorted(ranked[:count])
+
+
+@pytest.mark.parametrize("size", [50, 20_000])
+@pytest.mark.parametrize("spread", ["normal", "ties", "few are high", "rising"])
+def test_the_highest_scores_are_those_of_a_slow_sort(size: int, spread: str) -> None:
+    """Of many scores a sample guesses how high they must be; the guess never shows."""
+    generator = torch.Generator().manual_seed(size)
+    scores = torch.randn(size, generator=generator)
+    if spread == "ties":
+        scores = scores.round()
+    elif spread == "few are high":
+        scores = torch.where(torch.rand(size, generator=generator) < 0.01, scores.abs() + 9, torch.zeros(()))
+    elif spread == "rising":
+        scores = torch.arange(size).float()
+    eligible = torch.rand(size, generator=generator) < 0.9
+    for count in (1, 7, size // 100 + 1, size // 3, size):
+        assert top(scores.clone(), count, eligible).indices.tolist() == slow_top(scores, count, eligible)
+
+
+@pytest.mark.parametrize("count", [1, 9, 40, 300])
+def test_the_hard_region_is_that_of_a_slow_sort_by_gamma(count: int) -> None:
+    """γ ranked by its logit in float64: S outside the base, −S inside. Moves far below the last bit of S = −10 count."""
+    generator = torch.Generator().manual_seed(count)
+    climbed = torch.randn(300, generator=generator) * 10 ** torch.linspace(-9, 1.2, 300)
+    base, eligible = (torch.rand(300, generator=generator) < share for share in (0.1, 0.8))
+    scores = climbed.double() - 10
+    rank = torch.where(base, -scores, scores)
+    found = hard_region(climbed, -10.0, base, eligible, count)
+    assert found.indices.tolist() == slow_top(rank, count, eligible)
 
 
 def test_the_movement_base_is_what_moved_most() -> None:
@@ -501,6 +539,54 @@ def test_every_step_is_reported() -> None:
     told: list[tuple[int, float]] = []
     learned = learn(model, space, pre, ft, batches, Region.empty(), on_step=lambda *step: told.append(step))
     assert told == list(enumerate(learned.losses, 1))
+
+
+# -- Memory ----------------------------------------------------------------------------------------------
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside held at a time."""
+
+    def __init__(self, *there: Tensor) -> None:
+        super().__init__()
+        self._there = {tensor.untyped_storage()._cdata for tensor in there}
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._there:
+                storage = tensor.untyped_storage()
+                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._live = {key: held for key, held in self._live.items() if not held[0].expired()}
+        self.bytes = max(self.bytes, sum(size for _, size in self._live.values()))
+        return made
+
+
+def test_a_search_takes_less_than_three_vectors_beside_the_model_and_both_thetas() -> None:
+    """S, and either gradients or what ranks S; validation included. N is 2.6 million, the largest tensor a tenth of it."""
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(10)), nn.Linear(512, 2))
+    space = ParameterSpace.of(model)
+    pre = space.flatten(model)
+    ft = pre + torch.randn(len(space), generator=torch.Generator().manual_seed(0)) * 0.01
+    batch = torch.randn(4, 512), torch.tensor([0, 1, 0, 1]), torch.zeros(4, dtype=torch.long)
+    options = MaskOptions(steps=3, evaluate_every=1, score_init=-10.0)
+    base = base_region("movement", pre, ft, 300)
+    with Peak(pre, ft, *model.parameters()) as peak:
+        learn_region(
+            model,
+            space,
+            pre,
+            ft,
+            [[batch]] * 3,
+            lambda x, t: model(x),
+            sparsity=1e-3,
+            base=base,
+            options=options,
+            validate=lambda: 0.0,
+        )
+    assert 1 < peak.bytes / (4 * len(space)) < 3
 
 
 # -- Errors ----------------------------------------------------------------------------------------------

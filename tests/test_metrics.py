@@ -159,6 +159,27 @@ def test_f1_is_for_two_labels_only() -> None:
         metrics.f1([[1.0, 2.0, 3.0]], [2])
 
 
+@pytest.mark.parametrize(
+    ("labels", "accuracy", "f1"),
+    [
+        ([0, 0, 0, 1], 0.75, 0.4),  # always 1: precision 1/4, recall 1
+        ([1, 1, 0], 2 / 3, 0.8),
+        ([0, 0], 1.0, 0.0),
+        ([2, 2, 2, 1, 0, 0], 0.5, 2 / 7),
+    ],
+)
+def test_a_constant_answer_worked_by_hand(labels: list[int], accuracy: float, f1: float) -> None:
+    assert metrics.constant_score(labels, "accuracy") == pytest.approx(accuracy)
+    assert metrics.constant_score(labels, "f1") == pytest.approx(f1)
+
+
+def test_no_constant_answer_scores_better() -> None:
+    labels = np.random.default_rng(0).choice(2, 101, p=[0.7, 0.3])
+    for metric, score in (("accuracy", metrics.accuracy), ("f1", metrics.f1)):
+        tried = [score(binary([label] * 101), labels) for label in (0, 1)]
+        assert metrics.constant_score(labels, metric) == pytest.approx(max(tried))
+
+
 def test_agreement_is_the_share_of_equal_predictions() -> None:
     """Predictions 0, 1, 1, 0 and 0, 1, 0, 1: 2 of 4, whatever the labels are."""
     assert metrics.agreement(binary([0, 1, 1, 0]), 7.0 * binary([0, 1, 0, 1])) == 0.5

@@ -99,7 +99,7 @@ def importers(package: str) -> set[str]:
     return {module for module, names in IMPORTS.items() if any(within(name, package) for name in names)}
 
 
-LEAVES = ("errors", "files", "metrics", "options", "parameters", "regions", "seeds", "tasks")
+LEAVES = ("binding", "errors", "files", "metrics", "options", "parameters", "regions", "seeds", "tasks")
 #: From the bottom: a module imports from its own layer and from those below. What is not named is on top.
 LAYERS: tuple[tuple[str, ...], ...] = (
     LEAVES,
@@ -115,6 +115,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "pages",
         "registry",
         "training",
+        "turn",
     ),
     ("fine_tuning", "localization", "single_task"),
     ("streams",),

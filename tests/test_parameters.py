@@ -140,6 +140,23 @@ def test_the_size_is_that_of_the_layers(kind: str) -> None:
     assert len(ParameterSpace.of(model)) == 4448 + (32 if kind.startswith("gpt2") else 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("bert", "119975a4c897435883163a4233c3d1a24eb7b591d1b843491c7faf5b683ae8b4"),
+        ("bert-pooler", "119975a4c897435883163a4233c3d1a24eb7b591d1b843491c7faf5b683ae8b4"),
+        ("bert-mlm", "4ff8987f5d557686a66cb2dca4d6da34ca8a2532a1200bffb89ef0baf492dc39"),
+        ("roberta", "119975a4c897435883163a4233c3d1a24eb7b591d1b843491c7faf5b683ae8b4"),
+        ("roberta-mlm", "e057007d0ec9fddc5cc5fb9a515173289cb0f7cc4705d2c44214eff30b1cae22"),
+        ("gpt2", "48637a3e405015a8003e8d222c55d220ad40a50cd89fb738c4011fecc4eaaef1"),
+        ("gpt2-lm", "f033dad2d4c7bac715e940a12b8901b81a8c82d86f82565f5490406821c700c2"),
+    ],
+)
+def test_a_space_stays_what_it_is_from_version_to_version(kind: str, layout: str) -> None:
+    """Ledgers and grafts on disk count by it."""
+    assert ParameterSpace.of(tiny.build(kind)[0]).layout_hash == layout
+
+
 # -- Values ----------------------------------------------------------------------------------------------
 
 

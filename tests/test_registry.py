@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +286,36 @@ def test_a_broken_package_is_listed_with_its_reason_and_takes_nothing_down(
     assert f"broken: The plug-in '{broken}' of package 'bad-package' (bad_package:" in shown
     assert "No module named 'no_such_package'" in shown and sound in shown
     assert error == ""
+
+
+NOISE = """
+import logging, sys, warnings
+warnings.warn("noise of a warning")
+warnings.warn("noise of a deprecation", FutureWarning)
+logging.getLogger("own").warning("noise of a log")
+print("noise of a print")
+print("noise of an error", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("what", ["strategies", "strategies --verbose", "streams", "tasks"])
+def test_a_package_that_speaks_while_it_is_imported_is_not_heard_in_a_list(install: Install, what: str) -> None:
+    """Nor are Avalanche and torch: nothing but the list is printed. ``--debug`` lets everything through."""
+    folder = install("own-package", NOISE + STRATEGY + STREAMS, strategies={"own": "Own"}, streams={"two": "STREAM"})
+    command = [sys.executable, "-W", "always", "-m", "forgetfree", "list", *what.split()]
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = partial(subprocess.run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, timeout=120)
+    done = run(command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        "noise" not in done.stdout
+        and ("two" if what == "streams" else "sst2" if what == "tasks" else "own") in done.stdout
+    )
+    done = run([*command, "--debug"])
+    assert done.returncode == 0
+    for kind in ("warning", "deprecation", "log", "error"):
+        assert f"noise of a{'n' * (kind == 'error')} {kind}" in done.stderr
+    assert "noise of a print" in done.stdout
 
 
 def test_a_run_meets_a_broken_package_only_where_it_names_it(

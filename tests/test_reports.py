@@ -116,6 +116,26 @@ def test_the_final_union_has_a_row_of_its_own() -> None:
     assert table.rows[1] == ("grafting-continual (one final union)", "75.0", "65.0", "70.0", "—", "—", "15.0")
 
 
+def test_a_constant_answer_has_the_last_row() -> None:
+    """Average (62 + 80) / 2 = 71. It forgets nothing, for it learns nothing: dashes."""
+    run, floors = run_of("continual-ft", 0, [0.8, 0.7]), {"constant": [0.62, 0.8]}
+    table = table_of(page_of(run, floors=floors), "After the last task")
+    assert table.rows[1:] == (("a constant answer", "62.0", "80.0", "71.0", "—", "—", "—"),)
+    older = results_of(run_of("ewc", 0, [0.8, 0.7]))  # of a version that did not say it
+    merged = lay_out(merge([older, results_of(run, floors=floors)]))
+    assert [row[0] for row in table_of(merged, "After the last task").rows] == [
+        "ewc",
+        "continual-ft",
+        "a constant answer",
+    ]
+
+
+@pytest.mark.parametrize("constant", [None, [0.5], [0.5, 1.5], ["0.5", 0.5], 0.5])
+def test_floors_that_are_none_are_refused(constant: Any, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"results.json: floors\.constant must be"):
+        load_results(write(tmp_path / "run", results_of(floors={"constant": constant})))
+
+
 def test_transfer_table(two_seeds: Comparison) -> None:
     """FWT: mrpc just before learning 0.5 − 0.5 = 0. Nothing to compare with: intransigence is unknown."""
     table = table_of(lay_out(two_seeds), "Transfer")

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from forgetfree import registry
+from forgetfree import localization, registry
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sources import load_tasks
+from forgetfree.errors import DataError
 from forgetfree.fine_tuning import full_steps
 from forgetfree.grafting import graft_theta, interpolate, most_moved, pruned_theta
 from forgetfree.localization import LocalizationOptions
@@ -24,6 +25,7 @@ from forgetfree.monitor import Monitor
 from forgetfree.regions import Region, biases
 from forgetfree.seeds import derive_seed
 from forgetfree.single_task import SingleTask
+from forgetfree.streams import make_stream
 from forgetfree.tasks import TaskDefinition
 from forgetfree.training import TrainingOptions, plan, predict
 
@@ -215,6 +217,30 @@ def test_of_a_base_that_is_too_large_the_most_moved_entries_count(bench: SingleT
         assert each.region == most_moved(bench.pre.theta, fine_tuned.theta, count, among=base)
 
 
+@pytest.mark.parametrize("kind", ["movement", "random", "fisher", "bias"])
+@pytest.mark.parametrize(("fraction", "steps", "share"), [(0.1, 2, 0.1), (1.0, 2, 1.0), (0.1, 0, 1.0), (1e-9, 2, 0.0)])
+def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
+    bench: SingleTask, kind: Any, fraction: float, steps: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's: the top 1e-5 by movement for a region of at most 1e-4 (§3.1). Without S, the base is the region."""
+    options = replace(OPTIONS, sparsity=0.05, base=kind, base_fraction=fraction, mask_steps=steps)
+    count = int(0.05 * len(bench.space))
+    found: list[Region] = []
+    learn = localization.learn_regions
+
+    def spied(*arguments: Any, base: Region, **named: Any) -> Any:
+        found.append(base)
+        return learn(*arguments, base=base, **named)
+
+    monkeypatch.setattr(localization, "learn_regions", spied)
+    fine_tuned = bench.fine_tuned(options)
+    (learned,) = bench.localized(fine_tuned, options)
+    assert found == [bench.base(kind, fine_tuned, max(1, int(share * count)))]
+    assert len(learned.region) <= count and learned.budget == count
+    if steps == 0:
+        assert learned.region == found[0]
+
+
 @pytest.mark.parametrize(("base", "expected"), [("movement", [1, 2, 3, 4, 5, 6]), ("empty", [1, 2, 3])])
 def test_every_step_of_several_searches_is_told_once(
     model_directory, data_directory: Path, base: Any, expected: list[int]
@@ -232,3 +258,19 @@ def test_every_step_of_several_searches_is_told_once(
     options = LocalizationOptions(steps=2, mask_steps=3, base=base)
     bench.localized(bench.fine_tuned(options), options, (0.01, 0.05))
     assert heard["localize"] == (len(expected), expected)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_f1_needs_rows_of_label_1(model_directory, data_directory: Path, split: str) -> None:
+    """On rows without it every mask scores 0, and the first would win: which is said before anything is trained."""
+    (rows,) = load_tasks("sst2", str(data_directory))
+    without = [i for i, label in enumerate(getattr(rows, split).labels) if label == 0]
+    measured = replace(rows, task=replace(rows.task, metric="f1"))
+    loaded = load_model(str(model_directory("bert")), "linear")
+    with pytest.raises(
+        DataError, match=rf"'sst2' is measured by the F1 of label 1 \('positive'\), and none of its \d {split}"
+    ):
+        SingleTask(loaded, replace(measured, **{split: getattr(rows, split).take(without)}))
+    with pytest.raises(DataError, match=f"none of its . {split} rows"):
+        make_stream("x", [replace(measured, **{split: getattr(rows, split).take(without)})], loaded)
+    SingleTask(loaded, measured)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.rows import Rows
-from forgetfree.data.sampling import by_length, evenly, k_shot, micro_batches, plan_batches
-from forgetfree.errors import OptionError, TrainingError, UsageError
+from forgetfree.errors import OptionError, TrainingError
 from forgetfree.models.loading import load_model
 from forgetfree.models.readout_model import TaskHead
 from forgetfree.models.task_model import TaskModel
@@ -366,90 +363,3 @@ def test_predictions_are_float32_on_the_cpu_without_a_graph(bert: TaskModel) -> 
     assert logits.shape == (5, 2)
     assert logits.dtype == torch.float32
     assert not logits.requires_grad
-
-
-# -- Batches ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("rows", "batch_size"), [(24, 4), (600, 2), (128, 1), (12, 12)])
-def test_every_row_comes_once_per_epoch(rows: int, batch_size: int) -> None:
-    lengths = [(i * 37) % 50 + 1 for i in range(rows)]
-    per_epoch = rows // batch_size
-    batches = plan_batches(lengths, batch_size, 3 * per_epoch, seed=1)
-    epochs = [batches[i * per_epoch : (i + 1) * per_epoch] for i in range(3)]
-    for epoch in epochs:
-        assert sorted(row for batch in epoch for row in batch) == list(range(rows))
-    if per_epoch > 1:
-        assert epochs[0] != epochs[1]
-
-
-def test_an_incomplete_batch_is_left_out_and_its_rows_come_in_other_epochs() -> None:
-    """10 rows in batches of 4: two a epoch, no row twice within one."""
-    batches = plan_batches([5] * 10, 4, 20, seed=0)
-    assert len(batches) == 20
-    assert {len(batch) for batch in batches} == {4}
-    for i in range(0, 20, 2):
-        assert len(set(batches[i] + batches[i + 1])) == 8
-    counts = Counter(row for batch in batches for row in batch)
-    assert set(counts) == set(range(10))
-
-
-def test_fewer_rows_than_a_batch_are_one_batch() -> None:
-    batches = plan_batches([3, 1, 2], 8, 4, seed=0)
-    assert [sorted(batch) for batch in batches] == [[0, 1, 2]] * 4
-
-
-def test_batches_are_decided_by_the_seed() -> None:
-    lengths = list(range(1, 101))
-    assert plan_batches(lengths, 8, 30, 5) == plan_batches(lengths, 8, 30, 5)
-    assert plan_batches(lengths, 8, 30, 5) != plan_batches(lengths, 8, 30, 6)
-    assert plan_batches(lengths, 8, 0, 5) == []
-
-
-def test_a_longer_plan_begins_as_a_shorter_one() -> None:
-    lengths = list(range(1, 101))
-    assert plan_batches(lengths, 8, 30, 5)[:10] == plan_batches(lengths, 8, 10, 5)
-
-
-def test_rows_of_similar_length_come_together() -> None:
-    """Sorted within a window of 50 batches, 100 rows make 10 batches that span 10 lengths each."""
-    lengths = list(range(100))
-    assert all(max(batch) - min(batch) == 9 for batch in plan_batches(lengths, 10, 10, seed=0))
-
-
-def test_evaluation_batches_hold_every_row_once_shortest_first() -> None:
-    batches = by_length([5, 1, 4, 1, 3], 2)
-    assert batches == [[1, 3], [4, 2], [0]]
-
-
-def test_evenly_spreads() -> None:
-    assert evenly(10, 3) == [0, 3, 6]
-    assert evenly(3, 10) == evenly(3, None) == [0, 1, 2]
-    assert [list(piece) for piece in micro_batches([1, 2, 3, 4, 5], 2)] == [[1, 2], [3, 4], [5]]
-
-
-# -- k shots ---------------------------------------------------------------------------------------------
-
-
-def labelled(labels: list[int]) -> Rows:
-    return Rows(tuple(f"text {i}" for i in range(len(labels))), (), tuple(labels))
-
-
-def test_k_shot_takes_k_of_every_label_in_their_order() -> None:
-    rows = labelled([i % 3 for i in range(60)])
-    drawn = k_shot(rows, 4, seed=0, task="t")
-    assert Counter(drawn.labels) == {0: 4, 1: 4, 2: 4}
-    places = [int(text.split()[1]) for text in drawn.first]
-    assert places == sorted(set(places))
-    assert all(label == place % 3 for label, place in zip(drawn.labels, places, strict=True))
-
-
-def test_k_shot_is_decided_by_the_seed() -> None:
-    rows = labelled([i % 2 for i in range(60)])
-    assert k_shot(rows, 4, 0, "t") == k_shot(rows, 4, 0, "t")
-    assert k_shot(rows, 4, 0, "t") != k_shot(rows, 4, 1, "t")
-
-
-def test_k_shot_says_which_label_has_too_few_rows() -> None:
-    with pytest.raises(UsageError, match=r"Task 't' has 2 training rows of label 1, fewer than --shots 3.*--shots 2"):
-        k_shot(labelled([0, 0, 0, 1, 1]), 3, 0, "t")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertForMaskedLM,
     BertModel,
@@ -78,6 +78,50 @@ def byte_level(*, causal: bool) -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         mask_token="<mask>",
     )
+
+
+#: Of SentencePiece's kind, as T5, ALBERT, XLNet, Llama and Gemma call them.
+_SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>", "<s>", "<cls>", "<sep>", "[CLS]", "[SEP]", "[MASK]", "<bos>", "<eos>"]
+
+
+def unigrams() -> list[tuple[str, float]]:
+    """A vocabulary with ▁ for spaces, as T5 and XLM-R have it: every word is one token after a space."""
+    letters = dict.fromkeys("▁.?:," + "".join(words()))
+    scores = {**dict.fromkeys(letters, -6.0), **{f"▁{word}": -2.0 for word in words()}}
+    return [(token, 0.0) for token in _SPECIAL] + list(scores.items())
+
+
+def merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The same words, as Llama and Gemma have them: ids by token, and what is merged."""
+    letters = dict.fromkeys("▁.?:," + "".join(words()))
+    pairs = dict.fromkeys((f"▁{word[:i]}", word[i]) for word in words() for i in range(len(word)))
+    tokens = dict.fromkeys([*_SPECIAL, *letters, *("".join(pair) for pair in pairs)])
+    return {token: i for i, token in enumerate(tokens)}, list(pairs)
+
+
+def metaspace(kind: str, scheme: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that writes spaces as ▁, and ends a text as T5's does.
+
+    Args:
+        kind: ``unigram`` or ``bpe``.
+        scheme: when a text is begun by a ▁ that is not in it: ``always``, ``first`` (not after a special token), ``never``;
+            or ``legacy``: always, also before one that is.
+    """
+    vocabulary, pairs = merges()
+    model: Any = models.BPE(vocabulary, pairs, unk_token="<unk>")
+    if kind == "unigram":
+        model = models.Unigram(unigrams(), unk_id=_SPECIAL.index("<unk>"))
+    tokenizer = Tokenizer(model)
+    if scheme == "legacy":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=kind == "unigram")
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    named = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
 
 
 # -- Models ----------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from forgetfree.experiments import (
     select,
     shown,
     verdict,
+    with_constant,
 )
 from forgetfree.figures import look, panels
 from forgetfree.metrics import reliability
@@ -72,9 +73,10 @@ class Calibration(Experiment):
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy and ECE by task."""
+        scores, eces = ({name: (key, {"model": name}) for name in MODELS} for key in ("score", "ece"))
         return [
-            pivot(title, rows, "task", {name: (key, {"model": name}) for name in MODELS})
-            for title, key in ((SCORE, "score"), ("Expected calibration error", "ece"))
+            pivot(SCORE, rows, "task", with_constant(rows, scores)),
+            pivot("Expected calibration error", rows, "task", eces),
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:

@@ -29,7 +29,7 @@ from forgetfree.experiments import (
     verdict,
 )
 from forgetfree.figures import legend, look, panels
-from forgetfree.pages import NULL, Table, percent
+from forgetfree.pages import CONSTANT, NULL, Table, percent
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.run_config import RunConfig
 from forgetfree.runner import run
@@ -98,6 +98,7 @@ class Continual(Experiment):
                 "strategy": entry["strategy"],
                 "task": task,
                 "score": entry["matrix"][-1][i],
+                "constant": results["floors"]["constant"][i],
                 "ece": entry["ece"][-1][i],
                 "learned": entry["matrix"][i + 1][i],
                 "train_shots": shots,
@@ -113,9 +114,14 @@ class Continual(Experiment):
         tasks = distinct(rows, "task")
         fewer = [row["train_shots"] for row in rows if row.get("train_shots", row["shots"]) < row["shots"]]
         here = f"here (with {min(fewer)} shots: a label has no more rows)" if fewer else "here"
+        floors = [
+            {**row, "strategy": CONSTANT, "score": row["constant"]}
+            for row in select(rows, strategy=rows[0]["strategy"])
+            if "constant" in row  # results of older versions lack it
+        ]
         ours = pivot(
             f"Accuracy after the last task, {here}",
-            rows,
+            [*rows, *floors],
             "strategy",
             {task: ("score", {"task": task}) for task in tasks},
         )

@@ -26,6 +26,7 @@ from forgetfree.experiments import (
     sparsities_of,
     values,
     verdict,
+    with_constant,
 )
 from forgetfree.figures import legend, look, panels
 from forgetfree.pages import Table
@@ -64,7 +65,7 @@ class Localization(Experiment):
         grafts = {name: what for name, what in models.items() if what["model"] in ("fine-tuned", "grafted")}
         by = ("task", "shots")
         return [
-            pivot(SCORE, rows, by, {name: ("score", what) for name, what in models.items()}),
+            pivot(SCORE, rows, by, with_constant(rows, {name: ("score", what) for name, what in models.items()})),
             pivot("Expected calibration error", rows, by, {name: ("ece", what) for name, what in grafts.items()}),
             pivot(
                 "Agreement with the fine-tuned model",

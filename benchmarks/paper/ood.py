@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -26,10 +27,11 @@ from forgetfree.experiments import (
     shown,
     values,
     verdict,
+    with_constant,
 )
 from forgetfree.figures import legend, look, panels
 from forgetfree.grafting import interpolate
-from forgetfree.pages import Table
+from forgetfree.pages import CONSTANT, Table
 
 #: Source to targets; of a target's names the first whose data is there.
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -42,7 +44,10 @@ MODELS = ("fine-tuned", "grafted")
 
 
 class OutOfDistribution(Experiment):
-    """Answer other data sets without training on them; interpolate between θ_pre and the model (WiSE-FT, WiSE-graft)."""
+    """Answer other data sets without training on them; interpolate between θ_pre and the model (WiSE-FT, WiSE-graft).
+
+    Of MNLI and SNLI, the rows of contradiction and entailment alone are answered by QNLI's model (table 3, "0/1").
+    """
 
     paper: ClassVar[str] = "table 3, figure 7"
     single: ClassVar = ("shots", "sparsities")
@@ -81,6 +86,7 @@ class OutOfDistribution(Experiment):
                             "model": model,
                             "alpha": alpha,
                             "score": answers.score("accuracy"),
+                            "constant": answers.constant_score("accuracy"),
                             "ece": answers.ece,
                         }
                     )
@@ -88,10 +94,11 @@ class OutOfDistribution(Experiment):
 
     @staticmethod
     def _target(lab: Laboratory, trial: Trial, name: str) -> EncodedRows:
-        """Test rows of another task, read as the source's, labels matched by name."""
+        """Test rows of another task, read as the source's, labels matched by name; those without a match are left out."""
         target = lab.rows(name)
         new = matched(target.task.labels, trial.bench.task.definition.labels, name)
-        test = target.test.take(representative(target.test.labels, lab.preset.test_limit))
+        test = target.test.take([i for i, label in enumerate(target.test.labels) if label in new])
+        test = test.take(representative(test.labels, lab.preset.test_limit))
         return trial.bench.encode(replace(test, labels=tuple(new[label] for label in test.labels)))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
@@ -107,28 +114,37 @@ class OutOfDistribution(Experiment):
         by = ("task", "target")
         models: dict[str, dict[str, Any]] = {name: {"model": name} for name in MODELS}
         return [
-            pivot("Accuracy on the target", whole, by, {name: ("score", what) for name, what in models.items()}),
+            pivot(
+                "Accuracy on the target",
+                whole,
+                by,
+                with_constant(whole, {name: ("score", what) for name, what in models.items()}),
+            ),
             pivot("ECE on the target", whole, by, {name: ("ece", what) for name, what in models.items()}),
             pivot(
                 "Accuracy at the best α of each (an upper bound: α is chosen on the target itself)",
                 best,
                 by,
-                {f"WiSE, {name}": ("score", what) for name, what in models.items()},
+                with_constant(best, {f"WiSE, {name}": ("score", what) for name, what in models.items()}),
             ),
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """By source and target."""
+        """By source and target; of two models below a constant answer neither answers better."""
         found = []
         for task in distinct(rows, "task"):
             for target in (name for name in distinct([r for r in rows if r["task"] == task], "target") if name != task):
-                full, graft = (mean(rows, "score", task=task, target=target, model=m, alpha=1.0) for m in MODELS)
+                which = {"task": task, "target": target, "alpha": 1.0}
+                full, graft = (mean(rows, "score", model=model, **which) for model in MODELS)
+                told = all("constant" in row for row in rows)  # results of older versions lack it
+                constant = mean(rows, "constant", **which) if told else math.nan
+                beside = f", {CONSTANT} {shown(constant)}" if told else ""
                 found.append(
                     Claim(
                         f"{task} → {target}: the graft answers better than the fine-tuned model",
                         "—",
-                        f"{shown(graft)} against {shown(full)}",
-                        verdict(graft > full, graft, full),
+                        f"{shown(graft)} against {shown(full)}{beside}",
+                        None if max(full, graft) <= constant else verdict(graft > full, graft, full),
                     )
                 )
         return found
@@ -153,18 +169,19 @@ class OutOfDistribution(Experiment):
         return figure
 
 
-def matched(labels: Sequence[str], sources: Sequence[str], name: str) -> list[int]:
-    """The source's label for each of the target's: by name, where neutral and contradiction are no entailment.
+def matched(labels: Sequence[str], sources: Sequence[str], name: str) -> dict[int, int]:
+    """The source's label for each of the target's, by name. A contradiction is no entailment; neutral has no match (table 3).
 
     Raises:
         UsageError: a label that the source lacks.
     """
     known = {label.lower(): i for i, label in enumerate(sources)}
     if "not_entailment" in known:
-        known |= dict.fromkeys(("neutral", "contradiction"), known["not_entailment"])
-    if lacking := [label for label in labels if label.lower() not in known]:
+        known["contradiction"] = known["not_entailment"]
+    wanted = {i: label for i, label in enumerate(labels) if label.lower() != "neutral" or "neutral" in known}
+    if lacking := [label for label in wanted.values() if label.lower() not in known]:
         raise UsageError(
             f"The labels of {name!r} ({', '.join(labels)}) are not those of the source ({', '.join(sources)}): it lacks "
             f"{', '.join(lacking)}. Set label_names in the source.json of either."
         )
-    return [known[label.lower()] for label in labels]
+    return {i: known[label.lower()] for i, label in wanted.items()}

@@ -25,6 +25,7 @@ from forgetfree.experiments import (
     shown,
     sparsities_of,
     verdict,
+    with_constant,
 )
 from forgetfree.figures import curves, legend, look
 from forgetfree.pages import Table
@@ -65,7 +66,7 @@ class Optimizers(Experiment):
         columns: dict[str, tuple[str, dict[str, Any]]] = {"fine-tuned": ("score", {"model": "fine-tuned"})}
         for sparsity in sparsities_of(rows, model="grafted"):
             columns[f"graft {share_of(sparsity)}"] = ("score", {"model": "grafted", "sparsity": sparsity})
-        return [pivot(SCORE, rows, ("task", "optimizer"), columns)]
+        return [pivot(SCORE, rows, ("task", "optimizer"), with_constant(rows, columns))]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """What a graft keeps of its own fine-tuned model, mean over tasks."""

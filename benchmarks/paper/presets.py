@@ -46,7 +46,14 @@ PAPER = Preset(
     shots=(4096,),
     seeds=(0, 1, 2, 3, 4),
     sparsities=(1e-4,),
-    options={"optimizer": "sgd", "weight_decay": 1e-4, "schedule": "linear", "mask_steps": 100, "precision": "bf16"},
+    options={
+        "optimizer": "sgd",
+        "weight_decay": 1e-4,
+        "schedule": "linear",
+        "base_fraction": 0.1,
+        "mask_steps": 100,
+        "precision": "bf16",
+    },
     grid=tuple({"learning_rate": rate, "batch_size": size} for rate in (1e-2, 5e-3, 1e-3) for size in (2, 4, 8)),
 )
 #: AdamW's rates are those usual for fine-tuning RoBERTa; ℓ1 is the paper's.

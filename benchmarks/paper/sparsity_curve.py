@@ -22,6 +22,7 @@ from forgetfree.experiments import (
     share_of,
     shown,
     verdict,
+    with_constant,
 )
 from forgetfree.figures import curves, legend
 from forgetfree.pages import Table
@@ -62,7 +63,7 @@ class SparsityCurve(Experiment):
             columns: dict[str, tuple[str, dict[str, Any]]] = {"none": ("score", {"region": "none"})}
             columns |= {share_of(s): ("score", {"region": region, "sparsity": s}) for s in _sparsities(rows)}
             columns["fine-tuned"] = ("score", {"region": "fine-tuned"})
-            tables.append(pivot(f"{SCORE}: {region} regions", rows, "task", columns))
+            tables.append(pivot(f"{SCORE}: {region} regions", rows, "task", with_constant(rows, columns)))
         return tables
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:

@@ -24,6 +24,7 @@ from forgetfree.experiments import (
     shown,
     sparsities_of,
     verdict,
+    with_constant,
 )
 from forgetfree.figures import curves, legend, look
 from forgetfree.grafting import budget, pruned_theta, top
@@ -83,7 +84,8 @@ class WhatFails(Experiment):
         for sparsity in sparsities_of(rows, model="pruned"):
             columns[f"pruned {share_of(sparsity)}"] = ("score", {"model": "pruned", "sparsity": sparsity})
         columns["fine-tuned"] = ("score", {"model": "fine-tuned"})
-        return [pivot(f"{SCORE}; pruned: the largest weights are kept, all else is 0", rows, "task", columns)]
+        title = f"{SCORE}; pruned: the largest weights are kept, all else is 0"
+        return [pivot(title, rows, "task", with_constant(rows, columns))]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Both fail where a learned graft does not."""

@@ -36,10 +36,10 @@ def command(options: argparse.Namespace) -> int:
     if not (model == "minilm" or Path(model).is_dir()):
         go_offline_if_cut_off()
     written = apply_graft(graft, model, Path(options.out))
-    print(
-        f"{written.directory}: {written.architecture} with {len(graft.region)} grafted entries. It loads by "
-        f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
-    )
+    call = f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
+    if written.usual:
+        call = f'transformers.pipeline("text-classification", model={str(written.directory)!r}, truncation=True).'
+    print(f"{written.directory}: {written.architecture} with {len(graft.region)} grafted entries. It loads by {call}")
     if written.note:
         print(f"note: {written.note}")
     return 0

@@ -22,7 +22,9 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         sub.set_defaults(command=command, action=action, model=None)
         sub.add_argument("file", metavar="FILE")
         if action == "verify":
-            sub.add_argument("--model", metavar="NAME|DIR", help="also compare the fingerprint with this model's")
+            sub.add_argument(
+                "--model", metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"
+            )
 
 
 def command(options: argparse.Namespace) -> int:
@@ -36,20 +38,46 @@ def command(options: argparse.Namespace) -> int:
         print(render_ledger(ledger, path))
         return 0
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
-    checked = f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"
+    checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
+    if run := _verify_run(ledger, path):
+        checked.append(f"labels and prompts of {run}")
     if options.model:
-        _verify_model(ledger, options.model)
-        checked += f", and the fingerprint of {options.model}"
-    print(f"{path}: sound. {len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {checked}.")
+        _verify_model(ledger, options.model, path)
+        beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
+        checked.append(f"weights{beside} of {options.model}")
+    print(
+        f"{path}: sound. {len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {', and the '.join(checked)}."
+    )
+    if not ledger.binding:
+        print(
+            "note: written by version 0.2, it does not say which configuration, tokenizer, labels and prompts it needs."
+        )
     return 0
 
 
-def _verify_model(ledger: Ledger, name: str) -> None:
-    """Raise ``LedgerError`` unless the ledger belongs to the model, loaded with its LM head or without."""
-    from forgetfree.ledger import LedgerSwitch
+def _verify_run(ledger: Ledger, path: Path) -> Path | None:
+    """The config.json of the run that the ledger lies in, compared with the ledger; none where it lies in no run."""
+    from forgetfree.inference import tasks_of_run
+    from forgetfree.ledger import check_definitions
+
+    config = path.absolute().parents[2] / "config.json"
+    if path.name != "ledger.safetensors" or not path.absolute().parent.name.startswith("seed-") or not config.is_file():
+        return None
+    check_definitions(ledger, {task.name: task for task in tasks_of_run(config)}, str(config))
+    return config
+
+
+def _verify_model(ledger: Ledger, name: str, path: Path) -> None:
+    """Raise ``LedgerError`` unless the ledger belongs to the model, and would answer with it as it did."""
+    from forgetfree.ledger import check_binding, check_weights
     from forgetfree.models.loading import load_model
 
+    if bound := ledger.binding:
+        loaded = load_model(name, bound.readout, max_length=bound.max_length)
+        check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
+        check_binding(ledger, loaded.binding(bound.precision), str(path))
+        return
     try:
-        LedgerSwitch(ledger, load_model(name).model.backbone)
+        check_weights(ledger, load_model(name).model.backbone)
     except LedgerError:
-        LedgerSwitch(ledger, load_model(name, "linear").model.backbone)
+        check_weights(ledger, load_model(name, "linear").model.backbone)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import TYPE_CHECKING
 
 from forgetfree import registry
@@ -26,25 +29,13 @@ def command(options: argparse.Namespace) -> int:
     if options.verbose:
         if options.what != "strategies":
             raise UsageError(f"--verbose goes with 'list strategies', got 'list {options.what}'. Leave it out.")
-        _list_strategies_in_full()
+        _list_strategies_in_full(options.debug)
         return 0
-    rows: dict[str, str] = {}
-    broken: dict[str, str] = {}
-    if options.what == "strategies":
-        rows = {name: entry.summary for name, entry in registry.strategies().items()}
-        broken = registry.broken("strategies")
-    elif options.what == "streams":
-        rows = {name: " → ".join(tasks) for name, tasks in registry.streams().items()}
-        broken = registry.broken("streams")
-    elif options.what == "tasks":
-        rows = {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
-        broken = registry.broken("streams")
-    elif options.what == "experiments":
-        rows = {name: entry.summary for name, entry in registry.EXPERIMENTS.items()}
-    else:
-        rows = {name: entry.summary for name, entry in registry.MODELS.items()}
-    rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
     group: registry.Group = "strategies" if options.what == "strategies" else "streams"
+    with _imports_unheard(options.debug):
+        rows = _rows(options.what)
+        broken = {} if options.what in ("models", "experiments") else registry.broken(group)
+    rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
     notes = registry.shadowed(group).values() if options.what not in ("models", "experiments") else ()
     width = max(map(len, rows))
     for name, summary in rows.items():
@@ -54,7 +45,29 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _list_strategies_in_full() -> None:
+def _rows(what: str) -> dict[str, str]:
+    """The names and a summary each."""
+    if what == "streams":
+        return {name: " → ".join(tasks) for name, tasks in registry.streams().items()}
+    if what == "tasks":
+        return {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
+    if what == "models":
+        return {name: entry.summary for name, entry in registry.MODELS.items()}
+    entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
+    return {name: entry.summary for name, entry in entries.items()}
+
+
+@contextmanager
+def _imports_unheard(debug: bool) -> Iterator[None]:
+    """What packages print, log or warn of while they are imported is no part of a list; ``--debug`` lets it through."""
+    with ExitStack() as stack:
+        if not debug:
+            stack.enter_context(redirect_stdout(StringIO()))
+            stack.enter_context(redirect_stderr(StringIO()))
+        yield
+
+
+def _list_strategies_in_full(debug: bool) -> None:
     """Every strategy with its own options, then the options that all of them take; within 80 columns."""
     from forgetfree.options import Description, describe
     from forgetfree.run_config import RunOptions
@@ -70,13 +83,15 @@ def _list_strategies_in_full() -> None:
             write(option.help, 8)
 
     shared = describe(TrainingOptions)
+    with _imports_unheard(debug):
+        broken = registry.broken("strategies")
+        classes = {name: registry.strategy(name) for name in registry.strategies() if name not in broken}
     for name, entry in registry.strategies().items():
         write(f"{name}: {entry.summary}", 0)
-        try:
-            cls = registry.strategy(name)
-        except UsageError as error:
-            write(f"broken: {error}", 2)
+        if name in broken:
+            write(f"broken: {broken[name]}", 2)
         else:
+            cls = classes[name]
             write("forget-free" if cls.forget_free else "may forget", 2)
             write((cls.__doc__ or "").strip().partition("\n")[0], 2)
             own = [option for option in describe(cls.Options) if option not in shared]

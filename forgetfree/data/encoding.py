@@ -104,13 +104,16 @@ class Encoder:
         template: ``None`` encodes as the model was pre-trained: the text, or the pair with separators.
             Otherwise a prompt, see `forgetfree.tasks.TaskDefinition`.
         max_length: the longest row in tokens. The longest text is truncated first; the prompt never is.
+        closed: whether a row ends with the tokens that the tokenizer puts there.
 
     Raises:
         ModelError: the tokenizer has no mask token for a template that needs one, or the template is longer
             than ``max_length``.
     """
 
-    def __init__(self, tokenizer: Any, template: str | None, max_length: int = MAX_LENGTH) -> None:
+    def __init__(
+        self, tokenizer: Any, template: str | None, max_length: int = MAX_LENGTH, *, closed: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         probe = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("a"))
         whole = tokenizer("a")["input_ids"]
@@ -118,6 +121,8 @@ class Encoder:
         self._opening, self._closing = whole[:start], whole[start + len(probe) :]
         pair = tokenizer("a", "a")["input_ids"]
         self._middle = pair[start + len(probe) : len(pair) - len(probe) - len(self._closing)]
+        if not closed:
+            self._closing = []
         self._blank = next(i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if i is not None)
         self._template = template
         self._parts = None if template is None else self._parse(template)
@@ -134,10 +139,15 @@ class Encoder:
         if self._parts is None:
             if not self._middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
                 texts[1:] = [[f" {text}" for text in column] for column in texts[1:]]
-            ids = [self._tokenize(column) for column in texts]
+            ids = [
+                _tokens(self._tokenizer, column, inside=bool(i and not self._middle)) for i, column in enumerate(texts)
+            ]
             return [self._plain([column[i] for column in ids]) for i in range(len(rows))]
         slots = [part for part in self._parts if isinstance(part, _Slot)]
-        columns = [self._tokenize([slot.of(text) for text in texts[slot.column]]) for slot in slots]
+        columns = [
+            _tokens(self._tokenizer, [slot.of(text) for text in texts[slot.column]], inside=slot.inside)
+            for slot in slots
+        ]
         return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
 
     def source(self, *, pair: bool) -> str:
@@ -147,18 +157,22 @@ class Encoder:
             pair: whether it is given two texts.
         """
         if self._template is None:
-            texts = ["text_a", "text_b"] if pair else ["text"]
+            texts = (
+                {"text_a": "tokens", "text_b": "tokens" if self._middle else "inside"} if pair else {"text": "tokens"}
+            )
             lines = ['text_b = " " + text_b'] if pair and not self._middle else []
-            pieces = [texts[0], *([f"{self._middle}"] * bool(pair and self._middle)), *texts[1:]]
+            pieces = [*texts]
+            pieces[1:1] = [f"{self._middle}"] * bool(pair and self._middle)
         else:
             texts, lines, pieces = self._prompt_source(self._template)
         room = self._room(len(texts))
+        read = [f"{function}({text})" for text, function in texts.items()]
         if len(texts) == 1:
-            lines.append(f"{texts[0]} = tokens({texts[0]})[:{room}]")
+            lines.append(f"{next(iter(texts))} = {read[0]}[:{room}]")
         else:
             first, second = texts
             lines += [
-                f"{first}, {second} = tokens({first}), tokens({second})",
+                f"{first}, {second} = {', '.join(read)}",
                 f"short = min(len({first}), len({second}), {room // 2})  # of two long texts the longer is cut",
                 f"long = {room} - short",
                 f"cut = (long, short) if len({first}) > len({second}) else (short, long)",
@@ -167,25 +181,25 @@ class Encoder:
         pieces = [*([f"{self._opening}"] * bool(self._opening)), *pieces, *([f"{self._closing}"] * bool(self._closing))]
         blank = "" if self._template is not None or self._opening or self._closing else f" or [{self._blank}]"
         lines.append(f"return {' + '.join(pieces)}{blank}")
-        return _TOKENS_SOURCE + "\n".join(
-            [f"def encode({', '.join(sorted(texts))}):", *(f"    {line}" for line in lines)]
-        )
+        encode = "\n".join([f"def encode({', '.join(sorted(texts))}):", *(f"    {line}" for line in lines)])
+        prompted = self._template is not None  # whose label words stand inside, too
+        return _TOKENS_SOURCE + _INSIDE_SOURCE * (prompted or "inside(" in encode) + encode
 
-    def _prompt_source(self, template: str) -> tuple[list[str], list[str], list[str]]:
-        """The texts in the prompt's order, the lines that prepare them, and what the prompt is made of."""
-        texts: list[str] = []
+    def _prompt_source(self, template: str) -> tuple[dict[str, str], list[str], list[str]]:
+        """The texts in the prompt's order with what reads each, the lines that prepare them, and what the prompt is made of."""
+        texts: dict[str, str] = {}
         lines: list[str] = []
         pieces: list[str] = []
         end = 0
         for match in _SLOT.finditer(template):
             space, slot, style = match.groups()
-            pieces.append(_literal_source(template[end : match.start()]))
+            pieces.append(_literal_source(template[end : match.start()], inside=end > 0))
             pieces.append("[tokenizer.mask_token_id]" if slot == "mask" else slot)
             if slot != "mask":
-                texts.append(slot)
+                texts[slot] = "inside" if match.start() else "tokens"
                 lines += _slot_source(slot, " " if space else "", style)
             end = match.end()
-        pieces.append(_literal_source(template[end:]))
+        pieces.append(_literal_source(template[end:], inside=end > 0))
         return texts, lines, [piece for piece in pieces if piece]
 
     def _plain(self, texts: list[list[int]]) -> list[int]:
@@ -210,18 +224,11 @@ class Encoder:
             fixed = sum(len(part) for part in self._parts if not isinstance(part, _Slot))
         return self._max_length - len(self._opening) - len(self._closing) - fixed
 
-    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where
-        # it is.
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
-
     def _parse(self, template: str) -> list[list[int] | _Slot]:
         parts: list[list[int] | _Slot] = []
         end = 0
         for match in _SLOT.finditer(template):
-            self._literal(parts, template[end : match.start()])
+            self._literal(parts, template[end : match.start()], inside=end > 0)
             space, slot, style = match.groups()
             if slot == "mask":
                 if self._tokenizer.mask_token_id is None:
@@ -232,14 +239,34 @@ class Encoder:
                 parts.append([self._tokenizer.mask_token_id])
             else:
                 # A space belongs to the word after it, as byte-level tokenizers see it.
-                parts.append(_Slot(1 if slot == "text_b" else 0, " " if space else "", style))
+                parts.append(_Slot(1 if slot == "text_b" else 0, " " if space else "", style, match.start() > 0))
             end = match.end()
-        self._literal(parts, template[end:])
+        self._literal(parts, template[end:], inside=end > 0)
         return parts
 
-    def _literal(self, parts: list[list[int] | _Slot], text: str) -> None:
+    def _literal(self, parts: list[list[int] | _Slot], text: str, *, inside: bool) -> None:
         if text:
-            parts.append(self._tokenize([text])[0])
+            parts.append(_tokens(self._tokenizer, [text], inside=inside)[0])
+
+
+#: What stands before a text that does not begin its row.
+_LEAD = "a"
+
+
+def _tokens(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
+    """The ids of texts without any special ones; of those ``inside`` a row as they are after other text.
+
+    Some tokenizers (SentencePiece's) begin whatever they are given by a space, "▁", which in a row is not there.
+    """
+    # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where it is.
+    how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    if not texts or not inside:
+        return [list(ids) for ids in tokenizer(list(texts), **how)["input_ids"]] if texts else []
+    lead, *whole = tokenizer([_LEAD, *(_LEAD + text for text in texts)], **how)["input_ids"]
+    return [
+        ids[len(lead) :] if ids[: len(lead)] == lead else _tokens(tokenizer, [text])[0]
+        for ids, text in zip(whole, texts, strict=True)
+    ]
 
 
 _TOKENS_SOURCE = """\
@@ -249,10 +276,18 @@ def tokens(text):
 
 
 """
+_INSIDE_SOURCE = """\
+def inside(text):
+    # After other text, where no tokenizer begins it by a space of its own.
+    lead, ids = tokens("a"), tokens("a" + text)
+    return ids[len(lead) :] if ids[: len(lead)] == lead else tokens(text)
 
 
-def _literal_source(text: str) -> str:
-    return f"tokens({json.dumps(text, ensure_ascii=False)})" if text else ""
+"""
+
+
+def _literal_source(text: str, *, inside: bool) -> str:
+    return f"{'inside' if inside else 'tokens'}({json.dumps(text, ensure_ascii=False)})" if text else ""
 
 
 def _slot_source(name: str, prefix: str, style: str | None) -> list[str]:
@@ -272,6 +307,7 @@ class _Slot:
     column: int
     prefix: str
     style: str | None
+    inside: bool
 
     def of(self, text: str) -> str:
         text = text.strip()
@@ -304,18 +340,16 @@ def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]
     """
     ids = []
     for word in words:
-        pieces = tokenizer.tokenize(f" {word}")
-        token_ids = tokenizer.convert_tokens_to_ids(pieces)
+        (token_ids,) = _tokens(tokenizer, [f" {word}"], inside=True)
         if len(token_ids) != 1 or token_ids[0] == tokenizer.unk_token_id:
-            singles = [
-                other
-                for other in (word.lower(), word.capitalize(), *re.split(r"[\W_]+", word), *_COMMON_WORDS)
-                if other and len(tokenizer.tokenize(f" {other}")) == 1 and other not in words
-            ]
+            others = (word.lower(), word.capitalize(), *re.split(r"[\W_]+", word), *_COMMON_WORDS)
+            candidates = [other for other in dict.fromkeys(others) if other and other not in words]
+            pieces = _tokens(tokenizer, [f" {other}" for other in candidates], inside=True)
+            singles = [other for other, each in zip(candidates, pieces, strict=True) if len(each) == 1]
             raise ModelError(
                 f"Label word {word!r} of task {task!r} is {len(token_ids)} tokens in this model's vocabulary "
-                f"({' '.join(pieces)}), and a label word must be one. Single-token alternatives: "
-                f"{', '.join(dict.fromkeys(singles))}. Set label_words in the task's source.json, or use "
+                f"({' '.join(tokenizer.convert_ids_to_tokens(token_ids))}), and a label word must be one. Single-token "
+                f"alternatives: {', '.join(singles)}. Set label_words in the task's source.json, or use "
                 "--readout linear."
             )
         ids.append(token_ids[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.data.rows import Rows
-from forgetfree.data.tables import Table, first_line
+from forgetfree.data.tables import Table, first_line, read_json
 from forgetfree.errors import DataError
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition, slots
 
@@ -29,9 +28,9 @@ def read_notes(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
+        notes = read_json(path.read_text(encoding="utf-8"), str(path))
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON: {first_line(error)}. Mend or remove it.") from error
+        raise DataError(f"{path} is not valid JSON: {first_line(error)}. Fix or remove it.") from error
     if not isinstance(notes, dict):
         raise DataError(f"{path} must hold a JSON object with label_names, got a {type(notes).__name__}.")
     for key in [key for key in notes if key not in _NOTES]:

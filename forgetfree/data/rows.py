@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import get_args
 
 from forgetfree.errors import DataError, UsageError
@@ -28,6 +29,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def texts(self) -> list[tuple[str, ...]]:
+        """One text or two a row."""
+        return list(zip(self.first, self.second, strict=True) if self.second else zip(self.first, strict=True))
+
     def take(self, indices: Sequence[int]) -> Rows:
         """The rows at ``indices``, in that order."""
         return Rows(
@@ -45,6 +51,30 @@ class TaskRows:
     train: Rows
     validation: Rows
     test: Rows
+
+    @cached_property
+    def shared(self) -> dict[str, int]:
+        """How many test rows are also rows of ``train`` and of ``validation``: by their texts, whatever their labels."""
+        return {
+            split: sum(texts in others for texts in self.test.texts)
+            for split, others in (("train", set(self.train.texts)), ("validation", set(self.validation.texts)))
+        }
+
+    def shared_note(self, scored: EvaluatedOn = "test") -> str:
+        """What a user should know of `shared`; nothing where there are none.
+
+        Args:
+            scored: which rows the test rows are, see `evaluated_on`.
+        """
+        names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
+        found = [f"{count:,} are also {names[split]} rows" for split, count in self.shared.items() if count]
+        if not found:
+            return ""
+        which = f"of {len(self.test):,} {scored} rows of task {self.task.name!r} are"
+        return (
+            f"{', and '.join(found).replace('are', which, 1)} (the same texts, whatever their labels), so scores may be "
+            "higher than on new texts. Remove them from one of the files."
+        )
 
     def fingerprint(self) -> str:
         """SHA-256 over every row of every split: two data sets are equal if theirs are."""

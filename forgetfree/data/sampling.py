@@ -1,4 +1,4 @@
-"""Which rows, and in which order: k-shot samples, batches of similar length, all by seed."""
+"""Which rows, and in which order: k-shot samples and mini-batches, all by seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from forgetfree.data.rows import Rows
 from forgetfree.errors import UsageError
 
-#: Batches whose rows are sorted by length together; more saves padding, fewer shuffles better.
+#: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
 _WINDOW = 50
 
 
@@ -38,22 +38,35 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False)
     )
 
 
-def plan_batches(lengths: Sequence[int], batch_size: int, batches: int, seed: int) -> list[list[int]]:
-    """Row numbers of ``batches`` mini-batches: epoch after epoch of all rows, similar lengths together.
+def plan_batches(
+    lengths: Sequence[int], batch_size: int, batches: int, seed: int, *, group_by_length: bool = True
+) -> list[list[int]]:
+    """Row numbers of ``batches`` mini-batches: every epoch holds each row once, its last batch may be smaller.
 
-    Every epoch is a new permutation. An epoch's last, smaller batch is left out, unless it is all there is.
+    Batches are drawn evenly at random. Data of more than one window may be grouped by length, which saves padding: each
+    random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
+    the smaller batch are drawn before any sorting, and every other batch is equally likely to come at any place.
+
+    Args:
+        lengths: of all rows.
+        batch_size: rows per batch.
+        batches: how many.
+        seed: of all that is drawn.
+        group_by_length: put rows of similar length together where the data is larger than a window.
     """
     random, plan = Random(seed), list[list[int]]()
+    window = _WINDOW * batch_size
     while len(plan) < batches:
         order = list(range(len(lengths)))
         random.shuffle(order)
-        epoch = []
-        for start in range(0, len(order), window := _WINDOW * batch_size):
-            block = sorted(order[start : start + window], key=lengths.__getitem__)
-            epoch += [block[i : i + batch_size] for i in range(0, len(block), batch_size)]
-        whole = [batch for batch in epoch if len(batch) == batch_size] or epoch
-        random.shuffle(whole)
-        plan += whole
+        if group_by_length and len(order) > window:
+            whole = len(order) - len(order) % batch_size
+            for start in range(0, whole, window):
+                block = slice(start, min(start + window, whole))
+                order[block] = sorted(order[block], key=lengths.__getitem__)
+        epoch = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        random.shuffle(epoch)
+        plan += epoch
     return plan[:batches]
 
 

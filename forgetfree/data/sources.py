@@ -20,6 +20,10 @@ from forgetfree.data.tables import FORMATS, PAIR, Table, first_line, read_table
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError
 from forgetfree.tasks import SPLITS, EvaluatedOn, Kind, slots
 
+#: What else people call a split, and the files that they keep rows in.
+_ALIASES = {"validation": ("dev", "eval", "val", "valid")}
+_TABLES = (".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tsv", ".txt", ".xlsx")
+
 
 def default_data() -> str:
     """What ``--data`` means when it is not given: ``FORGETFREE_DATA`` if set, else the hub."""
@@ -130,6 +134,15 @@ class _Directory:
                 f".csv, found {', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the "
                 "file."
             )
+        for split, table in tables.items():
+            if table is None:
+                _check_left_out(name, folder, split)
+        texts = {"text", *PAIR} & set(train.columns)
+        if notes.get("kind") == "tokens" or (not texts and {"tokens", "tags"} <= set(train.columns)):
+            raise DataError(
+                f"Task {name!r} is token classification: {folder} holds a tag for each word. This version reads tasks with "
+                "one label a row; token classification comes later. Leave the task out."
+            )
         registered = registry.tasks().get(name)
         kind: Kind = registered.kind if registered else "pair" if set(PAIR) <= set(train.columns) else "single"
         rows = {split: table.rows(kind) for split, table in tables.items() if table is not None}
@@ -139,6 +152,16 @@ class _Directory:
             assert table is not None
             table.check_labels(split_rows, task)
         return complete(task, rows)
+
+
+def _check_left_out(name: str, folder: Path, split: str) -> None:
+    """Raise ``DataError`` if a split is missing, and a file is there that may be meant for it."""
+    for path in sorted(folder.iterdir()):
+        if path.stem.lower() in (split, *_ALIASES.get(split, ())) and path.suffix.lower() in _TABLES:
+            raise DataError(
+                f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, or "
+                "move it elsewhere."
+            )
 
 
 class _Hub:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
+from forgetfree.errors import DataError, UsageError
 from forgetfree.models.loading import LoadedModel
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import Scenario, TaskDefinition
 from forgetfree.training import MOST_SHOTS
 
 
@@ -78,7 +80,12 @@ def encode_task(
         seed: of the sample and of the readout's first weights.
         test_limit: keep at most this many test rows, spread evenly; default: all.
         labels: how its labels are numbered.
+
+    Raises:
+        DataError: the task is measured by F1, and its validation or test rows cannot tell it.
+        UsageError: a label has fewer than ``shots`` rows.
     """
+    _check_metric(rows)
     definition, train = rows.task, rows.train
     head = loaded.head(definition)
     label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
@@ -99,4 +106,45 @@ def encode_task(
         encode(rows.test.take(representative(rows.test.labels, test_limit))),
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
+    )
+
+
+def _check_metric(rows: TaskRows) -> None:
+    """F1 is 0 for every model on rows without label 1: it would choose the first of all masks, and report it as a failure."""
+    for split in ("validation", "test"):
+        if rows.task.metric == "f1" and 1 not in getattr(rows, split).labels:
+            raise DataError(
+                f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
+                f"{len(getattr(rows, split))} {split} rows has that label. Add such rows, or set metric to 'accuracy' in its "
+                "source.json."
+            )
+
+
+def label_spaces(
+    tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
+) -> tuple[list[TaskDefinition], list[LabelSpace]]:
+    """Definitions and label numbers of each task, as the scenario has them.
+
+    Raises:
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
+    """
+    sizes = [len(task.labels) for task in tasks]
+    if scenario == "task":
+        return list(tasks), [LabelSpace()] * len(tasks)
+    if loaded.readout != "linear":
+        raise UsageError(
+            f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
+            "away."
+        )
+    if scenario == "domain":
+        if len(set(sizes)) > 1:
+            counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
+            raise UsageError(
+                f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
+            )
+        return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
+    return (
+        # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
+        [replace(task, metric="accuracy") for task in tasks],
+        [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
     )

@@ -16,6 +16,7 @@ from forgetfree.tasks import Kind, TaskDefinition
 FORMATS = ("parquet", "jsonl", "csv")
 #: The columns of a pair of texts.
 PAIR = ("text_a", "text_b")
+_QUOTE = "Quote texts that hold commas, quotes or line breaks"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Table:
             if label >= count:
                 raise DataError(
                     f"{self._row(i)}, column 'label': {label} is out of range, task {task.name!r} has the "
-                    f"{count} labels 0 to {count - 1} ({', '.join(task.labels)}). Mend the row, or the "
+                    f"{count} labels 0 to {count - 1} ({', '.join(task.labels)}). Fix the row, or the "
                     "label_names in source.json."
                 )
 
@@ -71,7 +72,7 @@ class Table:
         value = self.columns[column][i]
         if not isinstance(value, str):
             raise DataError(
-                f"{self._row(i)}, column {column!r}: expected a text, got {_shown(value)}. Mend or remove the row."
+                f"{self._row(i)}, column {column!r}: expected a text, got {_shown(value)}. Fix or remove the row."
             )
         return value
 
@@ -81,7 +82,7 @@ class Table:
         if isinstance(value, bool) or not (text.isascii() and text.isdecimal()):
             raise DataError(
                 f"{self._row(i)}, column 'label': expected an integer from 0, got {_shown(value)}. "
-                "Mend or remove the row; names of labels go into source.json as label_names, in the order of their numbers."
+                "Fix or remove the row; names of labels go into source.json as label_names, in the order of their numbers."
             )
         return int(text)
 
@@ -115,21 +116,39 @@ def read_table(folder: Path, split: str) -> Table | None:
 def _read_parquet(path: Path) -> Table:
     import pyarrow.parquet
 
+    _check_names(path, pyarrow.parquet.read_schema(path).names)
     table = pyarrow.parquet.read_table(path)
     return Table(str(path), table.to_pydict(), range(table.num_rows))
 
 
 def _read_csv(path: Path) -> Table:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        reader, lines, begin = csv.reader(file, strict=True), list[list[str]](), 1
         try:
-            records = list(reader)
+            for line in reader:
+                begin = reader.line_num + 1
+                lines += [line] * bool(line)  # blank ones are no rows
         except csv.Error as error:
             raise DataError(
-                f"{path}, line {reader.line_num + 1}: {first_line(error)}. Quote texts that hold commas, "
-                "quotes or line breaks, and double the quotes inside."
+                f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
             ) from error
-        return _columns(path, records, reader.fieldnames or (), range(1, len(records) + 1))
+    names, *records = lines or [[]]
+    _check_names(path, [name for name in names if name])  # a column without a name is not read
+    for number, record in enumerate(records, 1):
+        if len(record) != len(names):
+            column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
+            raise DataError(
+                f"{path}, row {number}, column {column}: expected a cell for each of the {len(names)} columns "
+                f"({', '.join(names)}), got {len(record)}. {_QUOTE}."
+            )
+    columns = zip(*records, strict=True) if records else ([] for _ in names)
+    return Table(str(path), dict(zip(names, columns, strict=True)), range(1, len(records) + 1))
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{path} has column {name!r} twice. Rename or remove one of them.")
 
 
 def _read_jsonl(path: Path) -> Table:
@@ -139,20 +158,38 @@ def _read_jsonl(path: Path) -> Table:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = read_json(line, f"{path}, row {number}")
             except ValueError:
                 record = None
             if not isinstance(record, dict):
                 raise DataError(
-                    f"{path}, row {number}: expected a JSON object, got {_shown(line.strip())}. Mend or remove the row."
+                    f"{path}, row {number}: expected a JSON object, got {_shown(line.strip())}. Fix or remove the row."
                 )
             records.append(record)
             numbers.append(number)
-    return _columns(path, records, sorted({key for record in records for key in record}), numbers)
-
-
-def _columns(path: Path, records: Sequence[Mapping[str, Any]], names: Sequence[str], numbers: Sequence[int]) -> Table:
+    names = sorted({key for record in records for key in record})
     return Table(str(path), {name: [record.get(name) for record in records] for name in names}, numbers)
+
+
+def read_json(text: str, where: str) -> Any:
+    """What JSON says, if it says everything once.
+
+    Args:
+        text: the JSON.
+        where: file and row, for the message.
+
+    Raises:
+        ValueError: it is no JSON.
+        DataError: an object has a key twice.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise DataError(f"{where}: the key {twice[0]!r} stands twice. Remove one of them.")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=once)
 
 
 def _shown(value: Any) -> str:

@@ -24,6 +24,7 @@ from forgetfree.experiments.rows import (
     sparsities_of,
     values,
     verdict,
+    with_constant,
 )
 from forgetfree.experiments.workers import usual_jobs
 
@@ -55,5 +56,6 @@ __all__ = [
     "usual_jobs",
     "values",
     "verdict",
+    "with_constant",
     "write_outcome",
 ]

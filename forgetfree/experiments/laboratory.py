@@ -171,11 +171,12 @@ class Trial:
         return {**what, **self.measures(self.answers_of(state))}
 
     def measures(self, answers: Predictions) -> Row:
-        """Score, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
+        """Score, that of a constant answer, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
         return {
             "train_rows": len(self.bench.task.train),
             "optimizer_used": f"{self.options.optimizer} {self.options.learning_rate:g}",
             "score": answers.score(self.bench.task.definition.metric),
+            "constant": answers.constant_score(self.bench.task.definition.metric),
             "ece": answers.ece,
             "agreement": agreement(answers.logits, self.answers.logits),
         }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
 from forgetfree.data.rows import TaskRows
-from forgetfree.environment import make_directory, refuse_held
+from forgetfree.environment import make_directory, refuse_held, tell_shared_rows
 from forgetfree.errors import DataError, UsageError
 from forgetfree.experiments.experiment import Experiment, load_experiment
 from forgetfree.experiments.laboratory import Laboratory
@@ -86,6 +86,7 @@ def run_experiment(
     if not planned or ("task" not in planned[0] and skipped):
         raise DataError(next(iter(skipped.values())))
     results = _described(name, experiment, lab, preset_name, needed, skipped)
+    tell_shared_rows(map(lab.rows, results["tasks"]), preset.evaluate_on)
     if held:
         results = _resumed(results, out, planned, own_data=needed == [(task,) for task in preset.tasks])
     before, done = results["seconds"], [unit["unit"] for unit in results["units"]]

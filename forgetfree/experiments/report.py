@@ -10,7 +10,7 @@ from typing import Any
 from forgetfree.errors import ReportError, RunError
 from forgetfree.experiments.experiment import load_experiment
 from forgetfree.experiments.rows import Row
-from forgetfree.files import write_atomically
+from forgetfree.files import StrPath, write_atomically
 from forgetfree.pages import Page, Table, render_page
 from forgetfree.tasks import MAX_LENGTH
 
@@ -19,13 +19,13 @@ SCHEMA = 1
 _DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
 
 
-def load_experiment_results(path: Path) -> dict[str, Any]:
+def load_experiment_results(path: StrPath) -> dict[str, Any]:
     """The results.json of an experiment.
 
     Raises:
         ReportError: it cannot be read, or is of another kind.
     """
-    file = path / "results.json" if path.is_dir() else path
+    file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
     try:
         results: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forgetfree.pages import NULL, Table, cell, percent
+from forgetfree.pages import CONSTANT, NULL, Table, cell, percent
 
 #: What ``score`` is called.
 SCORE = "Accuracy, or F1 where the task is measured by it"
@@ -73,16 +73,26 @@ def distinct(rows: Sequence[Row], key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows if key in row))
 
 
-def pivot(
-    title: str, rows: Sequence[Row], by: str | tuple[str, ...], columns: Mapping[str, tuple[str, Mapping[str, Any]]]
-) -> Table:
+#: Header to the key that a column shows and the values that its rows must have.
+Columns = Mapping[str, tuple[str, Mapping[str, Any]]]
+
+
+def with_constant(rows: Sequence[Row], columns: Columns) -> Columns:
+    """Columns of scores, and before them what a constant answer scores on the same rows; not where rows do not say it."""
+    (_, wanted), *_ = columns.values()
+    if not all("constant" in row for row in rows):  # results of older versions
+        return columns
+    return {CONSTANT: ("constant", wanted), **columns}
+
+
+def pivot(title: str, rows: Sequence[Row], by: str | tuple[str, ...], columns: Columns) -> Table:
     """A table of mean (std) over seeds, in percent.
 
     Args:
         title: of the table.
         rows: all.
         by: key, or keys, whose values name its rows.
-        columns: header to the key it shows and the values its rows must have.
+        columns: of the table, see `Columns`.
     """
     keys = (by,) if isinstance(by, str) else by
     groups = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))

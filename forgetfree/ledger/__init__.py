@@ -5,7 +5,17 @@ C.3). Task t_k is inferred with θ_pre under the union of the records of t_1 …
 other compositions infer it with less of them, and never with later ones.
 """
 
+from forgetfree.ledger.belonging import check_binding, check_definitions, check_weights
 from forgetfree.ledger.records import Composition, Ledger, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 
-__all__ = ["Composition", "Ledger", "LedgerSwitch", "Record", "changed_buffers"]
+__all__ = [
+    "Composition",
+    "Ledger",
+    "LedgerSwitch",
+    "Record",
+    "changed_buffers",
+    "check_binding",
+    "check_definitions",
+    "check_weights",
+]

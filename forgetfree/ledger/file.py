@@ -1,177 +1,246 @@
 """The ledger's file: one safetensors file without pickle.
 
-For record ``k`` and tensor ``name``:
+For all records together, in their order:
 
-    owned/k/name/index     uint32 (s,)   entries within the tensor that the task owns, sorted
-    owned/k/name/value     (s,)          their values, in the parameter's dtype
-    shared/k/name/index    uint32 (r,)   entries of γ_k that an earlier task owns
+    records                uint8 (…)     JSON: task, sparsity, definition and classes of every record
+    owned/count            int64 (T,)    how many entries each task owns
+    owned/index            uint32 (Σs,)  their flat indices in the parameter space, rising within a record; int64 in large ones
+    owned/value/DTYPE      (…)           their values: of the entries whose tensors have that dtype, in the same order
+    shared/count           int64 (T,)    how many entries of γ_k earlier tasks own
+    shared/index           uint32 (Σr,)  their flat indices
+
+and for record ``k``:
+
     readout/k/name         …             the task's own readout tensors
     buffer/k/name          …             buffers that training the task changed (BatchNorm's, say)
 
-and as metadata: schema, task names in order, sparsity per task, the parameter space's layout and its hash, the
-base model's fingerprint, the composition (``union`` where it is not given), and a checksum of all of the above.
+and as metadata: format, schema, composition, the parameter space's layout and its hash, the base model's fingerprint, the
+binding (see `forgetfree.binding`), and a checksum of all of the above. Files of version 0.2: `forgetfree.ledger.legacy_file`.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
 from torch import Tensor
 
+from forgetfree.binding import Binding
 from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.files import checksum, read_tensors, tensor_bytes
-from forgetfree.graft_file import pack, space_of, unpack, unpack_region
+from forgetfree.files import checksum, tensor_bytes
+from forgetfree.graft_file import space_of
 from forgetfree.grafting import Graft
 from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
+from forgetfree.tasks import DEFAULT_TEMPLATE, TaskDefinition
 
-FORMAT = "forgetfree.ledger"
-SCHEMA = 1
-#: Of ledgers that are no unions: what reads schema 1 alone would take them for unions.
-SCHEMA_OF_OTHERS = 2
+FORMAT, SCHEMA = "forgetfree.ledger", 3
+_METADATA = ("format", "schema", "composition", "layout", "layout_hash", "fingerprint", "checksum")
 
 
 def serialize(ledger: Ledger) -> bytes:
     """The bytes of the file."""
-    tensors: dict[str, Tensor] = {}
-    for k, record in enumerate(ledger.records):
-        owned = record.owned.region
-        for kind, named in (
-            ("owned", pack(ledger.space, owned, record.owned.values)),
-            ("shared", pack(ledger.space, record.region - owned)),
-            ("readout", record.readout),
-            ("buffer", record.buffers),
-        ):
+    space, records = ledger.space, ledger.records
+    about = [
+        {
+            "task": record.task,
+            "sparsity": record.sparsity,
+            "definition": record.definition.fields if record.definition else None,
+            "classes": list(record.classes),
+        }
+        for record in records
+    ]
+    tensors = {"records": torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)}
+    for kind, regions in (
+        ("owned", [record.owned.region for record in records]),
+        ("shared", [record.region - record.owned.region for record in records]),
+    ):
+        tensors[f"{kind}/count"] = torch.tensor([len(region) for region in regions], dtype=torch.int64)
+        indices = torch.cat([torch.empty(0, dtype=torch.int64), *(region.indices for region in regions)])
+        tensors[f"{kind}/index"] = indices.to(_index_dtype(space))
+        if kind == "owned":
+            values = torch.cat([torch.empty(0, dtype=space.dtype), *(record.owned.values for record in records)])
+            for dtype, held in _by_dtype(space, indices):
+                tensors[f"owned/value/{_name(dtype)}"] = values[held].to(dtype)
+    for k, record in enumerate(records):
+        for kind, named in (("readout", record.readout), ("buffer", record.buffers)):
             tensors |= {f"{kind}/{k}/{name}": tensor for name, tensor in named.items()}
     header = {
-        "schema": str(SCHEMA if ledger.composition == "union" else SCHEMA_OF_OTHERS),
         "format": FORMAT,
-        "tasks": json.dumps(ledger.tasks),
-        "sparsity": json.dumps([record.sparsity for record in ledger.records]),
-        "layout": ledger.space.layout,
-        "layout_hash": ledger.space.layout_hash,
+        "schema": str(SCHEMA),
+        "composition": ledger.composition,
+        "layout": space.layout,
+        "layout_hash": space.layout_hash,
         "fingerprint": ledger.fingerprint,
     }
-    if ledger.composition != "union":
-        header["composition"] = ledger.composition
+    if ledger.binding:
+        header["binding"] = ledger.binding.json
     header["checksum"] = checksum(tensors, header)
     return tensor_bytes(tensors, header)
 
 
-def read(path: Path) -> Ledger:
-    """Read and verify; see `Ledger.load`."""
-    if path.is_dir():
-        raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
+# -- What of it is sound: each raises ``RegionError`` with the reason where it is not --------------------------
+
+
+def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tuple[str, ...]) -> ParameterSpace:
+    """The parameter space of a file that has these metadata."""
+    if header.get("schema", schemas[0]) not in schemas:
+        raise RegionError(f"it has schema {header['schema']!r}, and this version reads schema 1 to {SCHEMA}.")
+    if missing := set(keys) - set(header):
+        raise RegionError(f"its metadata lacks {', '.join(sorted(missing))}.")
+    composition = header.get("composition", "union")
+    if composition not in COMPOSITIONS:
+        raise RegionError(f"its composition is {composition!r}, expected one of {', '.join(COMPOSITIONS)}.")
+    return space_of(header)
+
+
+def append(ledger: Ledger, record: Record, shared: Region) -> None:
+    """Add a record that is its owned entries and the shared ones."""
+    owned = record.owned.region
+    if not shared.isdisjoint(owned) or bool((ledger.owners(shared) < 0).any()):
+        raise RegionError(f"task {record.task!r} shares entries that no earlier task owns.")
     try:
-        header, tensors = read_tensors(path)
-    except FileNotFoundError as error:
-        raise LedgerError(f"There is no ledger at {path}. Give the path of a ledger.safetensors.") from error
-    except (SafetensorError, OSError) as error:
-        raise LedgerError(
-            f"{path} is not a readable safetensors file ({error}). It is damaged or cut short: restore it from a copy, or "
-            "run the stream again."
-        ) from error
-    if (found := header.get("format", FORMAT)) != FORMAT:
-        raise LedgerError(
-            f"{path} is no ledger: expected the format {FORMAT!r}, got {found!r}. Give the path of a ledger.safetensors."
+        ledger.append(record)
+    except (TaskError, LedgerError) as error:  # its remedy is for who trains, not for who reads
+        raise RegionError(str(error).partition(". ")[0]) from error
+
+
+def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
+    """The ledger of a file of this schema, but for its checksum."""
+    space = check_header(header, _METADATA, (str(SCHEMA),))
+    composition: Any = header["composition"]
+    ledger = Ledger(space, header["fingerprint"], composition, _binding(header))
+    about = _about(tensors)
+    expected = {"records"} | {f"{kind}/{part}" for kind in ("owned", "shared") for part in ("count", "index")}
+    expected |= {f"owned/value/{_name(dtype)}" for dtype in {spec.dtype for spec in space.tensors}}
+    numbers = {str(k): k for k in range(len(about))}
+    named: list[dict[str, dict[str, Tensor]]] = [{"readout": {}, "buffer": {}} for _ in about]
+    for key, tensor in tensors.items():
+        kind, _, rest = key.partition("/")
+        number, _, name = rest.partition("/")
+        if kind in ("readout", "buffer") and number in numbers:
+            named[numbers[number]][kind][name] = tensor
+        elif key not in expected:
+            raise RegionError(f"it holds the unexpected tensor {key!r}.")
+    owned, shared = (_regions(space, tensors, kind, len(about)) for kind in ("owned", "shared"))
+    values = _values(space, tensors, torch.cat([torch.empty(0, dtype=torch.int64), *(each.indices for each in owned)]))
+    for row, own, rest_of, held, own_tensors in zip(
+        about, owned, shared, torch.split(values, [len(region) for region in owned]), named, strict=True
+    ):
+        record = Record(
+            row["task"],
+            own | rest_of,
+            Graft(own, held),
+            row["sparsity"],
+            own_tensors["readout"],
+            own_tensors["buffer"],
+            _definition(row),
+            tuple(row["classes"]),
         )
-    return _Reader(path, header, tensors).ledger()
+        append(ledger, record, rest_of)
+    return ledger
 
 
-class _Reader:
-    """One file being checked and read."""
+def _definition(row: Mapping[str, Any]) -> TaskDefinition | None:
+    if row["definition"] is None:
+        return None
+    try:
+        found = TaskDefinition.of_fields(row["definition"])
+        texts = (found.name, found.template, found.causal_template, *found.labels, *found.label_words)
+    except (TypeError, AttributeError) as error:
+        raise RegionError(f"the definition of task {row['task']!r} cannot be read ({error}).") from error
+    right = (
+        found.name == row["task"]
+        and found.kind in DEFAULT_TEMPLATE
+        and all(isinstance(text, str) for text in texts)
+        and len(found.labels) == len(set(found.labels)) == len(row["classes"]) > 0
+    )
+    if not right:
+        raise RegionError(f"the definition of task {row['task']!r} is none, or of another number of labels.")
+    return found
 
-    def __init__(self, path: Path, header: dict[str, str], tensors: dict[str, Tensor]) -> None:
-        self.path, self.header, self.tensors = path, header, tensors
 
-    def fail(self, what: str) -> LedgerError:
-        return LedgerError(
-            f"{self.path} is not a sound ledger: {what}. Restore it from a copy, or run the stream again."
+def _binding(header: Mapping[str, str]) -> Binding | None:
+    try:
+        return Binding.of_json(header["binding"]) if "binding" in header else None
+    except (ValueError, TypeError) as error:
+        raise RegionError(f"its binding cannot be read ({error}).") from error
+
+
+def _about(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """What is said of every record."""
+    text = tensors.get("records")
+    if text is None or text.dtype != torch.uint8 or text.dim() != 1:
+        raise RegionError("its tensor 'records' is missing, or no text.")
+    try:
+        rows = json.loads(text.numpy().tobytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise RegionError(f"its records are not valid JSON ({error}).") from error
+    right = isinstance(rows, list) and all(
+        isinstance(row, dict)
+        and row.keys() == {"task", "sparsity", "definition", "classes"}
+        and isinstance(row["task"], str)
+        and type(row["sparsity"]) in (int, float)
+        and 0 <= row["sparsity"] <= 1
+        and isinstance(row["definition"], dict | None)
+        and isinstance(row["classes"], list)
+        and all(type(label) is int and label >= 0 for label in row["classes"])
+        for row in rows
+    )
+    if not right:
+        raise RegionError("its records are no list of tasks, each with sparsity, definition and classes.")
+    return list(rows)
+
+
+def _regions(space: ParameterSpace, tensors: Mapping[str, Tensor], kind: str, records: int) -> list[Region]:
+    """The regions of one kind, one a record."""
+    count, index = tensors.get(f"{kind}/count"), tensors.get(f"{kind}/index")
+    if count is None or index is None:
+        raise RegionError(f"its tensors '{kind}/count' and '{kind}/index' do not come together.")
+    if count.dtype != torch.int64 or count.shape != (records,) or bool((count < 0).any()):
+        raise RegionError(f"'{kind}/count' must hold a number of entries for each of {records} tasks.")
+    if index.dtype != _index_dtype(space) or index.shape != (int(count.sum()),):
+        raise RegionError(
+            f"'{kind}/index': expected {_index_dtype(space)} indices of shape ({int(count.sum())},), got {index.dtype} of "
+            f"shape {tuple(index.shape)}."
         )
+    indices = index.to(torch.int64)
+    if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(space)):
+        raise RegionError(f"'{kind}/index': index {int(indices.max())} is out of bounds for {len(space)} entries.")
+    try:
+        return [Region(part) for part in torch.split(indices, count.tolist())]
+    except RegionError as error:
+        raise RegionError(f"'{kind}/index': its indices are not sorted without repeats.") from error
 
-    def ledger(self) -> Ledger:
-        missing = {"schema", "tasks", "sparsity", "layout", "layout_hash", "fingerprint", "checksum"} - set(self.header)
-        if missing:
-            raise self.fail(f"its metadata lacks {', '.join(sorted(missing))}")
-        if self.header["schema"] not in (str(SCHEMA), str(SCHEMA_OF_OTHERS)):
-            raise self.fail(
-                f"it has schema {self.header['schema']!r}, and this version reads schema {SCHEMA} and {SCHEMA_OF_OTHERS}"
-            )
-        space = self.space()
-        tasks, sparsity = self.json("tasks", str), self.json("sparsity", (int, float))
-        if len(tasks) != len(sparsity):
-            raise self.fail(f"it names {len(tasks)} tasks but {len(sparsity)} sparsities")
-        composition: Any = self.header.get("composition", "union")
-        if composition not in COMPOSITIONS:
-            raise self.fail(f"its composition is {composition!r}, expected one of {', '.join(COMPOSITIONS)}")
-        ledger = Ledger(space, self.header["fingerprint"], composition)
-        self.check_names(space, len(tasks))
-        try:
-            for k, task in enumerate(tasks):
-                owned, shared = self.regions(space, k, task)
-                record = Record(
-                    task,
-                    owned.region | shared,
-                    owned,
-                    float(sparsity[k]),
-                    self.named("readout", k),
-                    self.named("buffer", k),
-                )
-                if not shared.isdisjoint(owned.region) or len(shared - ledger.owned()):
-                    raise self.fail(f"task {task!r} shares entries that no earlier task owns")
-                self.append(ledger, record)
-        except RegionError as error:
-            raise self.fail(str(error).rstrip(".")) from error
-        # Last, because the checks above say more.
-        if checksum(self.tensors, self.header) != self.header["checksum"]:
-            raise self.fail("its contents do not match its checksum")
-        return ledger
 
-    def append(self, ledger: Ledger, record: Record) -> None:
-        try:
-            ledger.append(record)
-        except (TaskError, LedgerError) as error:  # its remedy is for who trains, not for who reads
-            raise self.fail(str(error).partition(". ")[0].rstrip(".")) from error
+def _values(space: ParameterSpace, tensors: Mapping[str, Tensor], indices: Tensor) -> Tensor:
+    """The values at concatenated owned indices, in the space's dtype."""
+    values = torch.empty(len(indices), dtype=space.dtype)
+    for dtype, held in _by_dtype(space, indices):
+        name, count = f"owned/value/{_name(dtype)}", int(held.sum())
+        given = tensors.get(name)
+        if given is None or given.dtype != dtype or given.shape != (count,):
+            got = "none" if given is None else f"{given.dtype} of shape {tuple(given.shape)}"
+            raise RegionError(f"{name!r}: expected {dtype} values of shape ({count},), got {got}.")
+        values[held] = given.to(values.dtype)
+    return values
 
-    def space(self) -> ParameterSpace:
-        try:
-            return space_of(self.header)
-        except RegionError as error:
-            raise self.fail(str(error).rstrip(".")) from error
 
-    def json(self, key: str, kind: Any) -> list[Any]:
-        try:
-            values = json.loads(self.header[key])
-        except ValueError as error:
-            raise self.fail(f"its {key} are not valid JSON") from error
-        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-            raise self.fail(f"its {key} are not a list of the expected kind")
-        return values
+def _by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype, Tensor]]:
+    """Each dtype of the space, and a mask of the indices that lie in its tensors."""
+    dtypes = list(dict.fromkeys(spec.dtype for spec in space.tensors))
+    of_tensor = torch.tensor([dtypes.index(spec.dtype) for spec in space.tensors])
+    # Of an empty tensor's boundary the last counts: no entry lies in an empty one.
+    held = of_tensor[torch.searchsorted(space.boundaries, indices, right=True) - 1]
+    return [(dtype, held == number) for number, dtype in enumerate(dtypes)]
 
-    def check_names(self, space: ParameterSpace, records: int) -> None:
-        known = {spec.name for spec in space.tensors}
-        for key in self.tensors:
-            kind, _, rest = key.partition("/")
-            number, _, name = rest.partition("/")
-            tensor, _, part = name.rpartition("/")
-            fits = kind in ("readout", "buffer") or (
-                tensor in known and part in {"owned": ("index", "value"), "shared": ("index",)}.get(kind, ())
-            )
-            if not fits or number not in map(str, range(records)):
-                raise self.fail(f"it holds the unexpected tensor {key!r}")
 
-    def named(self, kind: str, k: int) -> dict[str, Tensor]:
-        prefix = f"{kind}/{k}/"
-        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+def _index_dtype(space: ParameterSpace) -> torch.dtype:
+    return torch.uint32 if len(space) <= 2**32 else torch.int64
 
-    def regions(self, space: ParameterSpace, k: int, task: str) -> tuple[Graft, Region]:
-        """What record ``k`` owns, and what it shares."""
-        try:
-            region, values = unpack(space, self.named("owned", k))
-            return Graft(region, values), unpack_region(space, self.named("shared", k))
-        except RegionError as error:
-            raise self.fail(f"task {task!r}, {str(error).rstrip('.')}") from error
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from forgetfree.binding import Binding
 from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.files import write_atomically
+from forgetfree.files import StrPath, write_atomically
 from forgetfree.grafting import Graft
 from forgetfree.parameters import ParameterSpace
-from forgetfree.regions import Region, overlap
+from forgetfree.regions import Region
+from forgetfree.tasks import TaskDefinition
 
 #: What a task is inferred with, on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
 #: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap.
@@ -33,6 +35,8 @@ class Record:
         sparsity: the share of the space that γ_k was allowed.
         readout: the task's own readout tensors by name.
         buffers: the model's buffers that training changed, by name.
+        definition: what the task is: its labels in order, and its prompt; ``None`` where tasks are no texts.
+        classes: the numbers of its labels in the readout, which may tell other tasks' labels apart too; empty: all of them.
     """
 
     task: str
@@ -41,22 +45,37 @@ class Record:
     sparsity: float
     readout: Mapping[str, Tensor] = field(default_factory=dict)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    definition: TaskDefinition | None = None
+    classes: tuple[int, ...] = ()
 
 
 class Ledger:
     """The records of a stream over one base model.
 
+    Beside the records it has a map from every entry of the space to the position of the first task that owns it: two bytes an
+    entry (four from 32,767 tasks on), in memory alone. So nothing it is asked takes longer the more tasks it holds.
+
     Args:
         space: the parameter space of the base model.
         fingerprint: of the base model, see `forgetfree.models.loading.fingerprint_of`.
         composition: what a task is inferred with.
+        binding: what else its answers depend on; ``None`` where nobody says so.
     """
 
-    def __init__(self, space: ParameterSpace, fingerprint: str, composition: Composition = "union") -> None:
+    def __init__(
+        self,
+        space: ParameterSpace,
+        fingerprint: str,
+        composition: Composition = "union",
+        binding: Binding | None = None,
+    ) -> None:
         self.space = space
         self.fingerprint = fingerprint
         self.composition: Composition = composition
+        self.binding = binding
         self._records: list[Record] = []
+        self._positions: dict[str, int] = {}
+        self._owners = torch.full((len(space),), -1, dtype=torch.int16)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -66,7 +85,7 @@ class Ledger:
     @property
     def tasks(self) -> list[str]:
         """Names of the tasks learned, in order."""
-        return [record.task for record in self._records]
+        return list(self._positions)
 
     def position(self, task: str) -> int:
         """Where a task stands in the order, from 0.
@@ -74,26 +93,34 @@ class Ledger:
         Raises:
             TaskError: the ledger does not hold it.
         """
-        if task not in self.tasks:
+        if task not in self._positions:
             raise TaskError(
                 f"The ledger holds no task {task!r}. It holds: {', '.join(self.tasks) or 'none'}. Train the task first."
             )
-        return self.tasks.index(task)
+        return self._positions[task]
 
     def owned(self, upto: str | None = None) -> Region:
         """The union of all regions up to and including task ``upto``; of all of them if ``None``.
 
         Where tasks stand alone it counts an entry once, however many tasks have a value for it.
         """
-        last = len(self._records) if upto is None else self.position(upto) + 1
-        union = Region.empty()
-        for record in self._records[:last]:
-            union = union | record.owned.region
-        return union
+        owned = self._owners >= 0
+        if upto is not None:
+            owned &= self._owners <= self.position(upto)
+        return Region.from_mask(owned)
+
+    def owners(self, region: Region) -> Tensor:
+        """Of every entry of ``region`` the position of the first task that owns it, −1 where none does: ``(s,)``.
+
+        Raises:
+            RegionError: the region does not fit the space.
+        """
+        self.space.check(region.indices)
+        return self._owners[region.indices]
 
     def free(self, region: Region) -> Region:
         """What of ``region`` the next task would own: what no task owns yet, or all of it where tasks stand alone."""
-        return region if self.composition == "alone" else region - self.owned()
+        return region if self.composition == "alone" else Region(region.indices[self.owners(region) < 0])
 
     def graft(self, task: str) -> Graft:
         """What ``task`` is inferred with, on top of θ_pre: a copy."""
@@ -111,12 +138,23 @@ class Ledger:
 
     def owner(self, index: int) -> str | None:
         """The task that owns the entry of flat index ``index``, or ``None``; where tasks stand alone, the first of them."""
-        self.space.check(torch.tensor([index]))
-        return next((record.task for record in self._records if index in record.owned.region), None)
+        position = int(self.owners(Region.of([index])))
+        return None if position < 0 else self._records[position].task
 
     def overlap(self) -> list[list[float]]:
         """``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localised regions: ``T × T`` (paper, fig. 8)."""
-        return [[overlap(a.region, b.region) for b in self._records] for a in self._records]
+        regions = [record.region.indices for record in self._records]
+        count, sizes = len(regions), torch.tensor([len(indices) for indices in regions], dtype=torch.int64)
+        entries, order = torch.cat([torch.empty(0, dtype=torch.int64), *regions]).sort(stable=True)
+        tasks = torch.repeat_interleave(torch.arange(count), sizes)[order]
+        # Tasks that share an entry stand side by side now: first neighbours, then those at a distance of two, …
+        common, apart = torch.diag(sizes), 1
+        while bool((same := entries[apart:] == entries[:-apart]).any()):
+            pairs = tasks[:-apart][same] * count + tasks[apart:][same]
+            shared = torch.bincount(pairs, minlength=count * count).view(count, count)
+            common, apart = common + shared + shared.T, apart + 1
+        shares: list[list[float]] = (common.double() / sizes.clamp(min=1)).tolist()
+        return shares
 
     def append(self, record: Record) -> None:
         """Commit a task. Nothing in a ledger changes afterwards.
@@ -129,14 +167,14 @@ class Ledger:
         self.check_new(record.task)
         where = f"Record of task {record.task!r}"
         try:
-            self.space.check(record.region.indices)
+            free, owners = self.free(record.region), self.owners(record.owned.region)
         except RegionError as error:
             raise LedgerError(f"{where}: {error}") from error
-        if self.composition != "alone" and not self.owned().isdisjoint(record.owned.region):
+        if self.composition != "alone" and bool((owners >= 0).any()):
             raise LedgerError(f"{where} takes entries that earlier tasks own. Commit γ minus ledger.owned().")
-        if record.owned.region != self.free(record.region):
+        if record.owned.region != free:
             raise LedgerError(
-                f"{where} must own its region minus what earlier tasks own: expected {len(self.free(record.region))} entries, "
+                f"{where} must own its region minus what earlier tasks own: expected {len(free)} entries, "
                 f"got {len(record.owned.region)}."
             )
         if record.owned.values.shape != (len(record.owned.region),):
@@ -144,12 +182,23 @@ class Ledger:
                 f"{where} needs one value an entry: expected shape ({len(record.owned.region)},), got "
                 f"{tuple(record.owned.values.shape)}."
             )
+        defined = record.definition
+        if defined is not None and (defined.name != record.task or len(defined.labels) != len(record.classes)):
+            raise LedgerError(
+                f"{where} needs its own definition, and a class for each label: expected {record.task!r} with "
+                f"{len(record.classes)} labels, got {defined.name!r} with {len(defined.labels)}."
+            )
         _check_finite(where, {"values": record.owned.values, **record.readout, **record.buffers})
+        position, unowned = len(self._records), record.owned.region.indices[owners < 0]
+        if position > torch.iinfo(self._owners.dtype).max:
+            self._owners = self._owners.to(torch.int32)
+        self._owners[unowned] = position
+        self._positions[record.task] = position
         self._records.append(_frozen(record))
 
     def check_new(self, task: str) -> None:
         """Raise ``TaskError`` where the ledger holds ``task`` already."""
-        if task in self.tasks:
+        if task in self._positions:
             raise TaskError(
                 f"Task {task!r} is already in the ledger (record {self.position(task)}), and what a task owns is frozen. "
                 "To learn more of it, train it under another name."
@@ -162,22 +211,22 @@ class Ledger:
 
         return len(serialize(self))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
         from forgetfree.ledger.file import serialize
 
-        write_atomically(path, serialize(self))
+        write_atomically(Path(path), serialize(self))
 
     @classmethod
-    def load(cls, path: Path) -> Ledger:
+    def load(cls, path: StrPath) -> Ledger:
         """Read a ledger and verify everything about it: layout, bounds, order, disjointness, dtypes, checksum.
 
         Raises:
             LedgerError: with the reason; a damaged file is never half-read.
         """
-        from forgetfree.ledger.file import read
+        from forgetfree.ledger.load import read
 
-        return read(path)
+        return read(Path(path))
 
 
 def _check_finite(where: str, tensors: Mapping[str, Tensor]) -> None:
@@ -195,4 +244,4 @@ def _frozen(record: Record) -> Record:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     owned = Graft(record.owned.region, record.owned.values.detach().cpu().clone())
-    return Record(record.task, record.region, owned, record.sparsity, copies(record.readout), copies(record.buffers))
+    return replace(record, owned=owned, readout=copies(record.readout), buffers=copies(record.buffers))

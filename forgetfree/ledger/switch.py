@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from forgetfree.errors import LedgerError, RegionError
+from forgetfree.errors import LedgerError
 from forgetfree.grafting import Graft
+from forgetfree.ledger.belonging import check_weights
 from forgetfree.ledger.records import Ledger
 from forgetfree.models.state import persistent_buffers
 from forgetfree.regions import Region
@@ -25,7 +26,7 @@ class LedgerSwitch:
     Args:
         ledger: the records.
         backbone: the base model; it must hold θ_pre now.
-        check: compare layout and fingerprint with the ledger's first (reads the whole model once).
+        check: compare layout, configuration and fingerprint with the ledger's first (reads the whole model once).
         fingerprint: the model's, where it is known already.
 
     Raises:
@@ -38,12 +39,11 @@ class LedgerSwitch:
         self.ledger = ledger
         self._backbone = backbone
         self._pre: list[Graft] = []
-        self._buffers = persistent_buffers(backbone)
-        self._buffers_pre = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
         self._stage = 0
         self._before: Graft | None = None  # what stood where a task's graft is, unless in a ledger of unions
         if check:
-            _check_belongs(ledger, backbone, fingerprint)
+            check_weights(ledger, backbone, fingerprint)
 
     @property
     def stage(self) -> int:
@@ -116,8 +116,9 @@ class LedgerSwitch:
     @torch.no_grad()
     def _restore_buffers(self) -> None:
         wanted = self.ledger.records[self._stage - 1].buffers if self._stage else {}
-        for name, buffer in self._buffers.items():
-            buffer.copy_(wanted.get(name, self._buffers_pre[name]))
+        # By name each time: moving a model to another device replaces its buffers.
+        for name, before in self._buffers_pre.items():
+            self._backbone.get_buffer(name).copy_(wanted.get(name, before))
 
 
 def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -127,34 +128,3 @@ def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[s
         for name, buffer in persistent_buffers(backbone).items()
         if not torch.equal(buffer, before[name].to(buffer.device))
     }
-
-
-def _check_belongs(ledger: Ledger, backbone: nn.Module, fingerprint: str | None) -> None:
-    from forgetfree.models.loading import fingerprint_of
-
-    try:
-        tensors = ledger.space.parameters(backbone)
-    except RegionError as error:
-        raise LedgerError(
-            f"The ledger belongs to a model of another layout: {error} Load the model the stream was trained on."
-        ) from error
-    for spec, tensor in zip(ledger.space.tensors, tensors, strict=True):
-        if tensor.dtype != spec.dtype:
-            raise LedgerError(
-                f"The ledger belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
-                f"{tensor.dtype}. Load the model the stream was trained on."
-            )
-    buffers = persistent_buffers(backbone)
-    for record in ledger.records:
-        for name, buffer in record.buffers.items():
-            if name not in buffers or buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
-                raise LedgerError(
-                    f"The ledger belongs to a model of another layout: it has no buffer {name!r} of shape "
-                    f"{tuple(buffer.shape)} in {buffer.dtype}. Load the model the stream was trained on."
-                )
-    fingerprint = fingerprint or fingerprint_of(backbone)
-    if fingerprint != ledger.fingerprint:
-        raise LedgerError(
-            f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
-            f"{fingerprint[:12]}. Load the very weights the stream was trained from."
-        )

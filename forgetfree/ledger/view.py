@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from forgetfree.files import StrPath
 from forgetfree.ledger import Composition, Ledger
 from forgetfree.regions import distribution, kind_of, layer_of
 
@@ -21,11 +22,11 @@ _COMPOSITIONS: dict[Composition, str] = {
 }
 
 
-def render_ledger(ledger: Ledger, path: Path) -> str:
+def render_ledger(ledger: Ledger, path: StrPath) -> str:
     """Tables as text."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     console = Console(file=io.StringIO(), width=width)
-    total, size = len(ledger.space), path.stat().st_size
+    total, size = len(ledger.space), Path(path).stat().st_size
     console.print(f"{path}: {len(ledger.records)} tasks, {size:,} bytes")
     console.print(
         f"base model {ledger.fingerprint[:12]}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors"

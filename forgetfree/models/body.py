@@ -7,12 +7,10 @@ from dataclasses import replace
 from torch import nn
 
 from forgetfree.errors import RegionError
+from forgetfree.models.checkpoint import POOLER
 from forgetfree.models.loading import fingerprint_of
 from forgetfree.models.readout_model import ReadoutModel
 from forgetfree.parameters import ParameterSpace
-
-#: A part of BERT's body that some of its models are loaded without.
-POOLER = r"(^|\.)pooler\."
 
 
 def body_of(model: nn.Module) -> nn.Module:

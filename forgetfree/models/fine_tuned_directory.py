@@ -1,13 +1,14 @@
 """θ_ft from a model directory that was fine-tuned elsewhere, in Hugging Face layout.
 
 What head it has says how it is read: a sequence classifier by its own head, which stays as it is; masked and causal
-language models by label words; a token classifier by its linear layer at the first token (the last, for causal models),
-which is how ``forgetfree apply`` writes a linear readout.
+language models by label words; a token classifier by its linear layer at the first token (the last, for causal models).
+A body beside a file of a linear readout, as ``forgetfree apply`` writes some, is read by that layer in the same way.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,25 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.models.body import POOLER, body_of
+from forgetfree.files import read_tensors
+from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_loader, language_model
+from forgetfree.models.body import body_of
+from forgetfree.models.checkpoint import POOLER, read_config, read_weights, weight_files
 from forgetfree.models.classifier import ClassifierModel, head_names
-from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model, read_config, read_weights
+from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model
 from forgetfree.models.readout_model import ReadoutKind, ReadoutModel
 from forgetfree.models.state import load_tensors_, persistent_buffers
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
-#: The part of an architecture's name that tells its head, how that is read, and what loads it. The first that fits.
+#: The part of an architecture's name that tells its head, how that is read, and what loads it.
 _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
-    ("ForMaskedLM", "prompt", "AutoModelForMaskedLM"),
-    ("ForPreTraining", "prompt", "AutoModelForMaskedLM"),
-    ("ForCausalLM", "causal", "AutoModelForCausalLM"),
-    ("LMHeadModel", "causal", "AutoModelForCausalLM"),
 )
+#: The file of a linear readout that no head of the architecture can hold; its metadata has the ``labels``.
+READOUT = "readout.safetensors"
 #: What changes answers and shows in no tensor's shape.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
 
@@ -102,11 +105,15 @@ def load_fine_tuned(
     """
     kind, loader = _head(directory)
     classes: tuple[int, ...] = ()  # label words need none
-    if kind in ("classifier", "linear"):  # what config.json tells comes before anything is loaded
-        classes = label_order(read_config(directory, directory).id2label, task, directory)
+    own_readout = loader == "AutoModel"
+    if kind in ("classifier", "linear"):  # what the labels tell comes before any weight is loaded
+        names = _readout_file(directory)[0] if own_readout else read_config(directory, directory).id2label
+        classes = label_order(names, task, directory)
     readout = "linear" if kind == "classifier" else kind
     loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
     backbone, missing = read_weights(directory, loader, directory)
+    if own_readout:  # reads no pooler
+        missing = [name for name in missing if not re.search(POOLER, name)]
     if missing:
         raise ModelError(
             f"The fine-tuned model {directory!r} lacks {len(missing)} weights of a {type(backbone).__name__}, e.g. "
@@ -134,7 +141,8 @@ def load_fine_tuned(
         loaded = replace(loaded, model=grafted, readout="classifier")
     else:
         if kind == "linear":
-            head = _linear_head(backbone, classes, directory)
+            named = _readout_file(directory)[1] if own_readout else _outside(backbone)
+            head = _linear_head(named, classes, directory)
         given = copy.deepcopy(loaded.model)
         given.backbone.load_state_dict(theirs.state_dict(), strict=False)
     return FineTunedModel(architecture, fingerprint, loaded, given, head, left_out)
@@ -177,10 +185,21 @@ def _head(directory: str) -> tuple[ReadoutKind, str]:
             f"--fine-tuned {directory!r} is {what}. Expected a directory in Hugging Face layout: config.json and weights, as "
             "save_pretrained writes them."
         )
-    architectures = " ".join(read_config(directory, directory).architectures or ())
+    weight_files(directory, directory)
+    config = read_config(directory, directory)
+    architectures = " ".join(config.architectures or ())
     for part, kind, loader in _HEADS:
         if part in architectures:
+            if kind == "classifier" and body_loader(config, directory) == TEXT_ENCODER:
+                raise UsageError(
+                    f"--fine-tuned {directory!r} is {architectures}, whose head reads the decoder, and of the type "
+                    f"{config.model_type!r} the encoder alone is read. Save it as …ForTokenClassification."
+                )
             return kind, loader
+    if (path / READOUT).is_file():
+        return "linear", body_loader(config, directory)
+    if readout := language_model(config):
+        return readout, LANGUAGE_MODELS[readout]
     raise UsageError(
         f"--fine-tuned {directory!r} is {architectures or 'a model'} without a head, so nothing says how it answers. Save it "
         "with the head it was fine-tuned with: as …ForSequenceClassification, …ForMaskedLM or …ForCausalLM."
@@ -222,17 +241,38 @@ def _differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[
     )
 
 
-def _linear_head(backbone: nn.Module, order: tuple[int, ...], directory: str) -> dict[str, Tensor]:
-    """A token classifier's linear layer, its rows in the order of the task's labels."""
+def _outside(backbone: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model with a head that lie outside its body."""
     named = backbone.state_dict()
-    outside = {name.rpartition(".")[2]: named[name] for name in head_names(backbone)}
-    if len(head_names(backbone)) != 2 or set(outside) != {"weight", "bias"} or len(outside["weight"]) != len(order):
+    return {name: named[name] for name in head_names(backbone)}
+
+
+def _readout_file(directory: str) -> tuple[dict[int, str], dict[str, Tensor]]:
+    """What the file of a linear readout holds: classes by number, and the layer.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    path = Path(directory) / READOUT
+    try:
+        header, tensors = read_tensors(path)
+        return dict(enumerate(json.loads(header["labels"]))), tensors
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"{path} cannot be read as a linear readout with its labels. Write the directory again with `forgetfree apply`."
+        ) from error
+
+
+def _linear_head(named: Mapping[str, Tensor], order: tuple[int, ...], directory: str) -> dict[str, Tensor]:
+    """A linear layer among the tensors ``named``, its rows in the order of the task's labels."""
+    layer = {name.rpartition(".")[2]: tensor for name, tensor in named.items()}
+    if len(named) != 2 or set(layer) != {"weight", "bias"} or len(layer["weight"]) != len(order):
         raise UsageError(
-            f"The head of {directory!r} is not one linear layer on its body: it has {', '.join(head_names(backbone))}. Save "
+            f"The head of {directory!r} is not one linear layer on its body: it has {', '.join(named)}. Save "
             "the model as …ForSequenceClassification."
         )
     rows = list(order)
-    return {"weight": outside["weight"][rows].clone(), "bias": outside["bias"][rows].clone()}
+    return {"weight": layer["weight"][rows].clone(), "bias": layer["bias"][rows].clone()}
 
 
 def _plain(label: str) -> str:

@@ -7,9 +7,8 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,11 @@ import torch
 from torch import nn
 
 from forgetfree import registry
+from forgetfree.binding import Binding, network_of, tokenizer_digest
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.errors import ModelError, UsageError
+from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
+from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
 from forgetfree.models.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
@@ -48,6 +50,16 @@ class LoadedModel:
     fingerprint: str
     max_length: int = MAX_LENGTH
 
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 of what the tokenizer does; empty where there is none."""
+        return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer)
+
+    def binding(self, precision: str) -> Binding:
+        """What answers depend on beside weights, where they are computed in ``precision``."""
+        max_length = 0 if self.tokenizer is None else self.max_length
+        return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length, precision)
+
     @property
     def pad(self) -> int:
         """The token id that fills short rows."""
@@ -57,7 +69,8 @@ class LoadedModel:
     def encoder(self, task: TaskDefinition) -> Encoder:
         """Texts of ``task`` to ids, as this model's readout reads them."""
         template = {"prompt": task.template, "causal": task.causal_template}.get(self.readout)
-        return Encoder(self.tokenizer, template, self.max_length)
+        # A causal model is read where the label word would follow, so nothing may close the row.
+        return Encoder(self.tokenizer, template, self.max_length, closed=self.readout != "causal")
 
     def head(self, task: TaskDefinition) -> TaskHead:
         """The readout of ``task`` in this model's vocabulary."""
@@ -71,7 +84,6 @@ def load_model(
     name: str,
     readout: str = "auto",
     *,
-    model_class: Callable[..., TaskModel] = TaskModel,
     graftable: str | None = None,
     max_length: int = MAX_LENGTH,
 ) -> LoadedModel:
@@ -81,7 +93,6 @@ def load_model(
         name: ``minilm``, a directory in Hugging Face layout, or a name on the hub.
         readout: ``linear``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
             ``prompt``, causal LM → ``causal``, none → ``linear``).
-        model_class: what to build; the Avalanche bridge passes its own.
         graftable: see `TaskModel`.
         max_length: the longest row it is given, in tokens; fewer where it has fewer positions.
 
@@ -89,71 +100,26 @@ def load_model(
         UsageError: the name is not known anywhere, or the readout is none of the three.
         ModelError: the model is damaged, or has no head for the readout.
     """
-    import transformers
-
     if readout not in ("auto", *READOUTS):
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
     path = locate(name)
     config = read_config(path, name)
-    with explained(name), quiet(transformers):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of no files
-        raise ModelError(
-            f"Model {name!r} has no tokenizer: there is no vocabulary beside its weights. Save the "
-            "model's tokenizer there, too, with save_pretrained."
-        )
+    body = body_loader(config, name)
     kind = _choose_readout(config, readout, name)
-    loader = {"linear": "AutoModel", "prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}[kind]
+    tokenizer = read_tokenizer(path, name)
+    loader = LANGUAGE_MODELS.get(kind, body)
     backbone, missing = read_weights(path, loader, name, **(_without_pooler(config) if kind == "linear" else {}))
     _check_weights(backbone, missing, tokenizer, kind, name)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
-        pad=next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None),
+        pad=_filler(tokenizer, kind, name),
         mask=tokenizer.mask_token_id,
         separator=tokenizer.sep_token_id if getattr(config, "type_vocab_size", 0) > 1 else None,
     )
-    model = model_class(
-        backbone, tokens, kind, causal=is_causal(config), dropout=_head_dropout(config), graftable=graftable
+    model = TaskModel(
+        backbone, tokens, kind, read_last=reads_last(config), dropout=_head_dropout(config), graftable=graftable
     )
     return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(backbone)))
-
-
-def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, list[str]]:
-    """A Hugging Face model in float32, and the names of its tensors that the files lack.
-
-    Args:
-        path: directory or hub name.
-        loader: a class of ``transformers``, e.g. ``AutoModel``.
-        name: of the model, for messages.
-        extra: what else the loader is told.
-
-    Raises:
-        ModelError: the files cannot be read, or do not fit their config.json.
-    """
-    import transformers
-
-    options = {"output_loading_info": True, "ignore_mismatched_sizes": True, "dtype": torch.float32}
-    with explained(name), quiet(transformers):
-        backbone, info = getattr(transformers, loader).from_pretrained(path, **options, **extra)
-    if mismatched := sorted(info["mismatched_keys"], key=str):
-        key, got, expected = mismatched[0]
-        raise ModelError(
-            f"The weights of model {name!r} do not fit its config.json: {key!r} should have shape "
-            f"{tuple(expected)}, got {tuple(got)}. Put back the config.json that was saved with the weights."
-        )
-    return backbone, sorted(map(str, info["missing_keys"]))
-
-
-def read_config(path: str, name: str) -> Any:
-    """The Hugging Face configuration of a directory or hub name.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
-    import transformers
-
-    with explained(name), quiet(transformers):
-        return transformers.AutoConfig.from_pretrained(path)
 
 
 def config_of(backbone: nn.Module) -> Any:
@@ -226,18 +192,20 @@ def _minilm_directory() -> Path:
 
 
 def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
-    architectures = " ".join(config.architectures or ())
-    masked = "ForMaskedLM" in architectures or "ForPreTraining" in architectures
-    causal = "ForCausalLM" in architectures or "LMHeadModel" in architectures
-    if readout == "auto":
-        return "prompt" if masked else "causal" if causal else "linear"
-    if (readout == "prompt" and not masked) or (readout == "causal" and not causal):
-        needed = "masked" if readout == "prompt" else "causal"
-        raise ModelError(
-            f"The readout {readout!r} needs a {needed} language model, and {name!r} is "
-            f"{architectures or 'without a head'}. Give one, or another readout."
-        )
-    return "linear" if readout == "linear" else "prompt" if readout == "prompt" else "causal"
+    found = language_model(config)
+    if readout == "linear" or (readout == "auto" and found is None):
+        return "linear"
+    if readout in ("auto", found):
+        assert found is not None
+        return found
+    needed = "masked" if readout == "prompt" else "causal"
+    architectures = " ".join(config.architectures or ()) or "without a head"
+    if readout == "causal" and re.search(CAUSAL_HEAD, architectures):
+        architectures += ", whose tokens see those after them"
+    raise ModelError(
+        f"The readout {readout!r} needs a {needed} language model, and {name!r} is {architectures}. Give one, or another "
+        "readout."
+    )
 
 
 def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str, name: str) -> None:
@@ -250,26 +218,41 @@ def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str,
             f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. "
             f"{missing[0]!r}: they would be random. {remedy}."
         )
-    rows = backbone.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
+    try:
+        table = backbone.get_input_embeddings()
+    except NotImplementedError:
+        table = None
+    if not isinstance(table, nn.Embedding):
         raise ModelError(
-            f"The tokenizer of model {name!r} has {len(tokenizer)} tokens, and the model has embeddings "
-            f"for {rows}. Put back the tokenizer that was saved with the weights."
+            f"Model {name!r} is {type(backbone).__name__}, which has no table of token embeddings, and texts are read as "
+            "token ids. Give a language model."
+        )
+    rows, last = table.num_embeddings, max(tokenizer.get_vocab().values())
+    if last >= rows:
+        raise ModelError(
+            f"The tokenizer of model {name!r} has ids up to {last}, and the model has embeddings for {rows}. Put back the "
+            "tokenizer that was saved with the weights."
         )
 
 
-def is_causal(config: Any) -> bool:
-    """Whether a token sees only those before it: by the head, or without one by what its kind of model is for."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
+def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
+    """The token id that fills short rows: one that no row ends with, for a row's end is found by it.
 
-    architectures = " ".join(config.architectures or ())
-    if "CausalLM" in architectures or "LMHeadModel" in architectures:
-        return True
-    kind = config.model_type
-    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    It is that for padding, or for the end of a text, unless each row is closed by it, or an unknown word at its end gives it.
+    """
+    special = set(tokenizer.all_special_ids) - {tokenizer.mask_token_id}
+    end = tokenizer("a")["input_ids"][-1]
+    ending = end if kind != "causal" and end in special else tokenizer.unk_token_id
+    named = [i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None]
+    found = [i for i in (*named, *sorted(special)) if i != ending]
+    if not found and ending == tokenizer.unk_token_id:
+        found = named  # GPT-2's only special token, which stands for unknown words that there are none of
+    if not found:
+        raise ModelError(
+            f"The tokenizer of model {name!r} has no token to fill short rows with: expected a special token that no row ends "
+            f"with, got {tokenizer.convert_ids_to_tokens(sorted(special))}. Give it a pad_token, and save it again."
+        )
+    return int(found[0])
 
 
 def _without_pooler(config: Any) -> dict[str, Any]:
@@ -291,7 +274,8 @@ def _head_dropout(config: Any) -> float:
 
 def _positions(backbone: nn.Module) -> int:
     """The longest row that a model can read, in tokens."""
-    positions: int = getattr(backbone.config, "max_position_embeddings", None) or -1  # GPT-2 maps n_positions
+    names = ("max_position_embeddings", "max_seq_len")  # GPT-2 maps n_positions; MPT's ALiBi ends there
+    positions: int = next((size for name in names if (size := getattr(backbone.config, name, None))), -1)
     if positions < 0:  # relative ones
         return sys.maxsize
     tables = [module for name, module in backbone.named_modules() if name.endswith("position_embeddings")]
@@ -301,31 +285,3 @@ def _positions(backbone: nn.Module) -> int:
 
 def _is_padded(table: nn.Module) -> bool:
     return getattr(table, "padding_idx", None) is not None
-
-
-@contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Whatever goes wrong inside is a ``ModelError`` about the model ``name``."""
-    try:
-        yield
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ModelError(
-            f"Model {name!r} cannot be loaded: {reason}. Give a directory in Hugging Face layout that "
-            "holds config.json, weights and tokenizer, or 'minilm'; hub names need a connection."
-        ) from error
-
-
-@contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Without the bars and notes that loading prints: missing weights are our own error."""
-    logging = transformers.utils.logging
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()

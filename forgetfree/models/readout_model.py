@@ -182,7 +182,8 @@ class ReadoutModel(nn.Module):
         """Logits ``(B, n)`` of one task from `features`."""
         head = self._head(task)
         if self.readout == "linear":
-            logits: Tensor = self.linears[self._key(task)](self.dropout(features))
+            linear: Any = self.linears[self._key(task)]
+            logits: Tensor = linear(self.dropout(features).to(linear.weight.dtype))  # a backbone may be narrower
             return logits
         return features[:, list(head.label_words)]
 

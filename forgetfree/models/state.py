@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from forgetfree.files import checksum, read_tensors, tensor_bytes, write_atomically
+from forgetfree.files import StrPath, checksum, read_tensors, tensor_bytes, write_atomically
 from forgetfree.models.readout_model import ReadoutModel
 
 
@@ -59,7 +59,7 @@ class ModelState:
         tensors = [self.theta, *self.buffers.values(), *(tensor for named in readouts for tensor in named.values())]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: StrPath) -> None:
         """Write it as one safetensors file, atomically."""
         tensors = {"theta": self.theta}
         tensors |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
@@ -67,16 +67,16 @@ class ModelState:
             tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
         # Readouts without tensors (label words) are tasks, too.
         header = {"tasks": json.dumps(list(self.readouts))}
-        write_atomically(path, tensor_bytes(tensors, header | {"checksum": checksum(tensors, header)}))
+        write_atomically(Path(path), tensor_bytes(tensors, header | {"checksum": checksum(tensors, header)}))
 
     @classmethod
-    def load(cls, path: Path) -> ModelState:
+    def load(cls, path: StrPath) -> ModelState:
         """Read what `save` wrote.
 
         Raises:
             SafetensorError, OSError: the file is damaged or missing.
         """
-        header, tensors = read_tensors(path)
+        header, tensors = read_tensors(Path(path))
         if header.get("checksum") != checksum(tensors, header):
             raise SafetensorError(f"{path} does not match its checksum")
         theta = tensors.pop("theta")
@@ -99,8 +99,8 @@ class StateStore:
         directory: where the files are; ``None`` keeps them in memory.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory
+    def __init__(self, directory: StrPath | None = None) -> None:
+        self._directory = None if directory is None else Path(directory)
         self._memory: dict[str, ModelState] = {}
 
     def __contains__(self, key: str) -> bool:

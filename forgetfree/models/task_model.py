@@ -4,8 +4,8 @@ Three readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 
 - ``prompt``: the masked LM's logits of the label words at the mask token, through the frozen LM head;
 - ``causal``: the causal LM's logits of the label words after the last token;
-- ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal
-  models).
+- ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal models and
+  encoder-decoders: BART's decoder's, as in its own classifier, and T5's encoder's).
 
 A model that was fine-tuned elsewhere may bring a fourth, its own head: `forgetfree.models.classifier`.
 
@@ -31,7 +31,7 @@ class TaskModel(ReadoutModel):
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
         tokens: the special ids of its tokenizer.
         readout: which of the three.
-        causal: whether ``linear`` must read the last token rather than the first.
+        read_last: whether ``linear`` reads the last token rather than the first.
         dropout: before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
     """
@@ -42,14 +42,14 @@ class TaskModel(ReadoutModel):
         tokens: TokenLayout,
         readout: ReadoutKind,
         *,
-        causal: bool = False,
+        read_last: bool = False,
         dropout: float = 0.1,
         graftable: str | None = None,
         shared_readout: bool = False,
     ) -> None:
         super().__init__(backbone, readout, dropout=dropout, graftable=graftable, shared_readout=shared_readout)
-        self.tokens = tokens
-        self._position = tokens.last if causal or readout == "causal" else lambda x: x.new_zeros(len(x))
+        self.tokens, self.read_last = tokens, read_last
+        self._position = tokens.last if read_last or readout == "causal" else lambda x: x.new_zeros(len(x))
         if readout == "prompt":
             self._position = tokens.masked
 
@@ -57,7 +57,7 @@ class TaskModel(ReadoutModel):
     def hidden_size(self) -> int:
         """Width of the hidden states."""
         config: Any = self.backbone.config
-        return int(config.hidden_size)
+        return int(getattr(config, "word_embed_proj_dim", config.hidden_size))  # OPT's last projection
 
     def inputs(self, x: Tensor) -> dict[str, Tensor]:
         """What the backbone is called with."""

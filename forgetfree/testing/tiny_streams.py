@@ -13,8 +13,9 @@ from transformers import BertForMaskedLM, BertModel
 
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, fingerprint_of
+from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
-from forgetfree.streams import Stream, StreamModel, make_stream
+from forgetfree.streams import Stream, make_stream
 from forgetfree.tasks import DEFAULT_TEMPLATE, Scenario, TaskDefinition
 from forgetfree.testing.tiny import (
     HIDDEN,
@@ -100,7 +101,7 @@ def tiny_model(positions: int = POSITIONS, readout: Readout = "linear") -> Loade
 
     backbone = pre_trained(build)
     tokens = TokenLayout(tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.sep_token_id)
-    return LoadedModel("tiny", StreamModel(backbone, tokens, readout), tokenizer, readout, fingerprint_of(backbone))
+    return LoadedModel("tiny", TaskModel(backbone, tokens, readout), tokenizer, readout, fingerprint_of(backbone))
 
 
 class _Normalized(nn.Module):

@@ -78,7 +78,8 @@ def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytes
     assert table[0] == (
         "| strategy | split-task: accuracy | split-task: forgetting | split-class: accuracy | split-class: forgetting |"
     )
-    assert len(table) == 5
+    assert len(table) == 6
+    assert table[5] == "| a constant answer | 50.5 | – | 50.5 | – |"
     assert table[4].startswith("| grafting-continual, router | – | – |")
 
 

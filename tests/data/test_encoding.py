@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from spaced import FAMILIES, SPACED
 
-from forgetfree.data.encoding import EncodedRows, Encoder, label_word_ids, truncate
+from forgetfree.data.encoding import EncodedRows, Encoder, truncate
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.tokens import TokenLayout
@@ -21,6 +22,11 @@ BERT: Any = tiny.wordpiece()
 ROBERTA: Any = tiny.byte_level(causal=False)
 GPT2: Any = tiny.byte_level(causal=True)
 ALL = pytest.mark.parametrize("tokenizer", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
+EVERY = pytest.mark.parametrize(
+    "tokenizer",
+    [BERT, ROBERTA, GPT2, *SPACED.values(), *FAMILIES.values()],
+    ids=["bert", "roberta", "gpt2", *SPACED, *FAMILIES],
+)
 
 FIRST = ["the river and the city", "story", "film film film film film film film"]
 SECOND = ["it was awful .", "the moon was lovely, bright: the paper was dull", "who"]
@@ -153,6 +159,17 @@ def test_the_second_text_may_stand_first() -> None:
     assert prompted(BERT, "{text_b} {mask} {text_a}", "film", "story") == "[CLS] story [MASK] film [SEP]"
 
 
+@pytest.mark.parametrize("name", SPACED)
+def test_a_prompt_of_a_tokenizer_that_begins_texts_by_a_space_has_none_that_is_not_there(name: str) -> None:
+    """As the whole row in one piece: a space of the tokenizer's own stands at its beginning alone."""
+    tokenizer = SPACED[name]
+    who, film = ("w h o", "f i l m") if name.endswith("never") else ("▁who", "▁film")
+    assert prompted(tokenizer, "{text} It was {mask}.", "film") == f"{film} ▁It ▁was <mask> . </s>"
+    pair = prompted(tokenizer, "{text_a}? {mask}, {text_b}", "who", "the story")
+    assert pair == f"{who} ? <mask> , ▁the ▁story </s>"
+    assert prompted(tokenizer, "{mask}: {text}", "film story") == "<mask> : ▁film ▁story </s>"
+
+
 def test_a_causal_prompt_ends_where_the_label_word_follows() -> None:
     assert prompted(GPT2, "{text} It was", "x film") == "x Ġfilm ĠIt Ġwas"
 
@@ -228,40 +245,6 @@ def test_an_empty_text_without_a_prompt() -> None:
 
 def test_a_tokenizer_without_special_tokens_still_gives_an_empty_text_one_token() -> None:
     assert pieces(GPT2, Encoder(GPT2, None)(single("", "x"))[0]) == "<|endoftext|>"
-
-
-# -- Label words -----------------------------------------------------------------------------------------
-
-
-@ALL
-def test_a_label_word_is_read_as_it_stands_after_a_space(tokenizer: Any) -> None:
-    ids = label_word_ids(tokenizer, ("terrible", "great"), "sst2")
-    expected = ["Ġterrible", "Ġgreat"] if tokenizer is not BERT else ["terrible", "great"]
-    assert tokenizer.convert_ids_to_tokens(ids) == expected
-
-
-def test_a_label_word_of_several_tokens_is_named_with_words_of_one() -> None:
-    with pytest.raises(ModelError) as caught:
-        label_word_ids(ROBERTA, ("Sci/Tech", "Sports"), "ag_news")
-    text = str(caught.value)
-    assert text.startswith("Label word 'Sci/Tech' of task 'ag_news' is ")
-    assert "and a label word must be one. Single-token alternatives: " in text
-    alternatives = text.split("alternatives: ")[1].split(". ")[0].split(", ")
-    assert "Tech" in alternatives
-    assert "Sports" not in alternatives
-    assert all(len(ROBERTA.tokenize(f" {word}")) == 1 for word in alternatives)
-    assert "Set label_words in the task's source.json, or use --readout linear." in text
-
-
-def test_a_label_word_that_the_vocabulary_lacks_is_named() -> None:
-    with pytest.raises(ModelError, match=r"Label word '東' of task 'own'.*\[UNK\].*alternatives: "):
-        label_word_ids(BERT, ("東", "great"), "own")
-
-
-def test_label_words_that_are_one_token_are_refused() -> None:
-    """BERT's tokenizer lower-cases."""
-    with pytest.raises(ModelError, match=r"label words of task 'own' \(Yes, yes\) are not distinct"):
-        label_word_ids(BERT, ("Yes", "yes"), "own")
 
 
 # -- From ids to batches ---------------------------------------------------------------------------------
@@ -343,7 +326,7 @@ def test_a_row_with_no_mask_or_several_is_refused(rows: list[list[int]], counts:
 # -- As python, for model cards --------------------------------------------------------------------------
 
 
-@ALL
+@EVERY
 @pytest.mark.parametrize(
     "template", [None, ENTAILS, "{text_b} {mask}: {text_a:lower}", "{text_a:lower} and {text_b:bare}"]
 )
@@ -359,7 +342,7 @@ def test_its_source_encodes_as_it_does(tokenizer: Any, template: str | None) -> 
     assert [namespace["encode"](*each) for each in pairs] == encoder(pair(*pairs))
 
 
-@ALL
+@EVERY
 @pytest.mark.parametrize("template", [None, "It was {text:lower}", "{text:bare}"])
 def test_its_source_encodes_single_texts_as_it_does(tokenizer: Any, template: str | None) -> None:
     encoder = Encoder(tokenizer, template, max_length=9)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
+from statistics import correlation, mean
 
 import pytest
 
@@ -48,36 +50,73 @@ def test_no_shots_are_refused(shots: int) -> None:
         k_shot(ROWS, shots, seed=0, task="own")
 
 
-LENGTHS = [(7 * i) % 23 for i in range(1000)]
+def lengths_of(n: int) -> list[int]:
+    """Lengths as texts have them: most short, a few very long."""
+    draw = Random(n)
+    return [min(128, 5 + int(draw.expovariate(0.06))) for _ in range(n)]
 
 
-def test_an_epoch_holds_no_row_twice() -> None:
-    """1000 rows are 125 batches of 8."""
-    plan = plan_batches(LENGTHS, 8, 250, seed=0)
-    assert len(plan) == 250
-    for epoch in (plan[:125], plan[125:]):
-        assert sorted(i for batch in epoch for i in batch) == list(range(1000))
-    assert plan[:125] != plan[125:]
+LENGTHS = lengths_of(1001)
+#: Rows that a window of 50 batches covers, that lie in several windows, and that leave a last batch of one row.
+SIZES = [(5, 8), (128, 8), (401, 8), (1001, 8), (1500, 1024), (2490, 1024), (3668, 1024), (1600, 16), (2049, 16)]
 
 
-def test_batches_hold_rows_of_similar_length() -> None:
-    spread = [
-        max(LENGTHS[i] for i in batch) - min(LENGTHS[i] for i in batch) for batch in plan_batches(LENGTHS, 8, 125, 0)
-    ]
-    assert sum(spread) / len(spread) < 2
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(("rows", "batch_size"), SIZES)
+def test_an_epoch_holds_every_row_once(rows: int, batch_size: int, grouped: bool) -> None:
+    per_epoch = -(-rows // batch_size)
+    plan = plan_batches(lengths_of(rows), batch_size, 3 * per_epoch, seed=0, group_by_length=grouped)
+    epochs = [plan[i * per_epoch : (i + 1) * per_epoch] for i in range(3)]
+    for epoch in epochs:
+        assert sorted(i for batch in epoch for i in batch) == list(range(rows))
+        assert sorted(map(len, epoch))[1:] == [batch_size] * (per_epoch - 1)
+    assert rows <= batch_size or epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_every_row_is_used_equally_often_whatever_its_length(grouped: bool) -> None:
+    """Over many seeds, in the first few batches too: a training run may end within an epoch."""
+    seeds, batches = 2000, 12
+    lengths = lengths_of(203)  # batches of 2 and one of 1: five windows of 50 batches hold 100 rows each
+    used, weight = [0] * len(lengths), [0.0] * len(lengths)
+    for seed in range(seeds):
+        for batch in plan_batches(lengths, 2, batches, seed, group_by_length=grouped):
+            for row in batch:
+                used[row] += 1
+                weight[row] += 1 / len(batch)  # a step is the mean over its batch
+    share = batches / 102
+    spread = (share * (1 - share) * seeds) ** 0.5
+    assert max(abs(count - seeds * share) for count in used) < 4.5 * spread
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for part in (by_length[:20], by_length[-20:]):  # the shortest and the longest rows
+        assert sum(used[row] for row in part) == pytest.approx(20 * seeds * share, rel=0.03)
+        assert sum(weight[row] for row in part) == pytest.approx(sum(weight) * 20 / 203, rel=0.03)
+
+
+def spread(plan: list[list[int]], lengths: list[int]) -> float:
+    """How far the lengths within a batch lie apart, on average."""
+    return mean(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in plan if len(batch) > 1)
+
+
+def test_rows_of_similar_length_are_grouped_only_in_large_data() -> None:
+    few = LENGTHS[:400]  # one window
+    assert plan_batches(few, 8, 50, 0) == plan_batches(few, 8, 50, 0, group_by_length=False)
+    at_random = spread(plan_batches(LENGTHS, 8, 126, 0, group_by_length=False), LENGTHS)
+    assert spread(plan_batches(few, 8, 50, 0), few) > 0.7 * at_random
+    assert spread(plan_batches(LENGTHS, 8, 126, 0), LENGTHS) < 0.2 * at_random
+
+
+def test_groups_come_in_random_order() -> None:
+    means = [mean(LENGTHS[i] for i in batch) for batch in plan_batches(LENGTHS, 8, 126, 0)]
+    assert abs(correlation(means, list(range(126)))) < 0.25
 
 
 def test_a_plan_is_drawn_by_seed_and_a_shorter_one_is_its_beginning() -> None:
-    plan = plan_batches(LENGTHS, 8, 60, seed=3)
-    assert plan == plan_batches(LENGTHS, 8, 60, seed=3)
+    plan = plan_batches(LENGTHS, 8, 160, seed=3)
+    assert plan == plan_batches(LENGTHS, 8, 160, seed=3)
     assert plan[:10] == plan_batches(LENGTHS, 8, 10, seed=3)
-    assert plan != plan_batches(LENGTHS, 8, 60, seed=4)
+    assert plan != plan_batches(LENGTHS, 8, 160, seed=4)
     assert plan_batches(LENGTHS, 8, 0, seed=3) == []
-
-
-def test_the_last_smaller_batch_of_an_epoch_is_left_out_unless_it_is_all_there_is() -> None:
-    assert {len(batch) for batch in plan_batches([1] * 10, 4, 20, seed=0)} == {4}
-    assert [sorted(batch) for batch in plan_batches([1] * 3, 4, 2, seed=0)] == [[0, 1, 2]] * 2
 
 
 def test_evaluation_batches_hold_every_row_once_shortest_first() -> None:

@@ -277,6 +277,36 @@ def test_a_fingerprint_knows_every_text_label_and_split() -> None:
     assert len({rows.fingerprint() for rows in [base, *changed]}) == 5
 
 
+def test_rows_that_are_tested_and_trained_on_are_counted_by_their_texts(tmp_path: Path) -> None:
+    texts = {"train": "abcdefgh", "validation": "ghij", "test": "aabgjxyz "}
+    for split, words in texts.items():
+        rows = [{"text": word, "label": (i + (split == "test")) % 2} for i, word in enumerate(words)]
+        write(tmp_path / "mine" / f"{split}.jsonl", rows)
+    rows = load(tmp_path, "mine")
+    assert rows.shared == {"train": 4, "validation": 2}
+    assert rows.shared_note().startswith(
+        "4 of 9 test rows of task 'mine' are also training rows, and 2 are also validation rows (the same texts, "
+    )
+    rows = rows.evaluated_on("validation")
+    assert rows.test.first == ("i", "j") and rows.shared == {"train": 0, "validation": 0} and rows.shared_note() == ""
+    rows = replace(rows, train=rows.test)
+    expected = "2 of 2 validation rows of task 'mine' are also training rows (the same texts, whatever their labels)"
+    assert rows.shared_note("validation").startswith(expected)
+    rows = replace(rows, train=rows.validation, validation=rows.test)
+    assert rows.shared_note("validation").startswith(
+        "2 of 2 validation rows of task 'mine' are also other validation rows ("
+    )
+
+
+def test_pairs_are_the_same_if_both_texts_are(tmp_path: Path) -> None:
+    write(
+        tmp_path / "mine" / "train.csv", [{"text_a": f"a{i % 3}", "text_b": f"b{i}", "label": i % 2} for i in range(6)]
+    )
+    for split in ("validation", "test"):
+        write(tmp_path / "mine" / f"{split}.csv", [{"text_a": f"a{i}", "text_b": "b0", "label": i} for i in range(2)])
+    assert load(tmp_path, "mine").shared == {"train": 1, "validation": 2}
+
+
 def test_taking_rows_keeps_texts_and_labels_together() -> None:
     rows = Rows(("a", "b", "c"), ("x", "y", "z"), (0, 1, 2))
     assert rows.take([2, 0]) == Rows(("c", "a"), ("z", "x"), (2, 0))
@@ -352,7 +382,95 @@ def test_a_text_that_is_none_is_named_with_its_row(tmp_path: Path, value: object
 def test_a_csv_row_that_is_too_short_is_named(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
     (folder / "test.csv").write_text('label,text\n0,a\n1,"b\nb"\n0\n')
-    assert f"{folder}/test.csv, row 3, column 'text': expected a text, got nothing" in message(tmp_path)
+    expected = (
+        f"{folder}/test.csv, row 3, column 'text': expected a cell for each of the 2 columns (label, text), got 1."
+    )
+    assert expected in message(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "row", "column"),
+    [
+        (
+            "text,label\na,0\n\nb, and c,1\n",
+            2,
+            "column 3: expected a cell for each of the 2 columns (text, label), got 3.",
+        ),
+        (
+            "label,text\n0,a\n1,b, and c, d\n",
+            2,
+            "column 3: expected a cell for each of the 2 columns (label, text), got 4.",
+        ),
+        ("label,text\n0,a\n1,b,\n", 2, "column 3: expected a cell for each of the 2 columns (label, text), got 3."),
+    ],
+)
+def test_a_comma_that_is_not_quoted_is_named(tmp_path: Path, content: str, row: int, column: str) -> None:
+    """It would cut a text, and leave no trace where the label comes first."""
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "train.csv").write_text(content)
+    assert f"{folder}/train.csv, row {row}, {column} Quote texts that hold commas" in message(tmp_path)
+
+
+def test_cells_without_a_column_name_are_no_ones(tmp_path: Path) -> None:
+    """As spreadsheets write columns that nothing is left in."""
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "train.csv").write_text("text,label,,\na,0,,\nb,1,,\n")
+    assert load(tmp_path, "mine").train == Rows(("a", "b"), (), (0, 1))
+
+
+def test_a_column_that_stands_twice_is_named(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / "train.csv").write_text("text,label,text\na,0,b\n")
+    assert f"{folder}/train.csv has column 'text' twice. Rename or remove one of them." in message(tmp_path)
+    (folder / "train.csv").unlink()
+    columns = [pyarrow.array(["a"]), pyarrow.array([0]), pyarrow.array([1])]
+    table = pyarrow.Table.from_arrays(columns, names=["text", "label", "label"])
+    pyarrow.parquet.write_table(table, folder / "train.parquet")
+    assert f"{folder}/train.parquet has column 'label' twice." in message(tmp_path)
+    (folder / "train.parquet").unlink()
+    (folder / "train.jsonl").write_text('{"text": "a", "label": 0}\n{"text": "a", "label": 0, "label": 1}\n')
+    expected = f"{folder}/train.jsonl, row 2: the key 'label' stands twice. Remove one of them."
+    assert expected in message(tmp_path)
+
+
+def test_a_key_that_stands_twice_in_source_json_is_named(tmp_path: Path) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES)
+    (folder / "source.json").write_text('{"label_names": ["no", "yes"], "label_names": ["yes", "no"]}')
+    assert f"{folder}/source.json: the key 'label_names' stands twice. Remove one of them." in message(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("validation.tsv", "validation"),
+        ("dev.csv", "validation"),
+        ("valid.jsonl", "validation"),
+        ("val.csv", "validation"),
+        ("TEST.csv", "test"),
+    ],
+)
+def test_a_file_that_is_meant_for_a_split_is_not_left_out(tmp_path: Path, name: str, split: str) -> None:
+    folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
+    (folder / f"{split}.csv").rename(folder / name)
+    text = message(tmp_path)
+    assert (
+        f"Task 'mine' has no {split} split, and {folder}/{name} is not read. Write it as {split}.parquet, .jsonl or .csv"
+        in text
+    )
+    (folder / f"{split}.csv").write_bytes((folder / name).read_bytes())
+    assert load(tmp_path, "mine").validation == load(tmp_path, "mine").test
+
+
+def test_token_classification_is_told_that_it_comes_later(tmp_path: Path) -> None:
+    words = [{"tokens": ["Ann", "sleeps"], "tags": ["B-PER", "O"]}] * 4
+    task_folder(tmp_path, "names", words, {"kind": "tokens", "entities": ["PER"]}, "parquet")
+    task_folder(tmp_path, "bare", words)
+    task_folder(tmp_path, "mine", [{**row, **words[0]} for row in SINGLES])
+    for name in ("names", "bare"):
+        expected = f"Task {name!r} is token classification: {tmp_path}/{name} holds a tag for each word."
+        assert expected in (text := message(tmp_path, name))
+        assert "This version reads tasks with one label a row; token classification comes later." in text
+    assert load(tmp_path, "mine").train.labels == tuple(row["label"] for row in SINGLES)  # with columns of that name
 
 
 def test_an_unclosed_quote_in_csv_is_named_with_its_line(tmp_path: Path) -> None:
@@ -686,21 +804,37 @@ def test_without_a_connection_the_hub_fails_at_once_and_says_what_to_do() -> Non
 
 # -- Real data -------------------------------------------------------------------------------------------
 
-REAL_TASKS = sorted(path.parent.name for path in REAL_DATA.glob("*/train.parquet"))
+REAL_NOTES = {
+    path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(REAL_DATA.glob("*/source.json"))
+}
+TOKEN_TASKS = [name for name, notes in REAL_NOTES.items() if notes.get("kind") == "tokens"]
 
 
-@pytest.mark.skipif(not REAL_TASKS, reason="no data sets under ../shared/data")
-@pytest.mark.parametrize("name", REAL_TASKS)
+@pytest.mark.skipif(not REAL_NOTES, reason="no data sets under ../shared/data")
+@pytest.mark.parametrize("name", [name for name in REAL_NOTES if name not in TOKEN_TASKS])
 def test_a_real_task_is_read_whole(name: str) -> None:
-    notes = json.loads((REAL_DATA / name / "source.json").read_text(encoding="utf-8"))
+    """Rows by split and label as its notes count them; validation rows that are held out are training rows there."""
+    notes = REAL_NOTES[name]
     rows = load(REAL_DATA, name)
     assert rows.task.labels == tuple(notes["label_names"])
+    read: dict[str, list[int]] = {}
     for split in ("train", "validation", "test"):
         part: Rows = getattr(rows, split)
-        assert len(part) == notes["splits"][split]["rows"]
         assert bool(part.second) == (rows.task.kind == "pair")
-        counts = {label: part.labels.count(i) for i, label in enumerate(rows.task.labels)}
-        assert counts == notes["splits"][split]["label_counts"]
+        counted = split if split in notes["splits"] else "train"
+        before = read.get(counted, [0] * len(rows.task.labels))
+        read[counted] = [n + part.labels.count(label) for label, n in enumerate(before)]
+    for split, counts in read.items():
+        expected = notes["splits"][split]["label_counts"]
+        assert counts == (
+            list(expected) if isinstance(expected, list) else [expected[name] for name in rows.task.labels]
+        )
+        assert sum(counts) == notes["splits"][split]["rows"]
+
+
+@pytest.mark.parametrize("name", TOKEN_TASKS)
+def test_a_real_task_of_tokens_comes_later(name: str) -> None:
+    assert "token classification comes later" in message(REAL_DATA, name)
 
 
 def test_a_split_is_one_file(tmp_path: Path) -> None:

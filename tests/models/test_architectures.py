@@ -4,62 +4,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import families
 import pytest
-import tiny
 import torch
 import transformers
+from cards import card_probabilities
 
+from forgetfree import cli
 from forgetfree.apply import apply_graft
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
 from forgetfree.grafting import Graft
 from forgetfree.localization import LocalizationOptions
 from forgetfree.models.loading import load_model
-from forgetfree.parameters import ParameterSpace, kind_of
+from forgetfree.parameters import ParameterSpace
+from forgetfree.regions import Region
 from forgetfree.single_task import SingleTask
+from forgetfree.training import TrainingOptions
 
-#: BERT's names for the sizes, which most families share.
-SIZES = {
-    "hidden_size": tiny.HIDDEN,
-    "num_hidden_layers": tiny.LAYERS,
-    "num_attention_heads": tiny.HEADS,
-    "intermediate_size": tiny.INNER,
-    "max_position_embeddings": tiny.POSITIONS,
-    "initializer_range": tiny.SPREAD,
-}
-DISTILBERT = {"dim": tiny.HIDDEN, "n_layers": tiny.LAYERS, "n_heads": tiny.HEADS, "hidden_dim": tiny.INNER}
-OPT = {"hidden_size": tiny.HIDDEN, "num_hidden_layers": tiny.LAYERS, "num_attention_heads": tiny.HEADS}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "DistilBert": DISTILBERT | {"max_position_embeddings": tiny.POSITIONS},
-    "DebertaV2": SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
-    "Electra": SIZES | {"embedding_size": 8},
-    "Albert": SIZES | {"embedding_size": 8},
-    "MPNet": SIZES,
-    "ModernBert": SIZES,
-    "OPT": OPT | {"ffn_dim": tiny.INNER, "word_embed_proj_dim": tiny.HIDDEN, "max_position_embeddings": tiny.POSITIONS},
-    "Llama": SIZES,
-    "GPTNeoX": SIZES,
-}
-CAUSAL = ("OPT", "Llama", "GPTNeoX")
+GRAFTED = (
+    *(
+        "DistilBert",
+        "DebertaV2",
+        "Electra",
+        "Albert",
+        "MPNet",
+        "ModernBert",
+        "XLNet",
+        "OPT",
+        "Bloom",
+        "Llama",
+        "GPTNeoX",
+    ),
+    *("T5", "Bart"),
+)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=GRAFTED)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family's name, and a tiny model of it with its LM head, as a directory."""
-    family, directory = request.param, tmp_path_factory.mktemp(request.param)
-    tokenizer = tiny.byte_level(causal=True) if family in CAUSAL else tiny.wordpiece()
-    special = {
-        name: getattr(tokenizer, name)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
-    }
-    config = getattr(transformers, f"{family}Config")(vocab_size=len(tokenizer), **FAMILIES[family], **special)
-    head = "ForCausalLM" if family in CAUSAL else "ForMaskedLM"
-    torch.manual_seed(0)
-    getattr(transformers, family + head)(config).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return family, directory
+    return request.param, families.write(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.parametrize("readout", ["linear", "auto"])
@@ -68,7 +53,7 @@ def test_a_family_is_grafted_and_written(
 ) -> None:
     family, directory = model
     loaded = load_model(str(directory), readout)
-    assert loaded.readout == ("linear" if readout == "linear" else "causal" if family in CAUSAL else "prompt")
+    assert loaded.readout == (readout if readout == "linear" else families.FAMILIES[family].readout)
     bench = SingleTask(loaded, load_task("qnli", str(data_directory)), shots=8)
     options = LocalizationOptions(steps=3, learning_rate=0.1, sparsity=0.05, mask_steps=2, mask_batch_size=8)
     fine_tuned = bench.fine_tuned(options)
@@ -81,25 +66,74 @@ def test_a_family_is_grafted_and_written(
     whole = load_model(str(directory), readout).model.backbone
     graft.apply_(whole)
     assert torch.equal(ParameterSpace.of(whole).flatten(whole), theta)
-    written = apply_graft(graft, str(directory), tmp_path / "out")
+    written = apply_graft(graft, str(directory), str(tmp_path / "out"))
     again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
+    # And the answers of the model that was written, by its card alone.
+    texts = Rows(("is the film good ?", "", "a dull story " * 30), ("a lovely film", "it was", "who"), (0, 0, 0))
+    rows = bench.encode(texts)
+    expected = bench.answers(bench.grafted(fine_tuned, found.region), rows, TrainingOptions(evaluation_batch_size=1))
+    got = card_probabilities(tmp_path / "out", texts, bench.task.definition.labels)
+    assert torch.allclose(got, torch.from_numpy(expected.logits).softmax(1), atol=1e-5)
+    assert len({tuple(row) for row in got.tolist()}) == 3
 
 
-@pytest.mark.parametrize("readout", ["linear", "auto"])
-def test_a_family_reads_rows_as_long_as_it_has_positions(
-    model: tuple[str, Path], readout: str, data_directory: Path
+#: T5's head stands on its decoder; a causal head has no bias, which only a body that ends in a LayerNorm can replace: Llama's
+#: ends in an RMSNorm, and this OPT in a projection.
+NO_SUCH_HEAD = ("T5", "Llama", "OPT")
+#: Their tokenizers put nothing between two texts.
+JOINED = ("OPT", "Bloom", "GPTNeoX")
+LONG = "the film was awful . " * 30
+TEXTS = ("a lovely film .", "was it DULL ?", "[SEP] a <mask> [MASK] </s> film", LONG, "who was it")
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("task", ["sst2", "ag_news", "qnli"])
+def test_the_usual_call_answers_as_a_familys_linear_readout_does(
+    model: tuple[str, Path], task: str, data_directory: Path, tmp_path: Path
 ) -> None:
-    rows = load_task("sst2", str(data_directory))
-    long = Rows(("film " * 200,) * 2, (), (0, 1))
-    loaded = load_model(str(model[1]), readout, max_length=10_000)
-    assert tiny.POSITIONS - 2 <= loaded.max_length <= tiny.POSITIONS
-    bench = SingleTask(loaded, replace(rows, test=long), shots=4)
-    assert bench.task.test.lengths == [loaded.max_length] * 2
-    assert bench.answers(bench.pre).logits.shape == (2, 2)
+    """By `pipeline("text-classification")`: labels and probabilities, or an error, never another answer."""
+    family, directory = model
+    bench = SingleTask(load_model(str(directory), "linear"), load_task(task, str(data_directory)))
+    labels = bench.task.definition.labels
+    pre = bench.pre.readouts[task]
+    torch.manual_seed(1)
+    readout = {"weight": torch.randn(pre["weight"].shape) / 2, "bias": torch.randn(pre["bias"].shape)}
+    moved = bench.pre.theta + 0.1 * torch.randn(len(bench.space))
+    state = replace(bench.pre, theta=moved, readouts={task: readout})
+    region = Region.of(range(0, len(bench.space), 2))  # of every norm, too
+    bench.graft(state, region, 0.5).save(tmp_path / "graft.safetensors")
+    written = apply_graft(Graft.load(tmp_path / "graft.safetensors"), str(directory), tmp_path / "out")
+    assert written.usual == (family not in NO_SUCH_HEAD and not (family in JOINED and task == "qnli"))
+    classify = transformers.pipeline("text-classification", model=str(tmp_path / "out"), truncation=True)
+    pair = task == "qnli"
+    given = [{"text": a, "text_pair": b} for a, b in zip(TEXTS, TEXTS[::-1], strict=True)] if pair else list(TEXTS)
+    if not written.usual:
+        with pytest.raises(ValueError, match="empty sequence"):
+            classify(given[0])
+        return
+    rows = Rows(TEXTS, TEXTS[::-1] if pair else (), (0,) * len(TEXTS))
+    grafted = bench.grafted(state, region)
+    logits = bench.answers(grafted, bench.encode(rows), TrainingOptions(evaluation_batch_size=1)).logits
+    expected = torch.from_numpy(logits).softmax(1)
+    for one, row in zip(given, expected, strict=True):
+        got = {answer["label"]: answer["score"] for answer in classify(one, top_k=None)}
+        assert list(got) == [labels[int(i)] for i in row.argsort(descending=True)]
+        assert torch.allclose(torch.tensor([got[label] for label in labels]), row, rtol=0, atol=2e-5)
 
 
-def test_every_graftable_tensor_of_a_family_has_a_kind_and_no_embedding_is_graftable(model: tuple[str, Path]) -> None:
-    names = [spec.name for spec in load_model(str(model[1])).model.space().tensors]
-    assert names and not [name for name in names if kind_of(name).startswith("other")]
-    assert not [name for name in names if "embed" in name or "relative_attention_bias" in name]
+@pytest.mark.parametrize("family", ["Bart", "T5"])
+def test_an_encoder_decoder_learns_a_stream_and_predicts(
+    family: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command line: a run, its ledger verified, and labels for new texts from it."""
+    model, out = str(families.write(family, tmp_path / "model")), str(tmp_path / "out")
+    options = ["--shots", "4", "--steps", "4", "--set", "sparsity=0.05", "--set", "mask_steps=2"]
+    run = ["run", "qnli,sst2", "--data", str(data_directory), "--model", model, *options]
+    assert cli.main([*run, "--strategy", "grafting-continual", "--out", out]) == 0
+    (ledger,) = (tmp_path / "out").rglob("ledger.safetensors")
+    assert cli.main(["ledger", "verify", str(ledger), "--model", model]) == 0
+    capsys.readouterr()
+    assert cli.main(["predict", out, "--task", "sst2", "a lovely film", "a dull story"]) == 0
+    labels = [line.split("\t")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert len(labels) == 2 and set(labels) <= {"negative", "positive"}

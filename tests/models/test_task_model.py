@@ -28,7 +28,7 @@ def make(kind: str, readout: str, *heads: TaskHead, causal: bool = False) -> tup
     """An evaluating model of `tiny.KINDS`, and its tokenizer."""
     backbone, tokenizer = tiny.build(kind)
     tokens = layout(tokenizer, types=kind.startswith("bert"))
-    model = TaskModel(backbone, tokens, readout, causal=causal)  # type: ignore[arg-type]
+    model = TaskModel(backbone, tokens, readout, read_last=causal)  # type: ignore[arg-type]
     for head in heads:
         model.add_task(head)
     return model.eval(), tokenizer

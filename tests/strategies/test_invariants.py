@@ -41,7 +41,13 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 STEPS = 4
 SMALL: dict[str, Any] = {"steps": STEPS, "batch_size": 4}
-GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 3, "mask_batch_size": 12, "mask_evaluations": 2}
+GRAFTING: dict[str, Any] = {
+    "sparsity": 0.05,
+    "mask_steps": 3,
+    "mask_batch_size": 12,
+    "mask_evaluations": 2,
+    "base_fraction": 1.0,
+}
 MakeStream = Callable[..., Any]
 
 

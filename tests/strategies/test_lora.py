@@ -379,7 +379,7 @@ def test_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, infere
     """By hand: the last task's adapters under the readouts' own rows; or each row by the adapters surest of it."""
     stream = tiny_stream("bert", "linear", scenario="class")
     before = everything(stream.model.backbone)
-    strategy = make("lora", stream, task_inference=inference, steps=20)
+    strategy = make("lora", stream, task_inference=inference, steps=30)
     answers = learn(strategy)[-1]
     assert_same(everything(stream.model.backbone), before)
     x, _, _ = stream.tasks[0].test.batch(range(16))

@@ -1,0 +1,182 @@
+"""What answers depend on beside weights: the network's configuration, the tokenizer, and how texts are read.
+
+A fingerprint of weights does not tell GELU from ReLU, nor a vocabulary from one with two words exchanged. What keeps a skill
+(a ledger, a graft) therefore keeps a `Binding` too, and every use compares it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
+_INERT = re.compile(
+    r"_.*|architectures|auto_map|(torch_)?dtype|transformers_version|name_or_path|tokenizer_class|id2label|label2id|num_labels|"
+    r"problem_type|finetuning_task|task_specific_params|use_cache|output_.*|return_dict|gradient_checkpointing|"
+    r".*(dropout|pdrop|layerdrop).*|initializer_.*|(bos|eos|pad|sep|cls|mask)_token_id"
+)
+#: Texts whose ids tell two tokenizers apart that have one vocabulary: case, accents, spaces, numbers, scripts, special tokens.
+_PROBES = (
+    *(
+        "",
+        " ",
+        "a",
+        "The quick brown fox",
+        "THE QUICK BROWN FOX",
+        "isn't don't we'll",
+        "naïve café",
+        "nai\u0308ve cafe\u0301",
+    ),
+    *(
+        "two  spaces",
+        " leading",
+        "trailing ",
+        "tab\tand\nline",
+        "3.14 1,000,000 20%",
+        "#39; &amp; <br />",
+        "a-b_c/d\\e",
+    ),
+    *("日本語の文章", "Привет, мир", "مرحبا", "😀 👩‍🔬", "ﬁ ½ ™", "x" * 200, "[SEP] </s> <mask> [MASK] <|endoftext|>"),
+    *("antidisestablishmentarianism", "unbelievably", "\u200b\ufeff\u00ad", "what?! (yes)"),
+)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What answers depend on beside weights.
+
+    Attributes:
+        network: the configuration as far as it computes, as JSON (see `network_of`).
+        tokenizer: SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
+        readout: how logits are read: ``linear``, ``prompt``, ``causal``.
+        max_length: tokens a row is read at, at most.
+        precision: of forward passes: ``fp32``, ``bf16`` or ``fp16``.
+    """
+
+    network: str
+    tokenizer: str = ""
+    readout: str = "linear"
+    max_length: int = 0
+    precision: str = "fp32"
+
+    @classmethod
+    def of_json(cls, text: str) -> Binding:
+        """Read `json`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        expected = {name: type(getattr(cls("{}"), name)) for name in cls.__dataclass_fields__}
+        try:
+            found = json.loads(text)
+            if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
+                raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        if not is_network(found["network"]):
+            raise ValueError("the network's configuration is no JSON object")
+        return cls(**found)
+
+    @property
+    def json(self) -> str:
+        """All of it as canonical JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def differences(self, now: Binding) -> list[str]:
+        """What is not the same ``now``, a phrase each."""
+        found = network_differences(self.network, now.network)
+        if self.tokenizer != now.tokenizer:
+            found.append(
+                f"the tokenizer (expected {self.tokenizer[:12] or 'none'}, got {now.tokenizer[:12] or 'none'})"
+            )
+        for name in ("readout", "max_length", "precision"):
+            expected, got = getattr(self, name), getattr(now, name)
+            if expected != got:
+                found.append(f"{name} (expected {expected}, got {got})")
+        return found
+
+
+def network_of(model: nn.Module) -> str:
+    """What a network computes beside its weights, as JSON.
+
+    That is the configuration of a Hugging Face model without what decides no answer; of any other module, how it prints itself.
+    """
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_diff_dict"):
+        return json.dumps({"module": re.sub(r" at 0x[0-9a-f]+", "", repr(model))})
+    content = {key: value for key, value in config.to_diff_dict().items() if not _INERT.fullmatch(key)}
+    # RoBERTa counts positions from it, whatever its configuration says later.
+    content["padding_idx"] = [each.padding_idx for each in model.modules() if hasattr(each, "padding_idx")]
+    return json.dumps(content, sort_keys=True, default=str)
+
+
+def is_network(text: str) -> bool:
+    """Whether a text may be what `network_of` gave."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def set_network_(config: Any, network: str) -> None:
+    """Make a Hugging Face configuration compute what `network_of` says; names, labels and token ids stay."""
+    wanted, usual = json.loads(network), type(config)()
+    for key in config.to_diff_dict():
+        if key not in wanted and not _INERT.fullmatch(key):
+            setattr(config, key, getattr(usual, key, None))
+    for key in wanted.keys() - {"padding_idx"}:
+        setattr(config, key, wanted[key])
+
+
+def network_differences(expected: str, got: str) -> list[str]:
+    """Where two of `network_of` differ, a phrase each."""
+    then, now = json.loads(expected), json.loads(got)
+    return [
+        f"the model's {key} (expected {_shown(then, key)}, got {_shown(now, key)})"
+        for key in dict.fromkeys((*then, *now))
+        if then.get(key) != now.get(key)
+    ]
+
+
+def _shown(content: Mapping[str, Any], key: str) -> str:
+    text = json.dumps(content.get(key))
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256 of what a Hugging Face tokenizer does.
+
+    That is its vocabulary, its merges or scores, its special tokens, and the ids of texts that show how it splits. Its files do
+    not count: another version of a library may write them in another way.
+    """
+    special = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
+    content = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()),
+        "pieces": _pieces(tokenizer),
+        "special": {name: getattr(tokenizer, f"{name}_token_id", None) for name in special},
+        "alone": [tokenizer(text, verbose=False)["input_ids"] for text in _PROBES],
+        "pairs": [tokenizer(text, "b", verbose=False)["input_ids"] for text in _PROBES],
+        "plain": [
+            tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+            for text in _PROBES
+        ],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _pieces(tokenizer: Any) -> Any:
+    """Merges of a BPE tokenizer, or scores of a unigram one: what orders its pieces."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    model = json.loads(backend.to_str())["model"]
+    if model.get("merges") is not None:
+        return [list(merge.split(" ")) if isinstance(merge, str) else list(merge) for merge in model["merges"]]
+    return [[piece, score] for piece, score in model["vocab"]] if isinstance(model["vocab"], list) else None

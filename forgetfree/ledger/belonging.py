@@ -1,0 +1,96 @@
+"""Whether a ledger belongs to what is to answer with it. Each check raises ``LedgerError`` and says what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from forgetfree.binding import Binding, network_differences, network_of
+from forgetfree.errors import LedgerError, RegionError
+from forgetfree.ledger.records import Ledger
+from forgetfree.models.checkpoint import POOLER
+from forgetfree.models.loading import fingerprint_of
+from forgetfree.models.state import persistent_buffers
+from forgetfree.tasks import TaskDefinition
+
+
+def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None) -> None:
+    """Layout, configuration and weights of the base model.
+
+    Args:
+        ledger: which.
+        backbone: the base model. It may have a pooler that the ledger's was loaded without: nothing of one is grafted.
+        fingerprint: the model's, where it is known already.
+    """
+    try:
+        tensors = ledger.space.parameters(backbone)
+    except RegionError as error:
+        raise LedgerError(
+            f"The ledger belongs to a model of another layout: {error} Load the model the stream was trained on."
+        ) from error
+    for spec, tensor in zip(ledger.space.tensors, tensors, strict=True):
+        if tensor.dtype != spec.dtype:
+            raise LedgerError(
+                f"The ledger belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
+                f"{tensor.dtype}. Load the model the stream was trained on."
+            )
+    buffers = persistent_buffers(backbone)
+    for record in ledger.records:
+        for name, buffer in record.buffers.items():
+            if name not in buffers or buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
+                raise LedgerError(
+                    f"The ledger belongs to a model of another layout: it has no buffer {name!r} of shape "
+                    f"{tuple(buffer.shape)} in {buffer.dtype}. Load the model the stream was trained on."
+                )
+    if ledger.binding and (differ := network_differences(ledger.binding.network, network_of(backbone))):
+        raise LedgerError(
+            f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that "
+            "the stream was trained with."
+        )
+    found = fingerprint or fingerprint_of(backbone)
+    if found != ledger.fingerprint and fingerprint_of(backbone, without=POOLER) != ledger.fingerprint:
+        raise LedgerError(
+            f"The ledger belongs to other weights: expected fingerprint {ledger.fingerprint[:12]}, the model's is "
+            f"{found[:12]}. Load the very weights the stream was trained from."
+        )
+
+
+def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
+    """What answers depend on beside weights; a ledger of version 0.2 does not say it, and passes.
+
+    Args:
+        ledger: which.
+        now: what is to answer.
+        where: the ledger's file, for the message.
+    """
+    if ledger.binding and (differ := ledger.binding.differences(now)):
+        raise LedgerError(
+            f"{where} would not answer as it did: {'; '.join(differ)}. Use the model's own config.json and tokenizer, and the "
+            "options that the stream was trained with."
+        )
+
+
+def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where: str) -> None:
+    """Labels in order, and prompts; of tasks that both have.
+
+    Args:
+        ledger: which.
+        tasks: definitions by name.
+        where: who has them, for the message.
+    """
+    readout = ledger.binding.readout if ledger.binding else "linear"
+    for record in ledger.records:
+        if record.definition is None or record.task not in tasks:
+            continue
+        ours, theirs = record.definition.reading(readout), tasks[record.task].reading(readout)
+        for key, expected in ours.items():
+            if theirs[key] != expected:
+                raise LedgerError(
+                    f"The ledger and {where} have different {key} of task {record.task!r}: expected {_shown(expected)}, got "
+                    f"{_shown(theirs[key])}. Put back what it was when the stream was trained."
+                )
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else repr(value)

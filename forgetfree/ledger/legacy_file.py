@@ -1,0 +1,74 @@
+"""Ledgers of version 0.2: schema 1, and schema 2 of those that are no unions. They are read; nothing writes them any more.
+
+For record ``k`` and tensor ``name``:
+
+    owned/k/name/index     uint32 (s,)   entries within the tensor that the task owns, sorted
+    owned/k/name/value     (s,)          their values, in the parameter's dtype
+    shared/k/name/index    uint32 (r,)   entries of γ_k that an earlier task owns
+    readout/k/name         …             the task's own readout tensors
+    buffer/k/name          …             buffers that training the task changed
+
+and as metadata: schema, task names in order, sparsity per task, the parameter space's layout and its hash, the base model's
+fingerprint, the composition (``union`` where it is not given), and a checksum. They do not say what else answers depend on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from forgetfree.errors import RegionError
+from forgetfree.graft_file import unpack, unpack_region
+from forgetfree.grafting import Graft
+from forgetfree.ledger.file import append, check_header
+from forgetfree.ledger.records import Ledger, Record
+
+SCHEMAS = ("1", "2")
+_METADATA = ("schema", "tasks", "sparsity", "layout", "layout_hash", "fingerprint", "checksum")
+_KINDS = {"owned": ("index", "value"), "shared": ("index",), "readout": (), "buffer": ()}
+
+
+def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
+    """The ledger of a file of these schemas, but for its checksum.
+
+    Raises:
+        RegionError: it is not sound; with the reason.
+    """
+    space = check_header(header, _METADATA, SCHEMAS)
+    tasks, sparsity = _listed(header, "tasks", str), _listed(header, "sparsity", (int, float))
+    if len(tasks) != len(sparsity):
+        raise RegionError(f"it names {len(tasks)} tasks but {len(sparsity)} sparsities.")
+    composition: Any = header.get("composition", "union")
+    ledger = Ledger(space, header["fingerprint"], composition)
+    known = {spec.name for spec in space.tensors}
+    named: list[dict[str, dict[str, Tensor]]] = [{kind: {} for kind in _KINDS} for _ in tasks]
+    numbers = {str(k): k for k in range(len(tasks))}
+    for key, each in tensors.items():
+        kind, _, rest = key.partition("/")
+        number, _, name = rest.partition("/")
+        tensor, _, part = name.rpartition("/")
+        fits = kind in ("readout", "buffer") or (tensor in known and part in _KINDS.get(kind, ()))
+        if not fits or number not in numbers:
+            raise RegionError(f"it holds the unexpected tensor {key!r}.")
+        named[numbers[number]][kind][name] = each
+    for task, allowed, of_task in zip(tasks, sparsity, named, strict=True):
+        try:
+            owned, shared = Graft(*unpack(space, of_task["owned"])), unpack_region(space, of_task["shared"])
+        except RegionError as error:
+            raise RegionError(f"task {task!r}, {error}") from error
+        region = owned.region | shared
+        append(ledger, Record(task, region, owned, float(allowed), of_task["readout"], of_task["buffer"]), shared)
+    return ledger
+
+
+def _listed(header: Mapping[str, str], key: str, kind: Any) -> list[Any]:
+    try:
+        values = json.loads(header[key])
+    except (ValueError, RecursionError) as error:
+        raise RegionError(f"its {key} are not valid JSON.") from error
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise RegionError(f"its {key} are not a list of the expected kind.")
+    return values

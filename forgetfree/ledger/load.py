@@ -1,0 +1,42 @@
+"""From a path to a ledger: whatever version wrote the file, all of it is checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from forgetfree.errors import LedgerError, RegionError
+from forgetfree.files import checksum, read_tensors
+from forgetfree.ledger import file, legacy_file
+from forgetfree.ledger.records import Ledger
+
+
+def read(path: Path) -> Ledger:
+    """Read and verify; see `Ledger.load`."""
+    if path.is_dir():
+        raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
+    try:
+        header, tensors = read_tensors(path)
+    except FileNotFoundError as error:
+        raise LedgerError(f"There is no ledger at {path}. Give the path of a ledger.safetensors.") from error
+    except (SafetensorError, OSError) as error:
+        raise LedgerError(
+            f"{path} is not a readable safetensors file ({error}). It is damaged or cut short: restore it from a copy, or "
+            "run the stream again."
+        ) from error
+    if (found := header.get("format", file.FORMAT)) != file.FORMAT:
+        raise LedgerError(
+            f"{path} is no ledger: expected the format {file.FORMAT!r}, got {found!r}. Give the path of a ledger.safetensors."
+        )
+    try:
+        parse = legacy_file.parse if header.get("schema") in legacy_file.SCHEMAS else file.parse
+        ledger = parse(header, tensors)
+        # Last, because the checks above say more.
+        if checksum(tensors, header) != header["checksum"]:
+            raise RegionError("its contents do not match its checksum.")
+    except RegionError as error:
+        raise LedgerError(
+            f"{path} is not a sound ledger: {str(error).rstrip('.')}. Restore it from a copy, or run the stream again."
+        ) from error
+    return ledger

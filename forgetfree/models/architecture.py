@@ -1,0 +1,80 @@
+"""What a Hugging Face configuration says of how its model is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from typing import Any, Literal
+
+from forgetfree.errors import ModelError
+
+#: What loads a language model, by its readout.
+LANGUAGE_MODELS = {"prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}
+#: What loads the encoder of an encoder-decoder.
+TEXT_ENCODER = "AutoModelForTextEncoding"
+#: What the names of causal language models hold, and of some that are not.
+CAUSAL_HEAD = "ForCausalLM|LMHeadModel"
+#: Pre-trained to tell replaced tokens, not to fill in masked ones.
+_DISCRIMINATORS = ("ElectraForPreTraining", "FunnelForPreTraining")
+
+
+def language_model(config: Any) -> Literal["prompt", "causal"] | None:
+    """The readout of an architecture's language model: masked ones, causal ones, or none."""
+    masked = config.model_type in _masked_kinds()
+    for architecture in config.architectures or ():
+        if architecture.endswith("WithLMHeadModel"):  # XLM's and FlauBERT's may be either
+            return "causal" if config.causal else "prompt"
+        if "ForMaskedLM" in architecture:
+            return "prompt"
+        if "ForPreTraining" in architecture and masked and architecture not in _DISCRIMINATORS:
+            return "prompt"
+        # In BERT's kinds and in XLNet, tokens see those after them, unless config.json says otherwise.
+        if (
+            re.search(CAUSAL_HEAD, architecture)
+            and (_is_decoder(config) or not masked)
+            and config.model_type != "xlnet"
+        ):
+            return "causal"
+    return None
+
+
+#: Of the encoder-decoders that are read, what loads the part that is: BART whole, as its own classifier is; of T5 the encoder.
+_ENCODER_DECODERS = {"bart": "AutoModel", **dict.fromkeys(("t5", "mt5", "umt5"), TEXT_ENCODER)}
+
+
+def body_loader(config: Any, name: str) -> str:
+    """The class of ``transformers`` that loads what a linear readout reads.
+
+    Raises:
+        ModelError: it is an encoder-decoder of which nothing says where it is read.
+    """
+    if config.is_encoder_decoder and config.model_type not in _ENCODER_DECODERS:
+        raise ModelError(
+            f"Model {name!r} is an encoder-decoder of the type {config.model_type!r}, and of these only "
+            f"{', '.join(_ENCODER_DECODERS)} are read. Give one of them, an encoder, or a causal model."
+        )
+    return _ENCODER_DECODERS.get(config.model_type, "AutoModel")
+
+
+def reads_last(config: Any) -> bool:
+    """Whether a linear readout reads a row's last token rather than its first.
+
+    So it is where a token sees only those before it (by the head, or without one by what its kind of model is for), and in
+    encoder-decoders, which are trained to end a text by a token of its own and not to begin it by one.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = config.model_type
+    causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in _masked_kinds()
+    return causal or language_model(config) == "causal" or _is_decoder(config) or kind in _ENCODER_DECODERS
+
+
+def _is_decoder(config: Any) -> bool:
+    return bool(getattr(config, "is_decoder", False)) and not config.is_encoder_decoder
+
+
+def _masked_kinds() -> Container[str]:
+    """The kinds of models that have a masked language model in ``transformers``."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -1,0 +1,296 @@
+"""The files of a model in Hugging Face layout: read as data alone, and refused where they are not what its network needs.
+
+Nothing here runs code that comes with a model: weights are read from safetensors alone, never unpickled, and no class is
+loaded from a model's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forgetfree.errors import ModelError
+from forgetfree.models.architecture import TEXT_ENCODER
+from forgetfree.parameters import HEADS
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: A part of BERT's body that some of its models are loaded without.
+POOLER = r"(^|\.)pooler\."
+#: Buffers that older versions of transformers wrote to the files, and that networks make by themselves.
+_BUFFERS = (
+    r"(^|\.)(position_ids|token_type_ids|inv_freq|(attn|attention)\.((masked_)?bias|causal_mask|scale_attn)|version)$"
+)
+#: safetensors' names of the types that weights may have; they are read in float32.
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt", "model.bin")
+#: What a configuration calls the number of its layers.
+_LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
+
+
+def read_config(path: str, name: str) -> Any:
+    """The Hugging Face configuration of a directory or hub name.
+
+    Raises:
+        ModelError: it cannot be read, or is of a network without layers, of quantized weights, or of weights in files of
+            other names.
+    """
+    import transformers
+
+    with explained(name), quiet(transformers):
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    for layers in _LAYERS:
+        count = getattr(config, layers, None)
+        if isinstance(count, int) and count < 1:
+            key = config.attribute_map.get(layers, layers)
+            raise ModelError(
+                f"The config.json of model {name!r} says {key} = {count}, and a network needs one layer at least. Put back "
+                "the config.json that was saved with the weights."
+            )
+    if quantization := getattr(config, "quantization_config", None):
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        raise _quantized(name, f"its config.json has a quantization_config{f' ({method})' if method else ''}")
+    if files := getattr(config, "transformers_weights", None):
+        raise ModelError(
+            f"The config.json of model {name!r} names other weights ({files!r}); expected {WEIGHTS} or {INDEX}. Save the "
+            "model again with save_pretrained."
+        )
+    return config
+
+
+def read_tokenizer(path: str, name: str) -> Any:
+    """The Hugging Face tokenizer of a directory or hub name.
+
+    Raises:
+        ModelError: there is none, or its class comes with its files.
+    """
+    import transformers
+
+    with explained(name), quiet(transformers):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    # Of a class that it does not know, transformers takes the vocabulary all the same.
+    known = type(tokenizer) is not transformers.PreTrainedTokenizerFast
+    if not known and "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or ()):
+        raise _needs_code(name)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of no files
+        raise ModelError(
+            f"Model {name!r} has no tokenizer: there is no vocabulary beside its weights. Save the "
+            "model's tokenizer there, too, with save_pretrained."
+        )
+    return tokenizer
+
+
+def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, list[str]]:
+    """A Hugging Face model in float32, and the names of its tensors that the files lack.
+
+    Args:
+        path: directory or hub name.
+        loader: a class of ``transformers``, e.g. ``AutoModel``.
+        name: of the model, for messages.
+        extra: what else the loader is told.
+
+    Raises:
+        ModelError: the files cannot be read, do not fit their config.json, or hold weights that are no finite floats.
+    """
+    import transformers
+
+    held = _held(weight_files(path, name), name)
+    with explained(name), quiet(transformers):
+        backbone, info = getattr(transformers, loader).from_pretrained(
+            path,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **extra,
+        )
+    if mismatched := sorted(info["mismatched_keys"], key=str):
+        key, got, expected = mismatched[0]
+        raise ModelError(
+            f"The weights of model {name!r} do not fit its config.json: {key!r} should have shape "
+            f"{tuple(expected)}, got {tuple(got)}. Put back the config.json that was saved with the weights."
+        )
+    _refuse_integers(backbone, held, name)
+    left = info["unexpected_keys"]
+    if loader == TEXT_ENCODER:  # of an encoder-decoder
+        left = [key for key in left if not re.search(r"(^|\.)decoder\.", key)]
+    _refuse_unused(backbone, held, left, name)
+    _refuse_not_finite(backbone, name)
+    if hasattr(backbone.base_model, "set_attention_type"):  # BigBird would change it for good at the first short batch
+        backbone.base_model.set_attention_type("original_full")
+    return backbone, sorted(map(str, info["missing_keys"]))
+
+
+def weight_files(path: str, name: str) -> list[str]:
+    """The safetensors files of a directory or hub name.
+
+    Raises:
+        ModelError: it has none, or is a PEFT adapter.
+    """
+    import transformers
+    from transformers.utils.hub import has_file
+
+    with explained(name), quiet(transformers):
+        adapter, found = _find(path, "adapter_config.json"), _listed(path)
+    if adapter:
+        raise ModelError(
+            f"Model {name!r} is a PEFT adapter, or holds one beside its weights (adapter_config.json). Merge it into its model "
+            "first, with merge_and_unload, and save that with save_pretrained."
+        )
+    if found:
+        return found
+    with explained(name):
+        pickled = [file for file in _PICKLED if has_file(path, file)]
+    if pickled:
+        raise ModelError(
+            f"Model {name!r} has its weights pickled ({', '.join(pickled)}), and reading such a file may run any code, so "
+            f"safetensors alone are read. If you trust the file, convert it once: {_conversion(path, name)} writes "
+            f"{WEIGHTS}."
+        )
+    raise ModelError(
+        f"Model {name!r} has no weights: expected {WEIGHTS} or {INDEX}, found neither. Save the model with "
+        "save_pretrained; hub names need a connection."
+    )
+
+
+def _listed(path: str) -> list[str]:
+    """All files of the weights; none if they are not in safetensors."""
+    if single := _find(path, WEIGHTS):
+        return [single]
+    if not (index := _find(path, INDEX)):
+        return []
+    with open(index, encoding="utf-8") as file:
+        shards: Iterable[str] = json.load(file)["weight_map"].values()
+    # One that is lacking is missed when the weights are read.
+    return [found for shard in sorted(set(shards)) if (found := _find(path, shard))]
+
+
+def _find(path: str, file: str) -> str | None:
+    """Where a file of a directory or hub name lies, if there is one."""
+    from transformers.utils.hub import cached_file
+
+    found: str | None = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
+    return found
+
+
+def _conversion(path: str, name: str) -> str:
+    """The command that writes pickled weights as safetensors: of a directory in place, of a hub name into a new directory."""
+    import transformers
+
+    architectures = [each for each in read_config(path, name).architectures or () if hasattr(transformers, each)]
+    kind = (architectures or ["AutoModel"])[0]
+    out = path if Path(path).is_dir() else path.replace("/", "-")
+    saved = [kind] if out == path else [kind, "AutoTokenizer"]
+    lines = [f"from transformers import {', '.join(saved)}"]
+    lines += [f"{each}.from_pretrained({json.dumps(path)}).save_pretrained({json.dumps(out)})" for each in saved]
+    return f"python -c {shlex.quote('; '.join(lines))}"
+
+
+# -- What the files hold ---------------------------------------------------------------------------------
+
+
+def _held(files: Iterable[str], name: str) -> dict[str, str]:
+    """All tensors of the files with their types, from the headers alone."""
+    from safetensors import safe_open
+
+    held: dict[str, str] = {}
+    with explained(name):
+        for path in files:
+            with safe_open(path, "pt") as file:
+                held |= {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118  # no dict
+    return held
+
+
+def _refuse_integers(backbone: Any, held: Mapping[str, str], name: str) -> None:
+    """Raise ``ModelError`` if a tensor of floats is read from one of another type."""
+    prefix = f"{backbone.base_model_prefix}."
+    floats = {key.removeprefix(prefix) for key, tensor in backbone.state_dict().items() if tensor.is_floating_point()}
+    for key, dtype in held.items():
+        if dtype not in _FLOATS and key.removeprefix(prefix) in floats:
+            raise _quantized(name, f"{key!r} is of type {dtype}")
+
+
+def _quantized(name: str, reason: str) -> ModelError:
+    return ModelError(
+        f"The weights of model {name!r} are quantized: {reason}; expected float32, float16 or bfloat16. A graft is a choice of "
+        "entries that training can move, so give the model as it was before it was quantized."
+    )
+
+
+def _refuse_unused(backbone: Any, held: Iterable[str], unexpected: Iterable[str], name: str) -> None:
+    """Raise ``ModelError`` if a tensor of the body is left over, such as a layer more than config.json says.
+
+    In a file of a model with a head, the names of the body's tensors have a prefix; in one of a body alone they have none.
+    """
+    prefix = f"{backbone.base_model_prefix}."
+    headed = any(key.startswith(prefix) for key in held)
+    fine = f"{POOLER}|{_BUFFERS}" if headed else f"{POOLER}|{_BUFFERS}|{HEADS}"
+    unused = sorted(key for key in unexpected if (not headed or key.startswith(prefix)) and not re.search(fine, key))
+    if unused:
+        raise ModelError(
+            f"The weights of model {name!r} do not fit its config.json: the network has no place for {len(unused)} of their "
+            f"tensors, e.g. {unused[0]!r}, and would answer as another model. Put back the config.json that was saved with the "
+            "weights."
+        )
+
+
+@torch.no_grad()
+def _refuse_not_finite(backbone: nn.Module, name: str) -> None:
+    """Raise ``ModelError`` if a tensor holds NaN or infinity."""
+    once = {id(tensor): (key, tensor) for key, tensor in backbone.state_dict(keep_vars=True).items()}
+    for key, tensor in once.values():
+        # Both ends are finite if everything between them is: NaN is an end of anything.
+        if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
+            raise ModelError(
+                f"The weights of model {name!r} are damaged: {key!r} holds NaN or infinity. Save the model again, or download "
+                "it again."
+            )
+
+
+def _needs_code(name: str) -> ModelError:
+    return ModelError(
+        f"Model {name!r} needs code that comes with its files, and forgetfree runs no such code. Give a model whose kind and "
+        "tokenizer transformers itself knows."
+    )
+
+
+# -- While reading ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Whatever goes wrong inside is a ``ModelError`` about the model ``name``."""
+    try:
+        yield
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise _needs_code(name) from error
+        reason = re.sub(r":\s*\n\s*", ": ", str(error).strip()) or type(error).__name__
+        reason = reason.splitlines()[0].rstrip(".")
+        raise ModelError(
+            f"Model {name!r} cannot be loaded: {reason}. Give a directory in Hugging Face layout that "
+            "holds config.json, weights and tokenizer, or 'minilm'; hub names need a connection."
+        ) from error
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Without the bars and notes that loading prints: missing weights are our own error."""
+    logging = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

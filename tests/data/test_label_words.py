@@ -1,0 +1,77 @@
+"""Label words: each the one token that it is after a space in running text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+from spaced import FAMILIES, SPACED
+
+from forgetfree.data.encoding import label_word_ids
+from forgetfree.errors import ModelError
+
+BERT: Any = tiny.wordpiece()
+ROBERTA: Any = tiny.byte_level(causal=False)
+GPT2: Any = tiny.byte_level(causal=True)
+ALL = pytest.mark.parametrize("tokenizer", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
+EVERY = pytest.mark.parametrize(
+    "tokenizer",
+    [BERT, ROBERTA, GPT2, *SPACED.values(), *FAMILIES.values()],
+    ids=["bert", "roberta", "gpt2", *SPACED, *FAMILIES],
+)
+
+
+@ALL
+def test_a_label_word_is_read_as_it_stands_after_a_space(tokenizer: Any) -> None:
+    ids = label_word_ids(tokenizer, ("terrible", "great"), "sst2")
+    expected = ["Ġterrible", "Ġgreat"] if tokenizer is not BERT else ["terrible", "great"]
+    assert tokenizer.convert_ids_to_tokens(ids) == expected
+
+
+@EVERY
+def test_a_label_word_is_the_token_that_it_is_in_running_text(tokenizer: Any) -> None:
+    words = ("terrible", "great", "Yes", "World")
+    ids = label_word_ids(tokenizer, words, "own")
+    for word, expected in zip(words, ids, strict=True):
+        before, sentence = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (
+                "the film was",
+                f"the film was {word} and dull",
+            )
+        )
+        assert sentence[: len(before) + 1] == [*before, expected]
+    assert tokenizer.unk_token_id not in ids or tokenizer is GPT2
+
+
+@pytest.mark.parametrize("name", SPACED)
+def test_a_label_word_of_several_tokens_is_refused_with_others_where_spaces_are_tokens(name: str) -> None:
+    with pytest.raises(
+        ModelError, match=r"Label word 'pity' of task 'own' is \d tokens .*p i t y\).* alternatives: no, yes"
+    ):
+        label_word_ids(SPACED[name], ("pity", "great"), "own")
+
+
+def test_a_label_word_of_several_tokens_is_named_with_words_of_one() -> None:
+    with pytest.raises(ModelError) as caught:
+        label_word_ids(ROBERTA, ("Sci/Tech", "Sports"), "ag_news")
+    text = str(caught.value)
+    assert text.startswith("Label word 'Sci/Tech' of task 'ag_news' is ")
+    assert "and a label word must be one. Single-token alternatives: " in text
+    alternatives = text.split("alternatives: ")[1].split(". ")[0].split(", ")
+    assert "Tech" in alternatives
+    assert "Sports" not in alternatives
+    assert all(len(ROBERTA.tokenize(f" {word}")) == 1 for word in alternatives)
+    assert "Set label_words in the task's source.json, or use --readout linear." in text
+
+
+def test_a_label_word_that_the_vocabulary_lacks_is_named() -> None:
+    with pytest.raises(ModelError, match=r"Label word '東' of task 'own'.*\[UNK\].*alternatives: "):
+        label_word_ids(BERT, ("東", "great"), "own")
+
+
+def test_label_words_that_are_one_token_are_refused() -> None:
+    """BERT's tokenizer lower-cases."""
+    with pytest.raises(ModelError, match=r"label words of task 'own' \(Yes, yes\) are not distinct"):
+        label_word_ids(BERT, ("Yes", "yes"), "own")

@@ -1,0 +1,385 @@
+"""The files of a model: what is read of them, and what is refused rather than read wrongly."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import forgetfree
+from forgetfree.errors import ModelError, UsageError
+from forgetfree.models.fine_tuned_directory import load_fine_tuned
+from forgetfree.models.loading import load_model
+from forgetfree.tasks import TaskDefinition
+
+ModelDirectory = Callable[[str], Path]
+TASK = TaskDefinition("own", "single", ("negative", "positive"))
+
+
+@pytest.fixture
+def copy(model_directory: ModelDirectory, tmp_path: Path) -> ModelDirectory:
+    """A model directory that a test may change."""
+    return lambda kind: Path(shutil.copytree(model_directory(kind), tmp_path / kind))
+
+
+@pytest.fixture
+def classifier(model_directory: ModelDirectory, tmp_path: Path) -> Path:
+    """The tiny BERT fine-tuned as a sequence classifier, as a directory."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(
+        model_directory("bert-pooler"), id2label={0: "negative", 1: "positive"}
+    )
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.dense.weight.add_(0.5)
+    model.save_pretrained(tmp_path / "classifier")
+    return tmp_path / "classifier"
+
+
+def message(load: Callable[[], Any]) -> str:
+    """The one paragraph that loading ends with."""
+    with pytest.raises(ModelError) as caught:
+        load()
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text
+
+
+def change_weights(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Rewrite the weights; ``change`` may return those that take their place."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    save_file(change(tensors) or tensors, file, metadata={"format": "pt"})
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def pickle_weights(directory: Path) -> None:
+    """Put the weights as PyTorch's pickle in place of safetensors."""
+    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+
+
+# -- More than the network takes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "readout", "name"),
+    [
+        ("bert", "linear", "encoder.layer.1.output.scale"),
+        ("bert-mlm", "linear", "bert.encoder.layer.1.output.scale"),
+        ("bert-mlm", "prompt", "bert.embeddings.rotation.weight"),
+        ("gpt2", "linear", "h.0.attn.c_attn.lora_A"),
+        ("gpt2-lm", "causal", "transformer.h.0.attn.c_attn.lora_A"),
+        ("roberta-mlm", "linear", "roberta.adapter"),
+    ],
+)
+def test_a_tensor_of_the_body_that_nothing_uses_is_refused(
+    copy: ModelDirectory, kind: str, readout: str, name: str
+) -> None:
+    directory = copy(kind)
+    change_weights(directory, lambda tensors: tensors.update({name: torch.ones(2)}))
+    text = message(lambda: load_model(str(directory), readout))
+    assert text == (
+        f"The weights of model {str(directory)!r} do not fit its config.json: the network has no place for 1 of their tensors, "
+        f"e.g. {name!r}, and would answer as another model. Put back the config.json that was saved with the weights."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "readout", "names"),
+    [
+        ("bert", "linear", ("embeddings.position_ids", "pooler.dense.weight", "cls.predictions.bias")),
+        (
+            "bert-mlm",
+            "prompt",
+            ("bert.embeddings.position_ids", "bert.pooler.dense.bias", "cls.seq_relationship.weight"),
+        ),
+        ("gpt2", "linear", ("h.0.attn.bias", "h.0.attn.masked_bias", "lm_head.weight", "score.weight")),
+        ("gpt2-lm", "causal", ("transformer.h.1.attn.masked_bias", "multiple_choice_head.weight")),
+    ],
+)
+def test_other_heads_poolers_and_old_buffers_are_left_aside(
+    copy: ModelDirectory, model_directory: ModelDirectory, kind: str, readout: str, names: tuple[str, ...]
+) -> None:
+    directory = copy(kind)
+    change_weights(directory, lambda tensors: tensors.update({name: torch.arange(3) for name in names}))
+    assert (
+        load_model(str(directory), readout).fingerprint == load_model(str(model_directory(kind)), readout).fingerprint
+    )
+
+
+def test_a_fine_tuned_model_with_a_layer_too_many_is_refused(classifier: Path, model_directory: ModelDirectory) -> None:
+    change_config(classifier, num_hidden_layers=1)
+    text = message(lambda: load_fine_tuned(str(classifier), str(model_directory("bert")), TASK))
+    assert "has no place for 16 of their tensors, e.g. 'bert.encoder.layer.1.attention.output.LayerNorm.bias'" in text
+    change_config(classifier, num_hidden_layers=0)
+    text = message(lambda: load_fine_tuned(str(classifier), str(model_directory("bert")), TASK))
+    assert "says num_hidden_layers = 0, and a network needs one layer at least" in text
+
+
+# -- Weights that are none -------------------------------------------------------------------------------
+
+WEIGHT = "encoder.layer.1.output.dense.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("kind", "prefix"), [("bert", ""), ("bert-mlm", "bert.")])
+def test_quantized_weights_are_refused(copy: ModelDirectory, kind: str, prefix: str, dtype: torch.dtype) -> None:
+    directory, name = copy(kind), f"{prefix}{WEIGHT}"
+    change_weights(directory, lambda tensors: tensors.update({name: tensors[name].clamp(0, 9).to(dtype)}))
+    for readout in ("linear", "auto"):
+        text = message(lambda readout=readout: load_model(str(directory), readout))
+        assert text.startswith(f"The weights of model {str(directory)!r} are quantized: {name!r} is of type ")
+        assert "expected float32, float16 or bfloat16" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_weights_of_any_floats_are_read_in_float32(copy: ModelDirectory, dtype: torch.dtype) -> None:
+    directory = copy("bert")
+    change_weights(directory, lambda tensors: {name: each.to(dtype) for name, each in tensors.items()})
+    loaded = load_model(str(directory))
+    assert {each.dtype for each in loaded.model.parameters()} == {torch.float32}
+
+
+def test_a_quantized_model_is_refused_by_its_configuration(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    change_config(directory, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+    text = message(lambda: load_model(str(directory)))
+    assert "are quantized: its config.json has a quantization_config (bitsandbytes); expected float32" in text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_single_entry_that_is_no_number_is_refused(copy: ModelDirectory, value: float, dtype: torch.dtype) -> None:
+    directory = copy("bert")
+
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors[WEIGHT][3, 5] = value
+        return {name: each.to(dtype) for name, each in tensors.items()}
+
+    change_weights(directory, change)
+    assert message(lambda: load_model(str(directory))) == (
+        f"The weights of model {str(directory)!r} are damaged: {WEIGHT!r} holds NaN or infinity. Save the model again, or "
+        "download it again."
+    )
+
+
+def test_a_number_that_float32_cannot_hold_is_refused(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    change_weights(directory, lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT].double() * 1e300}))
+    assert f"{WEIGHT!r} holds NaN or infinity" in message(lambda: load_model(str(directory)))
+
+
+def test_a_fine_tuned_model_is_checked_alike(classifier: Path, model_directory: ModelDirectory) -> None:
+    def load() -> Any:
+        return load_fine_tuned(str(classifier), str(model_directory("bert")), TASK)
+
+    kept, name = (classifier / "model.safetensors").read_bytes(), f"bert.{WEIGHT}"
+    load()
+    change_weights(classifier, lambda tensors: tensors.update({"classifier.bias": torch.tensor([0, float("nan")])}))
+    assert "'classifier.bias' holds NaN or infinity" in message(load)
+    (classifier / "model.safetensors").write_bytes(kept)
+    change_weights(classifier, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    assert f"{name!r} is of type I8" in message(load)
+
+
+# -- safetensors alone -----------------------------------------------------------------------------------
+
+
+def test_pickled_weights_are_refused_with_the_command_that_converts_them(
+    copy: ModelDirectory, model_directory: ModelDirectory
+) -> None:
+    for kind, architecture in (("bert-mlm", "BertForMaskedLM"), ("gpt2", "GPT2Model")):
+        directory = copy(kind)
+        pickle_weights(directory)
+        text = message(lambda directory=directory: load_model(str(directory)))
+        command = (
+            f"python -c 'from transformers import {architecture}; "
+            f'{architecture}.from_pretrained("{directory}").save_pretrained("{directory}")\''
+        )
+        assert text == (
+            f"Model {str(directory)!r} has its weights pickled (pytorch_model.bin), and reading such a file may run any code, "
+            f"so safetensors alone are read. If you trust the file, convert it once: {command} writes model.safetensors."
+        )
+        subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True, capture_output=True)
+        assert load_model(str(directory)).fingerprint == load_model(str(model_directory(kind))).fingerprint
+
+
+def test_sharded_pickles_are_refused_too(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    (directory / "model.safetensors").rename(directory / "pytorch_model-00001-of-00001.bin")
+    (directory / "pytorch_model.bin.index.json").write_text("{}")
+    assert "pickled (pytorch_model.bin.index.json)" in message(lambda: load_model(str(directory)))
+
+
+def test_a_fine_tuned_model_is_read_from_safetensors_alone(classifier: Path, model_directory: ModelDirectory) -> None:
+    pickle_weights(classifier)
+    text = message(lambda: load_fine_tuned(str(classifier), str(model_directory("bert")), TASK))
+    assert "has its weights pickled" in text and "from transformers import BertForSequenceClassification; " in text
+
+
+def test_a_pickle_beside_safetensors_is_not_opened(copy: ModelDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = copy("bert")
+    (directory / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit'\ntR.")
+    monkeypatch.setattr(torch, "load", None)
+    load_model(str(directory))
+
+
+def test_a_name_on_the_hub_with_pickled_weights_is_refused(model_directory: ModelDirectory, tmp_path: Path) -> None:
+    """As it lies in the cache of a machine without a connection."""
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / ("0" * 40)
+    shutil.copytree(model_directory("bert"), snapshot)
+    (tmp_path / "hub" / "models--owner--name" / "refs").mkdir()
+    (tmp_path / "hub" / "models--owner--name" / "refs" / "main").write_text("0" * 40)
+    script = "from forgetfree.models.loading import load_model; print(load_model('owner/name').readout)"
+
+    def load() -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+        return subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120
+        )
+
+    assert load().stdout == "linear\n"
+    pickle_weights(snapshot)
+    last = load().stderr.splitlines()[-1]
+    assert "ModelError: Model 'owner/name' has its weights pickled (pytorch_model.bin)" in last
+    assert (
+        'python -c \'from transformers import BertModel, AutoTokenizer; BertModel.from_pretrained("owner/name")'
+        '.save_pretrained("owner-name"); AutoTokenizer.from_pretrained("owner/name").save_pretrained("owner-name")\''
+    ) in last
+    (snapshot / "pytorch_model.bin").unlink()
+    assert "Model 'owner/name' has no weights: expected model.safetensors" in load().stderr.splitlines()[-1]
+
+
+def test_weights_in_several_files_are_read_and_checked_whole(
+    copy: ModelDirectory, model_directory: ModelDirectory
+) -> None:
+    from transformers import AutoModel
+
+    directory = copy("bert")
+    (directory / "model.safetensors").unlink()
+    AutoModel.from_pretrained(model_directory("bert")).save_pretrained(directory, max_shard_size="8KB")
+    shards = sorted(directory.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    assert load_model(str(directory)).fingerprint == load_model(str(model_directory("bert"))).fingerprint
+    tensors = load_file(shards[-1])
+    name = next(name for name in tensors if name.startswith("encoder."))
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, shards[-1], metadata={"format": "pt"})
+    assert f"{name!r} is of type I8" in message(lambda: load_model(str(directory)))
+    shards[-1].unlink()
+    assert "cannot be loaded: " in message(lambda: load_model(str(directory)))
+
+
+def test_weights_under_another_name_are_refused(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    change_config(directory, transformers_weights="adapter_model.bin")
+    assert "names other weights ('adapter_model.bin'); expected model.safetensors" in message(
+        lambda: load_model(str(directory))
+    )
+
+
+def test_an_adapter_beside_the_weights_is_refused(copy: ModelDirectory) -> None:
+    """transformers would put it into the model."""
+    directory = copy("bert")
+    (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    text = message(lambda: load_model(str(directory)))
+    assert "is a PEFT adapter, or holds one beside its weights" in text and "merge_and_unload" in text
+
+
+# -- No code of a model's own ----------------------------------------------------------------------------
+
+REFUSED = "needs code that comes with its files, and forgetfree runs no such code. Give a model whose kind"
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal at which nobody may be asked."""
+
+    def ask(*arguments: Any) -> str:
+        raise AssertionError("a question on the terminal")
+
+    monkeypatch.setattr("builtins.input", ask)
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_configuration_that_needs_code_is_refused(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    (directory / "own.py").write_text("raise SystemExit('run')")
+    change_config(directory, model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModel": "own.Model"})
+    assert REFUSED in message(lambda: load_model(str(directory)))
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_head_that_needs_code_is_refused(copy: ModelDirectory) -> None:
+    """`transformers` knows the kind, and has no masked language model of it."""
+    directory = copy("gpt2-lm")
+    (directory / "own.py").write_text("raise SystemExit('run')")
+    change_config(directory, architectures=["OwnForMaskedLM"], auto_map={"AutoModelForMaskedLM": "own.Model"})
+    assert REFUSED in message(lambda: load_model(str(directory), "prompt"))
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_tokenizer_that_needs_code_is_refused(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    (directory / "own.py").write_text("raise SystemExit('run')")
+    file = directory / "tokenizer_config.json"
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    assert REFUSED in message(lambda: load_model(str(directory)))
+
+
+@pytest.mark.usefixtures("silent")
+def test_code_beside_a_model_that_transformers_knows_is_not_run(
+    copy: ModelDirectory, model_directory: ModelDirectory
+) -> None:
+    directory = copy("bert")
+    (directory / "own.py").write_text("raise SystemExit('run')")
+    change_config(directory, auto_map={"AutoConfig": "own.Config", "AutoModel": "own.Model"})
+    assert load_model(str(directory)).fingerprint == load_model(str(model_directory("bert"))).fingerprint
+
+
+def calls() -> list[tuple[Path, ast.Call]]:
+    """Every call of the library that loads or makes something of a model's files."""
+    root = Path(forgetfree.__file__).parent
+    found = []
+    for file in [path for folder in (root, *root.glob("*/")) for path in folder.glob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("from_pretrained", "from_config"):
+                found.append((file, node))
+    return found
+
+
+def test_nothing_in_the_library_trusts_code_or_unpickles() -> None:
+    root = Path(forgetfree.__file__).parent
+    assert len(calls()) >= 4
+    for file, call in calls():
+        words = {keyword.arg: keyword.value for keyword in call.keywords}
+        trust = words.get("trust_remote_code")
+        assert isinstance(trust, ast.Constant) and trust.value is False, f"{file}:{call.lineno}"
+        weights = not any(word in ast.unparse(call.func) for word in ("AutoConfig", "AutoTokenizer", "from_config"))
+        assert not weights or ast.unparse(words["use_safetensors"]) == "True", f"{file}:{call.lineno}"
+    for file in root.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        assert "torch.load" not in names and not imported & {"pickle", "dill", "joblib"}, file
+
+
+def test_a_headless_fine_tuned_model_stays_refused(model_directory: ModelDirectory) -> None:
+    with pytest.raises(UsageError, match="is BertModel without a head"):
+        load_fine_tuned(str(model_directory("bert")), str(model_directory("bert")), TASK)

@@ -1,0 +1,128 @@
+"""The families of models, each a tiny one: what may be grafted, of which kind it is, what it reads, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import torch
+from families import FAMILIES
+from tiny import LAYERS, POSITIONS
+
+from forgetfree.data.rows import Rows
+from forgetfree.errors import ModelError
+from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.parameters import kind_of
+from forgetfree.tasks import TaskDefinition
+
+EVERY = pytest.mark.parametrize("name", FAMILIES)
+TASK = TaskDefinition(
+    "own",
+    "single",
+    ("negative", "positive"),
+    template="{text} It was {mask}.",
+    label_words=("terrible", "great"),
+    causal_template="{text} It was",
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The directory of a family's tiny language model, or ``headless``."""
+    made: dict[tuple[str, bool], Path] = {}
+
+    def make(name: str, *, headless: bool = False) -> Path:
+        if (name, headless) not in made:
+            made[name, headless] = families.write(name, tmp_path_factory.mktemp(name), headless=headless)
+        return made[name, headless]
+
+    return make
+
+
+# -- What may be grafted ---------------------------------------------------------------------------------
+
+
+@EVERY
+def test_every_tensor_of_a_layer_may_be_grafted_and_has_its_kind(directory: Any, name: str) -> None:
+    """And nothing else may but what the last layer's output goes through: embeddings stay, with all that belongs to them."""
+    family, space = FAMILIES[name], load_model(str(directory(name)), "linear").model.space()
+    layers: dict[str, set[str]] = {}
+    closing = set()
+    for spec in space.tensors:
+        module = re.sub(r"\.(weight|bias)$", "", spec.name)
+        kind = kind_of(spec.name)
+        assert kind.split()[-1] == ("bias" if spec.name.endswith("bias") else "weight")
+        if layer := re.match(r"(?:.*?\.)??\d+\.", module):
+            layers.setdefault(module[layer.end() :], set()).add(kind.rpartition(" ")[0])
+        else:
+            closing.add(module)
+    assert layers == {module: {kind} for module, kind in family.layer.items()}
+    assert closing == set(family.closing)
+
+
+def encoded(loaded: LoadedModel, *texts: str) -> torch.Tensor:
+    rows = loaded.encoder(TASK)(Rows(texts, (), (0,) * len(texts)))
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(ids) for ids in rows], batch_first=True, padding_value=float(loaded.pad)
+    )
+
+
+@EVERY
+@pytest.mark.parametrize("readout", ["linear", "auto"])
+def test_every_graftable_tensor_has_a_part_in_the_answer(directory: Any, name: str, readout: str) -> None:
+    loaded = load_model(str(directory(name)), readout)
+    assert loaded.readout == (readout if readout == "linear" else FAMILIES[name].readout)
+    model, space = loaded.model, loaded.model.space()
+    label = model.add_task(loaded.head(TASK))
+    model.eval()(encoded(loaded, "the film was lovely", "a dull story"), label).square().sum().backward()
+    parameters = zip(space.tensors, space.parameters(model.backbone), strict=True)
+    assert [spec.name for spec, parameter in parameters if parameter.grad is None] == []
+
+
+# -- What is read ----------------------------------------------------------------------------------------
+
+#: Those whose positions are relative: XLNet, T5 and ALiBi.
+UNBOUND = ("XLNet", "Bloom", "T5", "MT5", "UMT5")
+
+
+@EVERY
+@pytest.mark.parametrize("readout", ["linear", "auto"])
+def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, readout: str) -> None:
+    loaded = load_model(str(directory(name)), readout, max_length=200)
+    assert loaded.max_length == (200 if name in UNBOUND else POSITIONS)
+    x = encoded(loaded, "the film " * 200, "a dull story")
+    assert x.shape == (2, loaded.max_length)
+    with torch.no_grad():
+        assert bool(loaded.model.eval()(x, loaded.model.add_task(loaded.head(TASK))).isfinite().all())
+
+
+# -- What is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "Albert"])  # whose layers are one
+@pytest.mark.parametrize("headless", [False, True])
+def test_layers_that_the_configuration_does_not_tell_are_refused(
+    directory: Any, tmp_path: Path, name: str, headless: bool
+) -> None:
+    made = shutil.copytree(directory(name, headless=headless), tmp_path / name)
+    families.config(name, layers=LAYERS - 1).save_pretrained(made)
+    for readout in ("linear", "auto"):
+        with pytest.raises(
+            ModelError, match=r"do not fit its config\.json: the network has no place for \d+ of their"
+        ) as caught:
+            load_model(str(made), readout)
+        assert re.search(r"e\.g\. '[\w.]*\.1\.", str(caught.value))
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "ModernBert"])  # transformers itself refuses it
+def test_a_network_without_layers_is_refused(directory: Any, tmp_path: Path, name: str) -> None:
+    made = shutil.copytree(directory(name), tmp_path / name)
+    families.config(name, layers=0).save_pretrained(made)
+    with pytest.raises(
+        ModelError, match=rf"config\.json of model '{made}' says \w+ = 0, and a network needs one layer"
+    ):
+        load_model(str(made))

@@ -1,0 +1,98 @@
+"""A linear readout inside the heads of transformers' sequence classifiers: how near, and where it cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.nn import functional as F
+
+from forgetfree.models.body import body_of
+from forgetfree.models.sequence_classifier import TOLERANCE, sequence_classifier
+
+WIDTH = 32
+SIZES = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+#: One family for each kind of head: tanh, GELU, ReLU, LayerNorm; no bias under a LayerNorm and under an RMSNorm.
+HEADS: dict[str, dict[str, Any]] = {
+    "Bert": SIZES,
+    "Electra": SIZES | {"embedding_size": 8},
+    "DistilBert": {"dim": WIDTH, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+    "ModernBert": SIZES,
+    "GPT2": {"n_embd": WIDTH, "n_layer": 1, "n_head": 2},
+    "Llama": SIZES,
+}
+CAUSAL = ("GPT2", "Llama")
+
+
+def config_of(family: str, labels: int) -> Any:
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 3, "sep_token_id": 4}
+    make = getattr(transformers, f"{family}Config")
+    return make(vocab_size=90, max_position_embeddings=20, num_labels=labels, **HEADS[family], **special)
+
+
+def body_with(family: str) -> Any:
+    torch.manual_seed(0)
+    body = transformers.AutoModel.from_config(config_of(family, 2)).eval()
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.1)
+    return body
+
+
+def readout_of(hidden: Tensor, labels: int, largest: float) -> dict[str, Tensor]:
+    """Random, with logits as large as ``largest``, half of that by the bias."""
+    weight, bias = torch.randn(labels, WIDTH), torch.linspace(-largest / 2, largest / 2, labels)
+    return {"weight": weight * (largest / 2 / (hidden @ weight.T).abs().max()), "bias": bias}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("labels", [2, 7])
+@pytest.mark.parametrize("family", [family for family in HEADS if family != "Llama"])
+def test_logits_come_through(family: str, labels: int) -> None:
+    """As large as 10, on rows that the head was not measured by, each alone and all in one batch."""
+    body, position = body_with(family), -1 if family in CAUSAL else 0
+    x = torch.randint(5, 90, (40, 12))
+    hidden = body(x).last_hidden_state[:, position]
+    readout = readout_of(hidden, labels, 10.0)
+    rows = [{"input_ids": x[:1, :7]}, {"input_ids": x[1:2]}]
+    network = sequence_classifier(config_of(family, labels), body.state_dict(), readout, rows, position)
+    expected = F.linear(hidden, **readout)
+    assert expected.abs().max() > 8
+    for logits in (network(x).logits, torch.cat([network(row[None]).logits for row in x])):
+        assert torch.allclose(logits, expected, rtol=0, atol=TOLERANCE)
+    for name, tensor in body.state_dict().items():
+        assert "pooler" in name or torch.equal(body_of(network).state_dict()[name], tensor)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_a_bias_that_cannot_be_kept_is_not_lost(bias: float) -> None:
+    """An RMSNorm leaves nothing constant, so the bias of Llama's readout has no place in its head; without one it has."""
+    body, x = body_with("Llama"), torch.randint(5, 90, (2, 9))
+    readout = {"weight": torch.randn(2, WIDTH), "bias": torch.tensor([0.0, bias])}
+    rows = [{"input_ids": row[None]} for row in x]
+    network = sequence_classifier(config_of("Llama", 2), body.state_dict(), readout, rows, -1)
+    assert (network is None) == (bias != 0)
+
+
+@torch.no_grad()
+def test_more_labels_than_the_head_is_wide_for_have_no_place() -> None:
+    body, x = body_with("Bert"), torch.randint(5, 90, (1, 9))
+    for labels in (WIDTH // 2 - 1, WIDTH // 2):
+        readout = {"weight": torch.randn(labels, WIDTH), "bias": torch.randn(labels)}
+        network = sequence_classifier(config_of("Bert", labels), body.state_dict(), readout, [{"input_ids": x}], 0)
+        assert (network is None) == (labels == WIDTH // 2)
+
+
+@torch.no_grad()
+def test_a_head_on_something_else_than_the_readouts_token_is_none() -> None:
+    """XLNet's stands on the last token."""
+    config = transformers.XLNetConfig(vocab_size=90, d_model=WIDTH, n_layer=1, n_head=2, d_inner=16, num_labels=2)
+    torch.manual_seed(0)
+    body, x = transformers.AutoModel.from_config(config).eval(), torch.randint(5, 90, (1, 9))
+    readout = {"weight": torch.randn(2, WIDTH), "bias": torch.randn(2)}
+    assert sequence_classifier(config, body.state_dict(), readout, [{"input_ids": x}], 0) is None
+    assert sequence_classifier(config, body.state_dict(), readout, [{"input_ids": x}], -1) is not None

@@ -1,0 +1,35 @@
+"""FT: a model per task, in a store that several strategies may share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forgetfree.models.state import ModelState, StateStore
+from forgetfree.strategies.fine_tune import FineTune
+from forgetfree.testing.tiny_streams import tiny_stream
+from forgetfree.training import TrainingOptions
+
+
+def make(directory: Path, **more: Any) -> FineTune:
+    return FineTune(stream=tiny_stream(), options=TrainingOptions(steps=2), store=StateStore(directory), **more)
+
+
+def test_what_it_keeps_is_counted_without_reading_any_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to read all of them from disk after each task."""
+    for directory in (tmp_path, tmp_path):  # made, and then found in the store
+        strategy = make(directory)
+        kept = [strategy.bytes_kept()]
+        for experience in strategy.stream.benchmark.train_stream:
+            strategy.train(experience)
+            with monkeypatch.context() as patch:
+                patch.setattr(ModelState, "load", None)
+                kept.append(strategy.bytes_kept())
+        sizes = [strategy._state(task).size_in_bytes for task in strategy.stream.tasks]
+        assert kept == [0, sizes[0], sum(sizes)] and sizes[0] > 1000
+    strategy.save(tmp_path / "saved")
+    again = make(tmp_path)
+    again.load(tmp_path / "saved")
+    assert again.bytes_kept() == sum(sizes)

@@ -1,0 +1,230 @@
+"""What the forget-free strategies promise, on models whose tensors differ: in dtype, in layout, or not at all (tied ones)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_vision
+import torch
+from torch import Tensor, nn
+
+from forgetfree import registry
+from forgetfree.grafting import Graft, RegionParameters, most_moved
+from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.models.loading import fingerprint_of
+from forgetfree.parameters import ParameterSpace
+from forgetfree.regions import Region
+from forgetfree.streams import Stream, benchmark_stream, make_stream
+from forgetfree.testing.tiny_streams import tiny_model, tiny_task
+
+TASKS = ("qnli", "ag_news", "sst2")
+FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free]
+ON_A_LEDGER = ["grafting-continual", "packnet", "wsn", "bitfit", "graft-retrain"]
+OPTIONS: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 4,
+    "learning_rate": 0.05,
+    "momentum": 0.9,
+    "weight_decay": 0.1,
+    "sparsity": 0.05,
+    "mask_steps": 2,
+    "mask_batch_size": 12,
+}
+
+
+def bert(change: Any) -> Stream:
+    loaded = tiny_model()
+    change(loaded.model.backbone)
+    loaded = replace(loaded, fingerprint=fingerprint_of(loaded.model.backbone))
+    return make_stream("tiny", [tiny_task(name) for name in TASKS], loaded)
+
+
+def to_mixed(backbone: nn.Module) -> None:
+    """bfloat16, but for normalisations: as large models are often kept."""
+    backbone.bfloat16()
+    for module in backbone.modules():
+        if isinstance(module, (nn.LayerNorm, nn.BatchNorm1d)):
+            module.float()
+
+
+def tie_layers(backbone: Any) -> None:
+    backbone.encoder.layer[1] = backbone.encoder.layer[0]
+
+
+def channels_last() -> Stream:
+    network = small_vision.network("conv", 6).to(memory_format=torch.channels_last)
+    return benchmark_stream(small_vision.split_digits("task", 3), network)
+
+
+STREAMS = {
+    "mixed": lambda: bert(to_mixed),
+    "bf16": lambda: bert(lambda backbone: backbone.bfloat16()),
+    "tied": lambda: bert(tie_layers),
+    "channels-last": channels_last,
+}
+
+
+def strategy(name: str, stream: Stream, **changes: Any) -> Any:
+    cls = registry.strategy(name)
+    known = cls.Options.__dataclass_fields__
+    given = {key: value for key, value in (OPTIONS | changes).items() if key in known}
+    return cls(stream=stream, options=cls.Options(**given))
+
+
+def logits(learner: Any) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(answers.logits) for name, answers in learner.evaluate().items()}
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if one[name].dtype != other[name].dtype or not torch.equal(one[name], other[name])]
+
+
+def learn(name: str, kind: str) -> tuple[Any, list[dict[str, Tensor]]]:
+    """A strategy that has learned the stream, and its answers after each task."""
+    learner = strategy(name, STREAMS[kind]())
+    rows = []
+    for experience in learner.stream.benchmark.train_stream:
+        learner.train(experience)
+        rows.append(logits(learner))
+    return learner, rows
+
+
+def test_the_models_are_what_they_are_called() -> None:
+    spaces = {kind: make().model.space() for kind, make in STREAMS.items()}
+    assert {spec.dtype for spec in spaces["mixed"].tensors} == {torch.bfloat16, torch.float32}
+    assert {spec.dtype for spec in spaces["bf16"].tensors} == {torch.bfloat16}
+    assert not any(".1." in spec.name for spec in spaces["tied"].tensors)
+    convolutions = [p for p in STREAMS["channels-last"]().model.backbone.parameters() if p.dim() == 4]
+    assert any(not each.is_contiguous() for each in convolutions)
+
+
+#: LoRA adapts linear layers, of which the convolutional network has none.
+PAIRS = [(name, kind) for name in FORGET_FREE for kind in STREAMS if (name, kind) != ("lora", "channels-last")]
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -> None:
+    """Invariants 1 and 4: bit for bit after every later task, and once more when loaded into a new strategy."""
+    learner, rows = learn(name, kind)
+    tasks = [task.name for task in learner.stream.tasks]
+    for i, task in enumerate(tasks):
+        assert all(torch.equal(rows[i][task], later[task]) for later in rows[i:])
+        assert i == 0 or not torch.equal(rows[i][task], rows[i - 1][task])  # it did learn something
+    learner.save(tmp_path)
+    again = strategy(name, STREAMS[kind]())
+    if name == "fine-tune":  # it keeps its models in its own store
+        again._own = learner._own
+    again.load(tmp_path)
+    assert different(rows[-1], logits(again)) == []
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("name", ON_A_LEDGER)
+def test_the_model_is_restored_after_every_switch(name: str, kind: str) -> None:
+    """Invariant 2: θ_pre is copied back, whatever dtype a tensor has; what no task owns never moved."""
+    learner, _ = learn(name, kind)
+    stream, ledger = learner.stream, learner.ledger
+    stream.pristine.load_(stream.model)
+    backbone = stream.model.backbone
+    before = everything(backbone)
+    space, fresh = stream.model.space(), STREAMS[kind]().model.backbone
+    assert different(everything(fresh), before) == []
+    switch = LedgerSwitch(ledger, backbone)
+    for stage in (1, 3, 2, 3, 1):
+        switch.to(stage)
+        held = space.flatten(backbone)
+        free = ~ledger.owned().mask(len(space))
+        assert torch.equal(held[free], stream.pristine.theta[free])
+        graft = ledger.graft(ledger.tasks[stage - 1])
+        assert torch.equal(held[graft.region.indices], graft.values)
+    switch.to(0)
+    assert different(everything(backbone), before) == []
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_graft_goes_in_and_out_bit_for_bit(kind: str) -> None:
+    model = STREAMS[kind]().model.backbone
+    space = ParameterSpace.of(model, exclude=())
+    region = Region(torch.arange(0, len(space), 3))
+    before, values = everything(model), space.gather(model, region.indices)
+    undo = Graft(region, values + 1).apply_(model, space)
+    assert torch.equal(undo.values, values)
+    held = space.flatten(model)
+    for spec in space.tensors:
+        own = space.views(held)[space.tensors.index(spec)]
+        assert torch.equal(own.to(spec.dtype).to(held.dtype), own)  # nothing but values of its own dtype
+    assert not torch.equal(held[region.indices], values)
+    undo.apply_(model, space)
+    assert different(everything(model), before) == []
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_ledger_is_read_back_as_it_was(kind: str, tmp_path: Path) -> None:
+    learner, _ = learn("grafting-continual", kind)
+    learner.ledger.save(tmp_path / "ledger.safetensors")
+    loaded = Ledger.load(tmp_path / "ledger.safetensors")
+    for one, other in zip(learner.ledger.records, loaded.records, strict=True):
+        assert one.region == other.region and one.owned.region == other.owned.region
+        assert one.owned.values.dtype == other.owned.values.dtype and torch.equal(one.owned.values, other.owned.values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"), [("bf16", torch.float32), ("mixed", torch.float32), ("tied", torch.float32)]
+)
+def test_scores_and_regions_in_training_are_float32(kind: str, least: torch.dtype) -> None:
+    stream = STREAMS[kind]()
+    learner = strategy("grafting-continual", stream)
+    space, task = stream.model.space(), stream.tasks[0]
+    found = learner.learn_region(task, learner.fine_tuned(task))
+    assert found.scores.dtype == least
+    assert len(found.scores.unique()) > 100  # steps of all sizes, not those of an 8-bit mantissa
+    assert RegionParameters(stream.model.backbone, space, found.region).values.dtype == least
+
+
+def test_steps_too_small_for_bfloat16_add_up() -> None:
+    """An entry near 1 holds no step of 1e-4 in bfloat16, and fifty of them only because the vector is float32."""
+    layer = nn.Linear(35, 1, bias=False).bfloat16()
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    space = ParameterSpace.of(layer)
+    trained = RegionParameters(layer, space, Region(torch.arange(35)))
+    optimizer = torch.optim.SGD(trained.parameters, lr=1e-4)
+    for _ in range(50):
+        layer(torch.ones(1, 35, dtype=torch.bfloat16)).sum().backward()
+        trained.collect()
+        optimizer.step()
+        trained.write()
+    assert torch.allclose(trained.values, torch.tensor(1 - 50 * 1e-4), atol=1e-5)
+    assert bool((layer.weight < 1).all())
+
+
+def test_the_most_moved_entries_are_told_apart_below_bfloat16() -> None:
+    """Moves of 2 and of 2 + 1/128, which bfloat16 would round to 2."""
+    pre = torch.tensor([1.0, 1.0, 256.0], dtype=torch.bfloat16)
+    ft = torch.tensor([-1.0, -1.0078125, 254.0], dtype=torch.bfloat16)
+    assert most_moved(pre, ft, 1).indices.tolist() == [1]
+
+
+def test_buffers_are_right_after_the_model_has_moved() -> None:
+    """To move a model to another device puts new tensors in the place of its buffers."""
+    learner, _ = learn("grafting-continual", "channels-last")
+    ledger, model = learner.ledger, learner.stream.model
+    learner.stream.pristine.load_(model)
+    switch = LedgerSwitch(ledger, model.backbone)
+    before = everything(model.backbone)
+    there = dict(model.backbone.named_buffers())
+    model.backbone._apply(torch.clone)  # what `to` does, where there is one device
+    assert all(buffer is not there[name] for name, buffer in model.backbone.named_buffers())
+    for record in ledger.records:
+        with switch.task(record.task):
+            held = everything(model.backbone)
+            assert record.buffers and all(torch.equal(held[name], record.buffers[name]) for name in record.buffers)
+        assert different(everything(model.backbone), before) == []
