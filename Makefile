@@ -31,8 +31,9 @@ lint: $(BIN)/.installed
 types: $(BIN)/.installed
 	$(BIN)/mypy
 
+# Side by side, one thread each (tests/conftest.py); a worker takes about 1.5 GB. Neighbours share what fixtures made.
 fast: $(BIN)/.installed
-	$(BIN)/pytest
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 slow: $(BIN)/.installed
 	$(BIN)/pytest -m slow

@@ -4,7 +4,7 @@
         \"\"\"Elastic weight consolidation (Kirkpatrick et al., 2017, eq. 3).\"\"\"
 
 The options named become arguments of the plugin and take their place beside `TrainingOptions`, on the command line too.
-All of Avalanche's code runs as it is, in our loop, on our batches. What of it goes wrong there is mended around it, here
+All of Avalanche's code runs as it is, in our loop, on our batches. What of it goes wrong there is fixed around it, here
 for all and in `forgetfree.strategies.avalanche_baselines` for one: docs/baselines.md says what and why.
 """
 

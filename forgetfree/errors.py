@@ -15,7 +15,7 @@
     ├── MetricError              a metric cannot be computed from what was given
     ├── ReportError              results that cannot be read or merged
     ├── RunError                 a run directory that cannot be written or continued
-    └── ConformanceError         a strategy or a stream of one's own breaks its contract
+    └── ConformanceError         a strategy or a stream of your own breaks its contract
 
 A message is one paragraph: what happened, what was expected, what was found, and the remedy. Texts of users stand in it
 as `forgetfree.display.escaped` shows them.

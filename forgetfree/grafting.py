@@ -278,7 +278,7 @@ def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | 
 def base_region(
     kind: Literal["movement", "empty", "random"], theta_pre: Tensor, theta_ft: Tensor, count: int, seed: int = 0
 ) -> Region:
-    """γ_base (paper, §2.2).
+    """γ_base (paper, §2; sizes: §3.1).
 
     Args:
         kind: ``movement``: the ``count`` most moved entries of |θ_ft − θ_pre|; ``empty``; ``random``: ``count`` entries
@@ -306,7 +306,7 @@ def base_region(
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions(Options):
-    """How the mask scores S are learned. Defaults: the paper's (appendix B.2)."""
+    """How the mask scores S are learned. Defaults: the paper's (§3)."""
 
     learning_rate: float = option(1e7, "of SGD on S; the gradients of S are tiny, see score_init", above=0)
     steps: int = option(100, "SGD steps on S; 0 leaves the base region as it is", at_least=0)

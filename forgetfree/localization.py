@@ -44,7 +44,7 @@ class LocalizationOptions(TrainingOptions):
     )
     base: BaseKind = option(
         "movement",
-        "γ_base: the most moved entries, none, random ones (§2.2), those of largest Fisher information at θ_pre (FISH "
+        "γ_base: the most moved entries (§2), none (§5.1), random ones, those of largest Fisher information at θ_pre (FISH "
         "masks, Sung et al., 2021), or the most moved of the biases",
     )
     base_fraction: float = option(

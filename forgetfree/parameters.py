@@ -24,8 +24,8 @@ HEADS = (
     r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head"
     r"|classifier|score|pooler|readouts)\."
 )
-#: What is never grafted, in all families of models alike: embeddings with all that belongs to them, and heads (paper, §2
-#: and A.1: "embeddings and the LM head are frozen"). To the embeddings belongs what their output goes through before the
+#: What is never grafted, in all families of models alike: embeddings with all that belongs to them, and heads (paper,
+#: A.1: embeddings and the LM head are frozen). To the embeddings belongs what their output goes through before the
 #: first layer or between the last and the LM head (norms, projections), and every embedding within a layer (of relative
 #: positions, of segments). So a graft lies in the layers and in what their output goes through, such as a last norm.
 NOT_GRAFTABLE = (

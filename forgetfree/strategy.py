@@ -36,8 +36,9 @@ from avalanche.training.utils import cycle
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from forgetfree.data.experiences import part_of
 from forgetfree.data.sampling import by_length
-from forgetfree.errors import ConformanceError, OptionError
+from forgetfree.errors import ConformanceError, OptionError, UsageError
 from forgetfree.files import StrPath, write_json
 from forgetfree.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.ledger import Ledger
@@ -95,6 +96,8 @@ class ContinualStrategy(SupervisedTemplate):
     forget_free: ClassVar[bool] = False
     #: True where each task is answered by a model of its own, chosen by the task; `Options` are `TaskwiseOptions` then.
     taskwise: ClassVar[bool] = False
+    #: True where a task may be learned in parts, which Avalanche's online streams cut it into, one `train` after another.
+    online: ClassVar[bool] = False
     #: What the main training loop is called in progress and timings.
     training_phase: ClassVar[Phase] = "train"
 
@@ -275,7 +278,7 @@ class ContinualStrategy(SupervisedTemplate):
 
     def note_learned(self, task: StreamTask, readout: dict[str, Tensor]) -> None:
         """``task`` can be answered from now on, by this readout; for `load` too."""
-        self.learned.append(task)
+        self.learned = [*(each for each in self.learned if each is not task), task]
         self._readouts[task.name] = readout
 
     def full_steps(self, task: StreamTask) -> int:
@@ -283,8 +286,9 @@ class ContinualStrategy(SupervisedTemplate):
         return full_steps(self.options, task)
 
     def phase_seed(self, phase: Phase, task: StreamTask) -> int:
-        """The seed of one phase of one task."""
-        return derive_seed(self.seed, phase, task.name)
+        """The seed of one phase of one task, or of one part of it."""
+        part = None if self.experience is None else part_of(self.experience)
+        return derive_seed(self.seed, phase, task.name, *([] if part is None else [part]))
 
     @contextmanager
     def phase(self, name: Phase, task: StreamTask, steps: int) -> Iterator[OnStep]:
@@ -338,13 +342,29 @@ class ContinualStrategy(SupervisedTemplate):
             raise
         finally:
             self._training_scope.close()
-            self._in_training = None
+            self._in_training = self.task_model.current_task = None
+
+    def check_experience(self, experience: Any) -> StreamTask:
+        """The task of an experience that is to be trained on.
+
+        Raises:
+            UsageError: it is none of the stream's training experiences, or part of one, and the strategy is not `online`.
+        """
+        task, part = self.stream.task_of(experience, training=True), part_of(experience)
+        if part is not None and not self.online:
+            raise UsageError(
+                f"{type(self).__name__} learns a task at once, from all of its rows, got part {part} of {task.name} "
+                f"({len(experience.dataset)} of {len(task.train)} rows). Train on the experience that it was cut from, or by a "
+                "strategy that learns in parts: continual-ft, replay, der, cumulative."
+            )
+        return task
 
     def _before_training_exp(self, **kwargs: Any) -> None:
-        task = self.task
+        task = self.check_experience(self.experience)
         _seed_generators(self.phase_seed(self.training_phase, task))  # Avalanche's plugins draw from them
         self.prepare(task)
         self._in_training = task
+        self.task_model.current_task = task.label
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
@@ -359,8 +379,9 @@ class ContinualStrategy(SupervisedTemplate):
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """The planned batches of this task, cut into parts where gradients are accumulated."""
         task, data, options = self.task, self.adapted_dataset, self.training_options()
-        lengths = task.train.lengths if data is self.experience.dataset else self._lengths(data)
-        batches = plan(lengths, options, self.steps(task), self.phase_seed(self.training_phase, task))
+        whole = data is self.experience.dataset and part_of(self.experience) is None
+        lengths = task.train.lengths if whole else self._lengths(data)
+        batches = plan(lengths, options, self._updates(), self.phase_seed(self.training_phase, task))
         self._parts = [part for batch in batches for part in parts(batch, options.accumulation)]
         self._planned = self.dataloader = DataLoader(
             data,
@@ -376,7 +397,7 @@ class ContinualStrategy(SupervisedTemplate):
         self.model = self.model_adaptation()
         backbone, readout = self._checked_parameters(task)
         anchors = [parameter.detach().clone() for parameter in backbone] if options.l1 else []
-        self._update = Update(backbone, readout, options, self.steps(task), anchors)
+        self._update = Update(backbone, readout, options, self._updates(), anchors)
         self.optimizer = self._update.optimizer
         self._training_scope.enter_context(trainable(self.model, self.gradients(task)))
 
@@ -428,6 +449,13 @@ class ContinualStrategy(SupervisedTemplate):
                     self._after_update(**kwargs)
                 self._after_training_iteration(**kwargs)
 
+    def _updates(self) -> int:
+        """Those of the task; for a part of it, its share by rows, rounded up."""
+        task, steps = self.task, self.steps(self.task)
+        if part_of(self.experience) is None:
+            return steps
+        return math.ceil(steps * len(self.experience.dataset) / len(task.train))
+
     def _lengths(self, data: Any) -> list[int]:
         """Tokens per row of rows that a plugin put together; 0 where rows are no texts."""
         tokens = getattr(self.task_model, "tokens", None)
@@ -438,7 +466,7 @@ class ContinualStrategy(SupervisedTemplate):
     @contextmanager
     def training_steps(self) -> Iterator[None]:
         """Around all steps of one task: the mode, the draws of dropout, and what the monitor hears."""
-        seed, steps = self.phase_seed(self.training_phase, self.task), self.steps(self.task)
+        seed, steps = self.phase_seed(self.training_phase, self.task), self._updates()
         training_mode(self.model, self.options.dropout)
         torch.manual_seed(derive_seed(seed, "dropout"))
         self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
@@ -449,7 +477,7 @@ class ContinualStrategy(SupervisedTemplate):
         if self.dataloader is self._planned:
             yield from zip(self.dataloader, self._parts, strict=False)
         else:  # a plugin's own loader, such as replay's: round and round, for as many steps
-            yield from ((batch, _WHOLE) for batch in islice(cycle(self.dataloader), self.steps(self.task)))
+            yield from ((batch, _WHOLE) for batch in islice(cycle(self.dataloader), self._updates()))
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
@@ -504,11 +532,13 @@ class ContinualStrategy(SupervisedTemplate):
 
     def eval(self, experiences: Any, **kwargs: Any) -> Any:
         """Evaluate on one experience, or on several in turn; see Avalanche."""
+        current = self.task_model.current_task  # during training, that in training
         try:
             with self._at_work():
                 return super().eval(experiences, **kwargs)
         finally:  # an interrupt, too, must not leave the model as another task needs it
             self._end_evaluation()
+            self.task_model.current_task = current
 
     def make_eval_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """All rows once, rows of similar length together."""
@@ -527,6 +557,7 @@ class ContinualStrategy(SupervisedTemplate):
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self._in_evaluation = self.task
+        self.task_model.current_task = self._in_evaluation.label
         if self._task_is_withheld():
             if self.taskwise:
                 self._answer_for_all()
@@ -614,6 +645,7 @@ class ContinualStrategy(SupervisedTemplate):
         if self._suspended is not None:
             self.resume(self._suspended)
         self._suspended = self._in_evaluation = self._readout_in_training = None
+        self.task_model.current_task = None if training is None else training.label
         self._routing, self._unseen = False, []
 
     def eval_epoch(self, **kwargs: Any) -> None:

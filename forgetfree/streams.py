@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, get_args
 
 import torch
-from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline, with_task_labels
+from avalanche.benchmarks import (
+    benchmark_from_datasets,
+    split_online_stream,
+    with_classes_timeline,
+    with_task_labels,
+)
+from avalanche.benchmarks.scenarios import CLScenario, DatasetExperience, EagerCLStream
 from avalanche.benchmarks.utils import (
     ConstantSequence,
     DataAttribute,
@@ -21,10 +28,11 @@ from avalanche.models.dynamic_modules import MultiTaskModule
 from torch import Tensor, nn
 
 from forgetfree.data.encoding import EncodedRows
-from forgetfree.data.examples import DatasetExamples
+from forgetfree.data.examples import DatasetExamples, OneLength
+from forgetfree.data.experiences import check_streams, named, place_of, task_label, whole
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import default_data, load_tasks
-from forgetfree.data.stream_task import LabelSpace, StreamTask, encode_task
+from forgetfree.data.stream_task import StreamTask, encode_task, label_spaces
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model
 from forgetfree.models.module_model import ModuleModel
@@ -110,10 +118,47 @@ class Stream:
         """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
         return turn_of(self.model.backbone)
 
-    def task_of(self, experience: Any) -> StreamTask:
-        """The task of an experience of the benchmark."""
-        position: int = experience.current_experience
-        return self.tasks[position]
+    def task_of(self, experience: Any, *, training: bool = False) -> StreamTask:
+        """The task of an experience of the benchmark, of a copy of one, or of a part that Avalanche cut from one.
+
+        Args:
+            experience: of any stream of the benchmark, such as ``train_stream`` and ``test_stream``.
+            training: whether it is to be trained on.
+
+        Raises:
+            UsageError: it is of another benchmark, has rows of several experiences, or is no training experience.
+        """
+        own = whole(experience)
+        place = place_of(own)
+        streams = [
+            name
+            for name, datasets in self._datasets.items()
+            if any(i == place and dataset is own.dataset for i, dataset in enumerate(datasets))
+        ]
+        if place is None or not streams:
+            raise UsageError(
+                f"{named(own)} is none of this stream's own: expected an experience of stream.benchmark, a copy or a part of "
+                "one, got rows of another benchmark. Train and evaluate on the benchmark that the stream is of, or make a "
+                "stream of the other one."
+            )
+        if training and "train" not in streams:
+            raise UsageError(
+                f"{named(own)} is no training experience. Train on stream.benchmark.train_stream[{place}]."
+            )
+        return self.tasks[place]
+
+    def parts(self, rows: int, seed: int = 0) -> list[Any]:
+        """The training experiences cut into parts of ``rows`` rows each, shuffled by ``seed``: Avalanche's online stream."""
+        return list(split_online_stream(self.benchmark.train_stream, rows, seed=seed))
+
+    @cached_property
+    def _datasets(self) -> dict[str, list[Any]]:
+        """The data sets of each stream's experiences: copies of an experience share them."""
+        return {
+            name.removesuffix("_stream"): [experience.dataset for experience in islice(stream, len(self.tasks))]
+            for name, stream in vars(self.benchmark).items()
+            if name.endswith("_stream")
+        }
 
 
 def load_stream(
@@ -177,7 +222,7 @@ def make_stream(
         UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each; or the model has
             been trained since it was loaded.
     """
-    definitions, labels = _label_spaces([rows.task for rows in tasks], loaded, scenario)
+    definitions, labels = label_spaces([rows.task for rows in tasks], loaded, scenario)
     loaded = replace(loaded, model=StreamModel.of(loaded, shared_readout=scenario != "task"))
     encoded = [
         encode_task(replace(rows, task=task), loaded, shots=shots, seed=seed, test_limit=test_limit, labels=space)
@@ -190,47 +235,6 @@ def check_scenario(scenario: str) -> None:
     """Raise ``UsageError`` unless ``scenario`` is one."""
     if scenario not in get_args(Scenario):
         raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(get_args(Scenario))}.")
-
-
-def _label_spaces(
-    tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
-) -> tuple[list[TaskDefinition], list[LabelSpace]]:
-    """Definitions and label numbers of each task, as the scenario has them."""
-    sizes = [len(task.labels) for task in tasks]
-    if scenario == "task":
-        return list(tasks), [LabelSpace()] * len(tasks)
-    if loaded.readout != "linear":
-        raise UsageError(
-            f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
-            "away."
-        )
-    if scenario == "domain":
-        if len(set(sizes)) > 1:
-            counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
-            raise UsageError(
-                f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
-            )
-        return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
-    return (
-        # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
-        [replace(task, metric="accuracy") for task in tasks],
-        [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
-    )
-
-
-class _OneLength:
-    """Rows all padded to one length, as data loaders without our ``collate_fn`` need them; the model skips the padding."""
-
-    def __init__(self, rows: EncodedRows, length: int) -> None:
-        self._rows, self._length = rows, length
-        self.targets = rows.targets
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        x, y = self._rows[i]
-        return torch.nn.functional.pad(x, (0, self._length - len(x)), value=self._rows.pad), y
 
 
 def _benchmark(tasks: Sequence[StreamTask]) -> Any:
@@ -247,7 +251,7 @@ def _dataset(rows: EncodedRows, length: int) -> TaskAwareSupervisedClassificatio
     labels = DataAttribute(ConstantSequence(rows.task, len(rows)), "targets_task_labels", use_in_getitem=True)
     targets = DataAttribute(rows.targets, "targets")
     return TaskAwareSupervisedClassificationDataset(
-        [_OneLength(rows, length)], data_attributes=[targets, labels], collate_fn=rows.collate
+        [OneLength(rows, length)], data_attributes=[targets, labels], collate_fn=rows.collate
     )
 
 
@@ -269,8 +273,9 @@ def benchmark_stream(
     labels of their own (each then has its own readout), ``domain`` where all have the same classes, else ``class``.
 
     Args:
-        benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order. Rows of a
-            ``valid_stream``, else of the training stream, choose between masks.
+        benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order; or with a single
+            test experience for all (new instances, ``complete_test_set_only``): each task is then tested on its rows of the
+            classes that the task has. Rows of a ``valid_stream``, else of the training stream, choose between masks.
         network: from inputs to logits of all classes; it is copied, and left as it is.
         head: name of its linear layer that reads out; default: the last.
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
@@ -281,12 +286,8 @@ def benchmark_stream(
         UsageError: train and test stream do not go together, or the network reads out fewer classes than there are.
         ModelError: the network has no linear layer to read out from, or something follows it.
     """
-    train, test = list(benchmark.train_stream), list(benchmark.test_stream)
-    if len(train) != len(test):
-        raise UsageError(
-            f"The benchmark has {len(train)} training and {len(test)} test experiences. Give one with a test experience for "
-            "each training experience (no complete_test_set_only)."
-        )
+    check_streams(benchmark)
+    train = list(benchmark.train_stream)
     validation = list(getattr(benchmark, "valid_stream", train))
     if isinstance(network, MultiTaskModule):
         raise UsageError(
@@ -294,7 +295,7 @@ def benchmark_stream(
             "task with a label of its own gets a copy of it."
         )
     classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
-    given = [_task_label(experience) for experience in train]
+    given = [task_label(experience) for experience in train]
     if 1 < len(set(given)) < len(given):
         raise UsageError(
             f"The experiences have task labels {given}. Give each a task label of its own, or all the same."
@@ -304,6 +305,15 @@ def benchmark_stream(
         scenario = "task"
     elif len(set(classes)) == 1:
         scenario = "domain"
+    test = list(benchmark.test_stream)
+    if len(test) == 1 < len(train):
+        if scenario == "task":
+            raise UsageError(
+                f"The benchmark has {len(train)} training experiences with task labels of their own, {given}, and one test "
+                "experience, whose rows cannot be read by the readout of each. Give one test experience for each, or all "
+                "experiences the same task label."
+            )
+        benchmark, test = _tests_by_task(benchmark, test[0], classes)
     model = BenchmarkModel(network, head, graftable=graftable, shared_readout=scenario != "task")
     largest = max(map(max, classes))
     if largest >= model.n_labels:
@@ -329,15 +339,23 @@ def benchmark_stream(
     return Stream(name, tuple(tasks), loaded, seed, ModelState.of(model), benchmark, scenario)
 
 
-def _task_label(experience: Any) -> int:
-    # Not every experience that has them says so: after benchmark_with_validation_stream only the data set does.
-    labels = set(getattr(experience, "task_labels", getattr(experience.dataset, "targets_task_labels", [0])))
-    if len(labels) > 1:
-        raise UsageError(
-            f"Experience {experience.current_experience} has rows of task labels {sorted(map(int, labels))}. Give each "
-            "experience one task label, or none."
-        )
-    return int(labels.pop())
+def _tests_by_task(benchmark: Any, complete: Any, classes: Sequence[Sequence[int]]) -> tuple[Any, list[Any]]:
+    """The benchmark with a test experience for each task: of the one there is, the rows of the task's classes."""
+    targets = [int(label) for label in complete.dataset.targets]
+    tests = []
+    for i, known in enumerate(classes):
+        rows = [row for row, label in enumerate(targets) if label in known]
+        if not rows:
+            raise UsageError(
+                f"The benchmark has no test rows of the classes {list(known)} of experience {i}. Give it a test set "
+                "with all classes."
+            )
+        dataset = complete.dataset if len(rows) == len(targets) else complete.dataset.subset(rows)
+        tests.append(DatasetExperience(dataset=dataset))
+    others = [stream for name, stream in benchmark.streams.items() if name != "test"]
+    # The complete test set, too, is the benchmark's own.
+    kept = EagerCLStream("complete_test", [DatasetExperience(dataset=complete.dataset)])
+    return CLScenario([*others, EagerCLStream("test", tests), kept]), tests
 
 
 @torch.no_grad()

@@ -29,14 +29,18 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(Options):
-    """How a task is trained. Defaults are the paper's (appendix B) where nothing else is said."""
+    """How a task is trained. Defaults are the paper's (A.2 and §3) where nothing else is said."""
 
-    optimizer: Literal["sgd", "adamw"] = option("sgd", "the paper fine-tunes by SGD: its moves localise well (fig. 5)")
+    optimizer: Literal["sgd", "adamw"] = option(
+        "sgd", "the paper fine-tunes by SGD: its moves localise well (§3.2, fig. 5)"
+    )
     learning_rate: float = option(1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0)
     readout_learning_rate: float | None = option(None, "of the task's linear readout; none: the backbone's", above=0)
     momentum: float = option(0.0, "of SGD", at_least=0, at_most=1)
     weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
-    l1: float = option(0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localise (fig. 5)", at_least=0)
+    l1: float = option(
+        0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localise (§3.2, fig. 5)", at_least=0
+    )
     schedule: Literal["constant", "linear"] = option("linear", "the learning rate over the steps: linear falls to 0")
     warmup: float = option(
         0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
@@ -46,7 +50,7 @@ class TrainingOptions(Options):
     steps: int | None = option(
         None,
         "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for "
-        "all rows (appendix B)",
+        "all rows (A.2)",
         at_least=1,
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
@@ -63,7 +67,7 @@ MOST_SHOTS = 512
 
 
 def paper_steps(n_labels: int, shots: int) -> int:
-    """The paper's number of updates: 16·n·k for k shots, 16·n·512 from 4096 shots on (appendix B).
+    """The paper's number of updates: 16·n·k for k shots, 16·n·512 from 4096 shots on (A.2).
 
     >>> paper_steps(2, 64), paper_steps(2, 4096)
     (2048, 16384)

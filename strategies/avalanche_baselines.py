@@ -1,19 +1,19 @@
 """The classic baselines, as Avalanche implements them; `forgetfree.adapter` makes strategies of them.
 
 Defaults suit fine-tuning a pre-trained model for a few hundred steps with small batches. docs/baselines.md has them all in
-one table, with what each keeps and what of Avalanche's had to be mended.
+one table, with what each keeps and what of Avalanche's had to be fixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from avalanche.training import plugins as avalanche
 from avalanche.training import supervised
-from avalanche.training.storage_policy import ClassBalancedBuffer
+from avalanche.training.storage_policy import ClassBalancedBuffer, ExperienceBalancedBuffer
 from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
@@ -26,6 +26,21 @@ from forgetfree.streams import Stream, StreamTask
 # -- Rehearsal -------------------------------------------------------------------------------------------
 
 
+class _BalancedOverTasks(ExperienceBalancedBuffer):
+    """Avalanche's counts every experience; here parts of a task share what it has."""
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size, adaptive_size=True)
+        self._of_task: dict[str, Any] = {}
+
+    def post_adapt(self, agent: Any, exp: Any) -> None:
+        if known := self._of_task.get(agent.task.name):
+            known.update_from_dataset(exp.dataset)
+            return
+        super().post_adapt(agent, exp)
+        self._of_task[agent.task.name] = self.buffer_groups[len(self._of_task)]
+
+
 class Replay(
     PluginStrategy,
     plugin=avalanche.ReplayPlugin,
@@ -33,6 +48,24 @@ class Replay(
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
 ):
     """Experience replay: each batch comes with rows of earlier tasks (Chaudhry et al., 2019, arXiv:1902.10486, alg. 1)."""
+
+    online: ClassVar[bool] = True
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Each task needs a row: Avalanche cannot join memories of none."""
+        super().check(options, stream)
+        if options.mem_size < len(stream.tasks):
+            raise OptionError(
+                f"replay shares its memory out over the tasks, got mem_size={options.mem_size} for {len(stream.tasks)} tasks. "
+                f"Set mem_size={len(stream.tasks)} or more."
+            )
+
+    def own_plugins(self) -> list[Any]:
+        """The plugin, with a memory that knows tasks."""
+        plugins = super().own_plugins()
+        self.avalanche_plugin.storage_policy = _BalancedOverTasks(self.options.mem_size)
+        return plugins
 
 
 class AGEM(
@@ -167,6 +200,8 @@ class DER(
     the task, and logits are filled up to the widest task's with the lowest number, which adds nothing to the distance.
     The distance is Avalanche's, the mean over the width, where the paper has the sum.
     """
+
+    online: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -328,6 +363,7 @@ class LwF(
 class Cumulative(TemplateStrategy, supervised.Cumulative):
     """Train on each task's rows together with those of all earlier tasks."""
 
+    online: ClassVar[bool] = True
     dataset: Any
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
@@ -354,6 +390,8 @@ class Joint(TemplateStrategy, supervised.JointTraining):
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
         """On the whole stream, once."""
+        for experience in experiences if isinstance(experiences, Iterable) else [experiences]:
+            self.check_experience(experience)
         if self.learned:
             return self.evaluator.get_last_metrics()
         return super().train(self.stream.benchmark.train_stream, eval_streams, **kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from forgetfree.strategy import ContinualStrategy
 
 
@@ -11,3 +13,5 @@ class ContinualFT(ContinualStrategy):
     The linear readouts belong to their tasks and stay as they were. An ℓ1 penalty pulls towards the weights at the start
     of the task.
     """
+
+    online: ClassVar[bool] = True

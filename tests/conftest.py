@@ -1,10 +1,18 @@
-"""Fixtures that every test may use: tiny models and tiny data on disk, made once a session."""
+"""Fixtures that every test may use: tiny models and tiny data on disk, made once a session, of each worker its own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# Workers of pytest-xdist share the cores: one thread each, and in the processes that tests start, so that bits compare.
+# Before torch is imported, which reads it then.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# readline leaves the width of a terminal that is not there, which reports would be laid out for.
+os.environ.pop("COLUMNS", None)
 
 import pytest
 import tiny

@@ -21,7 +21,6 @@ from avalanche.benchmarks import (
     benchmark_from_datasets,
     benchmark_with_validation_stream,
     class_incremental_benchmark,
-    ni_benchmark,
     task_incremental_benchmark,
     tensors_benchmark,
 )
@@ -277,12 +276,6 @@ class Softmaxed(nn.Module):
         (lambda: vision.split_digits("class"), Softmaxed, ModelError, "something follows it"),
         (lambda: vision.split_digits("class"), lambda: nn.Conv2d(1, 1, 1), ModelError, "Its linear layers: none"),
         (lambda: vision.split_digits("task"), lambda: MTSimpleMLP(64), UsageError, "asks for task labels itself"),
-        (
-            lambda: ni_benchmark(vision.part("train"), vision.part("test"), n_experiences=3),
-            lambda: vision.network("mlp"),
-            UsageError,
-            "3 training and 1 test experiences",
-        ),
         (
             lambda: tensors_benchmark(
                 train_tensors=[vision.part("train").tensors] * 3,

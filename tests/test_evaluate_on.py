@@ -20,6 +20,8 @@ from forgetfree.single_task import SingleTask
 from forgetfree.tasks import TaskDefinition
 
 CHOOSE = ("--set", "evaluate_on=validation")
+#: Starting workers takes longer than the units do.
+ONE_BY_ONE = ("--jobs", "1")
 
 
 def task_of(labels: tuple[int, ...]) -> TaskRows:
@@ -82,7 +84,19 @@ def outcome(out: Path, *apart: str) -> dict[str, Any]:
         (("run", "qnli,sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"), ()),
         (("graft", "sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"), ()),
         (
-            ("experiment", "where", "--task", "sst2", "--shots", "4", "--set", "steps=3", "--sparsity", "0.02"),
+            (
+                "experiment",
+                "where",
+                "--task",
+                "sst2",
+                "--shots",
+                "4",
+                "--set",
+                "steps=3",
+                "--sparsity",
+                "0.02",
+                *ONE_BY_ONE,
+            ),
             ("setting",),
         ),
         (("experiment", "localization", "--task", "ag_news", "--shots", "4", "--set", "steps=3"), ("setting",)),
@@ -144,6 +158,7 @@ def test_reports_say_it_and_do_not_mix_it_with_test_rows(
         "sst2",
         "--set",
         "steps=3",
+        *ONE_BY_ONE,
         *given,
         "--out",
         str(tmp_path / "where"),

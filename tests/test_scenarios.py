@@ -261,15 +261,19 @@ def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scena
 @pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
 def test_the_order_of_the_rows_does_not_matter(name: str, inference: str) -> None:
     """Each row is routed by itself: rows of different tasks, shuffled, get the answers they got in order."""
-    benchmark = same_rows_everywhere("class")
-    strategy = learn(vision.make(name, benchmark_stream(benchmark, vision.network("mlp")), task_inference=inference))
-    x, y = vision.benchmark_rows(benchmark.test_stream[0])
+    source = same_rows_everywhere("class")
+    x, y = vision.benchmark_rows(source.test_stream[0])
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    train = [vision.benchmark_rows(experience) for experience in benchmark.train_stream]
-    shuffled = tensors_benchmark(train_tensors=train, test_tensors=[(x[order], y[order])] * 3, task_labels=[0] * 3)
+    benchmark = tensors_benchmark(
+        train_tensors=[vision.benchmark_rows(experience) for experience in source.train_stream],
+        test_tensors=[(x, y)] * 3,
+        task_labels=[0] * 3,
+        other_streams_tensors={"shuffled": [(x[order], y[order])] * 3},
+    )
+    strategy = learn(vision.make(name, benchmark_stream(benchmark, vision.network("mlp")), task_inference=inference))
     found = logits(strategy)["experience-0"]
     strategy.predictions = {}
-    strategy.eval(shuffled.test_stream[2:])
+    strategy.eval(benchmark.shuffled_stream[2:])
     assert torch.allclose(torch.as_tensor(strategy.predictions["experience-2"].logits), found[order], rtol=1e-4)
 
 

@@ -12,7 +12,7 @@ SGD = {
     "momentum": 0.9,
     "max_gradient_norm": 1.0,
 }
-#: AdamW moves everything by little, ℓ1 makes its moves few (§3.3). What other rates on S give: docs/results.md.
+#: AdamW moves everything by little, ℓ1 makes its moves few (§3.2). What other rates on S give: docs/results.md.
 ADAMW = {"optimizer": "adamw", "learning_rate": 1e-4, "readout_learning_rate": 1e-3, "mask_learning_rate": 1e10}
 ADAMW_L1 = {**ADAMW, "l1": 1e-4}
 
@@ -38,7 +38,7 @@ SMALL = Preset(
     test_limit=400,
 )
 
-#: The paper's (§2 and appendix B): prompts, SGD, 16·n·512 steps, rates and batch sizes chosen on validation rows.
+#: The paper's (A.2 and §3): prompts, SGD, 16·n·512 steps, rates and batch sizes chosen on validation rows.
 PAPER = Preset(
     model="roberta-base",
     readout="prompt",

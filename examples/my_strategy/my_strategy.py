@@ -1,4 +1,4 @@
-"""A strategy and a stream of one's own, for forgetfree."""
+"""A strategy and a stream of your own, for forgetfree."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from forgetfree.data.encoding import Batch
+from forgetfree.data.encoding import Batch, EncodedRows
 
 
 class Examples(Protocol):
@@ -82,3 +82,18 @@ class DatasetExamples:
     def subset(self, indices: Sequence[int]) -> DatasetExamples:
         """The rows at ``indices``, in that order."""
         return DatasetExamples(self._dataset, self._all_labels, self.task, [self._rows[i] for i in indices])
+
+
+class OneLength:
+    """Rows all padded to one length, as data loaders without our ``collate_fn`` need them; the model skips the padding."""
+
+    def __init__(self, rows: EncodedRows, length: int) -> None:
+        self._rows, self._length = rows, length
+        self.targets = rows.targets
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        x, y = self._rows[i]
+        return torch.nn.functional.pad(x, (0, self._length - len(x)), value=self._rows.pad), y

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import Examples
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
-from forgetfree.errors import DataError
+from forgetfree.errors import DataError, UsageError
 from forgetfree.models.loading import LoadedModel
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import TaskDefinition
+from forgetfree.tasks import Scenario, TaskDefinition
 from forgetfree.training import MOST_SHOTS
 
 
@@ -117,3 +118,33 @@ def _check_metric(rows: TaskRows) -> None:
                 f"{len(getattr(rows, split))} {split} rows has that label. Add such rows, or set metric to 'accuracy' in its "
                 "source.json."
             )
+
+
+def label_spaces(
+    tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
+) -> tuple[list[TaskDefinition], list[LabelSpace]]:
+    """Definitions and label numbers of each task, as the scenario has them.
+
+    Raises:
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
+    """
+    sizes = [len(task.labels) for task in tasks]
+    if scenario == "task":
+        return list(tasks), [LabelSpace()] * len(tasks)
+    if loaded.readout != "linear":
+        raise UsageError(
+            f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
+            "away."
+        )
+    if scenario == "domain":
+        if len(set(sizes)) > 1:
+            counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
+            raise UsageError(
+                f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
+            )
+        return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
+    return (
+        # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
+        [replace(task, metric="accuracy") for task in tasks],
+        [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
+    )

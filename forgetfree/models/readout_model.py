@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,12 @@ ReadoutKind = Literal["linear", "prompt", "causal", "classifier"]
 READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
+
+
+class Current(Enum):
+    """In place of task labels: the task in training or evaluation."""
+
+    TASK = "current"
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class ReadoutModel(nn.Module):
 
     #: Of forward passes; logits are float32 in any case.
     precision: str = "fp32"
+    #: The label of the task in training or evaluation, which rows belong to where nothing else is said.
+    current_task: int | None = None
 
     def __init__(
         self,
@@ -119,16 +128,20 @@ class ReadoutModel(nn.Module):
         """The parameters of all readouts, each once."""
         return list(self.linears.parameters())
 
-    def forward(self, x: Tensor, task_labels: Tensor | int | None) -> Any:
+    def forward(self, x: Tensor, task_labels: Tensor | int | Current | None = Current.TASK) -> Any:
         """Logits of the labels, float32.
 
         Args:
             x: inputs ``(B, …)``; token ids ``(B, L)`` for language models.
-            task_labels: one task for all rows, or one a row ``(B,)``; ``None``: all tasks.
+            task_labels: one task for all rows, or one a row ``(B,)``; ``None``: all tasks. Default: the task in training or
+                evaluation, for plugins and metrics that know of no task labels; where there is one readout, that.
 
         Returns:
             ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
             does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task.
+
+        Raises:
+            TaskError: the model has no such task; or no task labels are given, and no task is in training or evaluation.
         """
         with autocast(self.precision, x.device.type):
             features = self.features(x)
@@ -137,9 +150,21 @@ class ReadoutModel(nn.Module):
                 return {task: self.read(features, task).float() for task in tasks}
             if self.shared_readout:
                 return self.read(features, 0).float()
+            if isinstance(task_labels, Current):
+                task_labels = self._current()
             if isinstance(task_labels, int):
                 return self.read(features, task_labels).float()
             return self._read_rows(features, task_labels).float()
+
+    def _current(self) -> int:
+        if self.current_task is not None:
+            return self.current_task
+        if len(self.heads) == 1:
+            return 0
+        raise TaskError(
+            f"The model has {len(self.heads)} readouts and no task is in training or evaluation: give task_labels, one of "
+            f"{', '.join(f'{label} ({head.name})' for label, head in enumerate(self.heads))}."
+        )
 
     def _read_rows(self, features: Tensor, task_labels: Tensor) -> Tensor:
         tasks = sorted(set(task_labels.tolist()))

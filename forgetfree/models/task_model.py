@@ -1,6 +1,6 @@
 """A language model with readouts by task.
 
-Three readouts (paper, §2 and appendix A):
+Three readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 
 - ``prompt``: the masked LM's logits of the label words at the mask token, through the frozen LM head;
 - ``causal``: the causal LM's logits of the label words after the last token;

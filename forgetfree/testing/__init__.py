@@ -1,12 +1,12 @@
-"""Whether a strategy or a stream of one's own keeps its contract: `check_strategy`, `check_stream`.
+"""Whether a strategy or a stream of your own keeps its contract: `check_strategy`, `check_stream`.
 
     from forgetfree.testing import check_strategy
 
     def test_my_strategy() -> None:
         check_strategy(MyStrategy, my_option=3)
 
-Both raise one `forgetfree.errors.ConformanceError` that names every fault found and the hook to look at. They need no
-download: `tiny_stream` is what they run on.
+Both raise one `forgetfree.errors.ConformanceError` that names every fault found, the tasks and tensors that differ,
+and the hook to look at. They need no download: `tiny_stream` is what they run on.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Faults:
         self._cause: Exception | None = None
 
     def add(self, fault: str) -> None:
-        """Once, though it be found in several places."""
+        """Once, even where it is found in several places."""
         if fault not in self.found:
             self.found.append(fault)
 

@@ -37,6 +37,12 @@ LABELS = {
     "ag_news": ["World", "Sports", "Business", "Sci/Tech"],
     "sst2": ["negative", "positive"],
 }
+#: Of `LABEL_WORDS`, one a label.
+PROMPT_WORDS = {
+    "qnli": ("Yes", "No"),
+    "ag_news": ("World", "Sports", "Business", "Tech"),
+    "sst2": ("terrible", "great"),
+}
 _PUNCTUATION = [".", ",", "?", ":"]
 
 

@@ -2,64 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, wraps
+from typing import Any, Literal, ParamSpec
 
 from torch import Tensor, nn
-from transformers import BertModel
+from transformers import BertForMaskedLM, BertModel
 
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.models.loading import LoadedModel, fingerprint_of
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.streams import Stream, make_stream
-from forgetfree.tasks import Scenario, TaskDefinition
-from forgetfree.testing.tiny import HIDDEN, LABELS, POSITIONS, SIZES, bert_config, pre_trained, tiny_rows, wordpiece
+from forgetfree.tasks import DEFAULT_TEMPLATE, Scenario, TaskDefinition
+from forgetfree.testing.tiny import (
+    HIDDEN,
+    LABELS,
+    POSITIONS,
+    PROMPT_WORDS,
+    SIZES,
+    bert_config,
+    pre_trained,
+    tiny_rows,
+    wordpiece,
+)
+
+Readout = Literal["linear", "prompt"]
+P = ParamSpec("P")
+
+
+def copies(make: Callable[P, Stream]) -> Callable[P, Stream]:
+    """``make``, called once for the same arguments: a copy of a stream takes a third of the time that a new one takes."""
+    made = cache(make)
+
+    @wraps(make)
+    def copied(*args: P.args, **kwargs: P.kwargs) -> Stream:
+        return copy.deepcopy(made(*args, **kwargs))  # type: ignore[arg-type]  # they can be hashed
+
+    return copied
 
 
 def tiny_stream(
-    tasks: Sequence[str] = ("qnli", "ag_news"), *, scenario: Scenario = "task", seed: int = 0, shots: int | None = None
+    tasks: Sequence[str] = ("qnli", "ag_news"),
+    *,
+    scenario: Scenario = "task",
+    readout: Readout = "linear",
+    seed: int = 0,
+    shots: int | None = None,
 ) -> Stream:
     """A fresh stream of tiny tasks with a fresh tiny BERT, the same at every call.
 
-    Its model has two layers of width 16, a linear readout per task, and a BatchNorm, whose buffers move in training.
+    Its model has two layers of width 16, and a BatchNorm, whose buffers move in training.
 
     Args:
         tasks: of ``qnli`` (pairs, two labels), ``ag_news`` (four labels), ``sst2`` (two labels).
         scenario: what is known at inference.
+        readout: ``linear``: a layer per task; ``prompt``: the label words' logits at a mask token.
         seed: of the sample and of the readouts' first weights.
         shots: training rows per label; default: all 24 rows.
     """
-    return make_stream(
-        ",".join(tasks), [tiny_task(t) for t in tasks], tiny_model(), scenario=scenario, seed=seed, shots=shots
-    )
+    rows = [tiny_task(task) for task in tasks]
+    return make_stream(",".join(tasks), rows, tiny_model(readout=readout), scenario=scenario, seed=seed, shots=shots)
 
 
-def tiny_task(name: str) -> TaskRows:
-    """The rows of one tiny task."""
-    pair = name == "qnli"
+def tiny_task(name: str, labels: int | None = None) -> TaskRows:
+    """The rows of one tiny task; of its first ``labels`` labels alone, if that is given."""
+    pair, names = name == "qnli", tuple(LABELS[name][:labels])
     splits = {}
     for split, rows in tiny_rows(name, **SIZES).items():
+        rows = [row for row in rows if row["label"] < len(names)]
         first = tuple(row["text_a" if pair else "text"] for row in rows)
         second = tuple(row["text_b"] for row in rows) if pair else ()
         splits[split] = Rows(first, second, tuple(row["label"] for row in rows))
-    task = TaskDefinition(name, "pair" if pair else "single", tuple(LABELS[name]))
+    kind: Literal["single", "pair"] = "pair" if pair else "single"
+    words = PROMPT_WORDS[name][: len(names)]
+    task = TaskDefinition(name, kind, names, template=DEFAULT_TEMPLATE[kind], label_words=words)
     return TaskRows(task, splits["train"], splits["validation"], splits["test"])
 
 
-def tiny_model(positions: int = POSITIONS) -> LoadedModel:
-    """A BERT with a linear readout, as `forgetfree.models.loading.load_model` gives it; no tasks yet."""
+def other_rows(rows: Rows, labels: int) -> Rows:
+    """As many other rows, each as long as before: the words of every text in reverse, under the next of ``labels`` labels."""
+    first, second = (tuple(" ".join(text.split()[::-1]) for text in texts) for texts in (rows.first, rows.second))
+    return replace(rows, first=first, second=second, labels=tuple((label + 1) % labels for label in rows.labels))
+
+
+def tiny_model(positions: int = POSITIONS, readout: Readout = "linear") -> LoadedModel:
+    """A BERT as `forgetfree.models.loading.load_model` gives it, without a head or with its LM head; no tasks yet."""
     tokenizer = wordpiece()
 
     def build() -> nn.Module:
-        backbone = BertModel(bert_config(len(tokenizer), max_position_embeddings=positions), add_pooling_layer=False)
-        embeddings: Any = backbone.embeddings
+        config = bert_config(len(tokenizer), max_position_embeddings=positions)
+        backbone = BertModel(config, add_pooling_layer=False) if readout == "linear" else BertForMaskedLM(config)
+        embeddings: Any = backbone.base_model.embeddings
         embeddings.LayerNorm = _Normalized(embeddings.LayerNorm)
         return backbone
 
     backbone = pre_trained(build)
     tokens = TokenLayout(tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.sep_token_id)
-    return LoadedModel("tiny", TaskModel(backbone, tokens, "linear"), tokenizer, "linear", fingerprint_of(backbone))
+    return LoadedModel("tiny", TaskModel(backbone, tokens, readout), tokenizer, readout, fingerprint_of(backbone))
 
 
 class _Normalized(nn.Module):

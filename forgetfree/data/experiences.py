@@ -1,0 +1,79 @@
+"""What Avalanche's experiences say of themselves: where they stand, what they were cut from, which task label they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forgetfree.errors import UsageError
+
+
+def part_of(experience: Any) -> int | None:
+    """The number of a sub-experience in its online stream (`avalanche.benchmarks.split_online_stream`).
+
+    ``None`` for an experience that is whole.
+    """
+    shown = experience.logging()  # in training, an experience hides where it is from
+    return place_of(shown) if hasattr(shown, "origin_experience") else None
+
+
+def whole(experience: Any) -> Any:
+    """The experience, or the one that it was cut from.
+
+    Raises:
+        UsageError: it was cut from several.
+    """
+    shown = experience.logging()
+    if not hasattr(shown, "origin_experience"):
+        return shown
+    if shown.origin_experience is None:
+        raise UsageError(
+            f"{named(shown)} has rows of several experiences, so it is of no task. Train on experiences of one task each: "
+            "those of stream.benchmark.train_stream, or parts of them by split_online_stream."
+        )
+    return whole(shown.origin_experience)
+
+
+def place_of(experience: Any) -> int | None:
+    """Where an experience stands in its stream."""
+    number: int | None = experience._current_experience  # the public property fails where there is none
+    return number
+
+
+def named(experience: Any) -> str:
+    """An experience in a message."""
+    return f"Experience {place_of(experience)} of the stream {getattr(experience._origin_stream, 'name', None)!r}"
+
+
+def check_streams(benchmark: Any) -> None:
+    """Raise unless there are streams to train and to test on, of sizes that go together."""
+    names = sorted(benchmark.streams)
+    if missing := {"train", "test"} - set(names):
+        raise UsageError(
+            f"The benchmark has the streams {', '.join(names)}, expected train and test, got no {' and no '.join(missing)}. "
+            "Give the benchmark itself; of an online scenario, the one it was made from: parts of its experiences can be "
+            "trained on."
+        )
+    train, test = (len(list(benchmark.streams[split])) for split in ("train", "test"))
+    if test not in (1, train):
+        raise UsageError(
+            f"The benchmark has {train} training and {test} test experiences. Give a benchmark with one test experience for "
+            "each training experience, or with one for all."
+        )
+    validation = len(list(getattr(benchmark, "valid_stream", range(train))))
+    if validation != train:
+        raise UsageError(
+            f"The benchmark has {train} training and {validation} validation experiences. Give a benchmark with one "
+            "validation experience for each training experience, or without a valid_stream."
+        )
+
+
+def task_label(experience: Any) -> int:
+    """The task label of all rows of an experience; 0 where there is none."""
+    # Not every experience that has them says so: after benchmark_with_validation_stream only the data set does.
+    labels = set(getattr(experience, "task_labels", getattr(experience.dataset, "targets_task_labels", [0])))
+    if len(labels) > 1:
+        raise UsageError(
+            f"Experience {place_of(experience)} has rows of task labels {sorted(map(int, labels))}. Give each "
+            "experience one task label, or none."
+        )
+    return int(labels.pop())

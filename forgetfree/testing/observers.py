@@ -1,0 +1,116 @@
+"""What is noted while a strategy learns: what it says at rest, what its updates move, what it tells of its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree.monitor import PHASES, Monitor
+from forgetfree.testing.faults import Faults, differing, listed
+from forgetfree.testing.runs import Look, look
+
+
+class Observer:
+    """What holds at rest, before the first task and after each."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._bytes: list[Any] = []
+
+    def __call__(self, strategy: Any) -> Look:
+        """Look at the strategy; twice over before the first task and after the last."""
+
+        def weights() -> dict[str, Tensor]:  # buffers may be put back later: by the next task, or by an evaluation
+            return {name: p.detach().clone() for name, p in strategy.task_model.named_parameters()}
+
+        before = weights()
+        seen = look(strategy)
+        if moved := differing(before, weights()):
+            self._faults.add(
+                f"evaluate: expected to find the model as it was before, got {listed(moved)} changed. Undo in "
+                "leave_evaluation() what enter_evaluation() does."
+            )
+        if len(strategy.learned) in (0, len(strategy.stream.tasks)):
+            backwards = look(strategy, list(strategy.stream.benchmark.test_stream)[::-1])
+            if changed := seen.differs(backwards):
+                self._faults.add(
+                    f"evaluate: expected the same answers in any order of the tasks, got others, {changed}. Look at "
+                    "enter_evaluation() and leave_evaluation()."
+                )
+        self._bytes.append(strategy.bytes_kept())
+        return seen
+
+    def report(self) -> None:
+        """What `bytes_kept` said: a memory that is full may hold shorter rows later, so it may fall, but not to nothing."""
+        whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in self._bytes)
+        if not whole or not all(self._bytes[1:]):
+            self._faults.add(
+                "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what "
+                f"is kept, got {', '.join(map(str, self._bytes))} before the first task and after each. Count in bytes_kept() "
+                "what save() writes and what the next task needs."
+            )
+
+
+class Watch:
+    """As an Avalanche plugin: which parameters an update moves that it must not."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Tensor] = {}
+        self._moved: dict[str, None] = {}
+        #: By task, the parameters that its updates may move.
+        self.listed: dict[str, set[str]] = {}
+
+    def before_update(self, strategy: Any, **_: Any) -> None:
+        """Note what must stay."""
+        task = strategy.task
+        named = [*strategy.gradients(task), *(p for group in strategy.parameters(task) for p in group)]
+        free = {id(parameter) for parameter in named}
+        parameters = dict(strategy.task_model.named_parameters())
+        self.listed[task.name] = {name for name, parameter in parameters.items() if id(parameter) in free}
+        self._before = {n: p.detach().clone() for n, p in parameters.items() if n not in self.listed[task.name]}
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        """Compare."""
+        now = dict(strategy.task_model.named_parameters())
+        self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
+
+    def report(self, faults: Faults) -> None:
+        """What moved."""
+        if self._moved:
+            faults.add(
+                "parameters: expected an update to move nothing but what parameters(task) lists, got "
+                f"{listed(list(self._moved))} moved. List it there, or look at before_step() and after_step()."
+            )
+
+
+class Recorder(Monitor):
+    """Notes every phase with the steps announced and the numbers heard."""
+
+    def __init__(self) -> None:
+        self._phases: list[tuple[str, Any, int, list[int]]] = []
+
+    @contextmanager
+    def phase(self, task: str, phase: Any, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Note one."""
+        heard: list[int] = []
+        yield lambda step, loss: heard.append(step)
+        self._phases.append((task, phase, steps, heard))
+
+    def report(self, faults: Faults, tasks: list[str]) -> None:
+        """What was said of them."""
+        for task, phase, steps, heard in self._phases:
+            if phase not in PHASES:
+                faults.add(f"progress: expected a phase of {', '.join(PHASES)}, got {phase!r}. Look at self.phase(…).")
+            if task not in tasks:
+                faults.add(f"progress: expected a task of the stream, got {task!r}. Look at self.phase(…).")
+            if heard != list(range(1, steps + 1)):
+                faults.add(
+                    f"progress: expected to hear of each step of {phase} that was announced, 1 to {steps}, got {len(heard)}: "
+                    f"{listed(list(map(str, heard))) or 'none'}. Look at steps() and at what self.phase(…) yields."
+                )
+        if not any(heard for _, phase, _, heard in self._phases if phase != "evaluate"):
+            faults.add("progress: expected to hear of training, got no step of it. Train within self.phase(…).")

@@ -1,0 +1,154 @@
+"""What must hold of a strategy that has learned a stream: its answers, its claims, what it keeps and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forgetfree.models.state import StateStore
+from forgetfree.strategy import ContinualStrategy
+from forgetfree.streams import Stream, StreamTask
+from forgetfree.testing.faults import Faults, differing, listed
+from forgetfree.testing.runs import Look, Run, look
+
+
+def check_answers(run: Run, faults: Faults, where: str = "") -> None:
+    """One finite row of logits for each test row, for every task; and something was learned."""
+    stream: Stream = run.strategy.stream
+    widths = {task.name: stream.model.heads[task.label].n_labels for task in stream.tasks}
+    expected = {task.name: (len(task.test), widths[task.name]) for task in stream.tasks}
+    for seen in run.looks.values():
+        shapes = {name: tuple(logits.shape) for name, logits in seen.logits.items()}
+        if shapes != expected:
+            faults.add(
+                f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Look at forward()."
+            )
+        if broken := [name for name, logits in seen.logits.items() if not bool(torch.isfinite(logits).all())]:
+            faults.add(f"{where}evaluate: expected finite logits, got others for {listed(broken)}. Look at forward().")
+    first, last = run.looks[0].logits, run.last.logits
+    if same := [name for name in first if name in last and torch.equal(first[name], last[name])]:
+        faults.add(
+            f"{where}training: expected other answers than before, got the very same for {listed(same)}. Look at "
+            "parameters(), steps() and enter_evaluation()."
+        )
+
+
+def _steps(run: Run) -> Iterator[tuple[StreamTask, Look, Look]]:
+    """Each task with the looks before and after it was learned."""
+    for position, task in enumerate(run.strategy.stream.tasks):
+        yield task, run.looks[position], run.looks[position + 1]
+
+
+def check_forgetting(run: Run, faults: Faults) -> None:
+    """`forget_free`, where it is claimed: after any later task, each earlier one is answered as right after it was learned."""
+    if not run.strategy.forget_free:
+        return
+    found: list[str] = []
+    then = Look({}, {})  # of each task, right after it was learned
+    for task, _, now in _steps(run):
+        if changed := differing(then.logits, {name: now.logits[name] for name in then.logits}):
+            found.append(f"learning {task.name} changed {then.differs(now, changed)}")
+        then.logits[task.name], then.models[task.name] = now.logits[task.name], now.models[task.name]
+    if found:
+        faults.add(
+            f"forget_free: claimed as True, but {'; '.join(found)}. Look at enter_evaluation(), buffers and readouts included; "
+            "or do not claim it."
+        )
+
+
+def check_stale(run: Run, faults: Faults) -> None:
+    """`stale`, by which results are taken over from one row of the matrix to the next."""
+    for task, before, after in _steps(run):
+        stale = {other.name for other in run.strategy.stale(task)}
+        if fresh := [name for name in differing(before.logits, after.logits) if name not in stale]:
+            faults.add(
+                f"stale: expected every task whose answers may change by learning {task.name}, got a list without "
+                f"{listed(fresh)}, though it changed {before.differs(after, fresh)}. Name it, or look at enter_evaluation()."
+            )
+
+
+def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Faults) -> None:
+    """Learning a task leaves the readouts by which the others are answered, but for those that `parameters` lists."""
+    stream: Stream = run.strategy.stream
+    for task, before, after in _steps(run):
+        for other in stream.tasks:
+            own = {id(parameter) for parameter in stream.model.readout_module(other.label).parameters()}
+            names = {name for name, parameter in stream.model.named_parameters() if id(parameter) in own}
+            moved = [name for name in differing(before.models[other.name], after.models[other.name]) if name in names]
+            if moved and other is not task and not set(moved) <= may_move.get(task.name, set()):
+                faults.add(
+                    f"readouts: expected learning {task.name} to leave the readout that answers {other.name}, got "
+                    f"{listed(moved)} moved. Look at prepare(), commit() and enter_evaluation(), or list it in parameters()."
+                )
+
+
+def check_ledger(run: Run, faults: Faults) -> None:
+    """What no task owns has never moved."""
+    strategy = run.strategy
+    if strategy.ledger is None:
+        return
+    answering = run.last.models[run.tasks[-1]]
+    theta = torch.cat([answering[f"backbone.{spec.name}"].reshape(-1) for spec in strategy.space.tensors]).cpu()
+    moved = (theta != strategy.pristine.theta) & ~strategy.ledger.owned().mask(len(strategy.space)).cpu()
+    if entries := int(moved.sum()):
+        names = [strategy.space.tensors[i].name for i, *_ in strategy.space.split(moved.nonzero().flatten())]
+        faults.add(
+            f"ledger: expected entries that no task owns to hold θ_pre, got {entries} that do not, in {listed(names)}. Look at "
+            "parameters(), and at what commit() records."
+        )
+
+
+def check_restored(stream: Stream, pristine: dict[str, Tensor], run: Run, faults: Faults) -> None:
+    """Another strategy on the stream starts from θ_pre and answers as the first did."""
+    remedy = (
+        "Only the graftable tensors, readouts and persistent buffers are put back: let nothing else move, and take off "
+        "hooks and modules after each task."
+    )
+    with faults.catching("fresh start: another strategy on the stream", remedy):
+        seen = look(ContinualStrategy(stream=stream))
+        moved = list(dict.fromkeys(n for model in seen.models.values() for n in differing(pristine, model)))
+        if moved:
+            faults.add(
+                f"fresh start: expected the next strategy to find the pre-trained model, got {listed(moved)} other than it "
+                f"was. {remedy}"
+            )
+        elif changed := differing(run.looks[0].logits, seen.logits):
+            faults.add(
+                "fresh start: expected the next strategy to answer as the pre-trained model does, got other logits for "
+                f"{listed(changed)}, though the weights are the same. {remedy}"
+            )
+        if frozen := [name for name, parameter in stream.model.named_parameters() if not parameter.requires_grad]:
+            faults.add(
+                f"fresh start: expected parameters to ask for gradients again, got requires_grad = False for "
+                f"{listed(frozen)}. Say what is trained by gradients(task); its flags are put back."
+            )
+
+
+def check_loaded(
+    cls: type[ContinualStrategy],
+    options: Any,
+    run: Run,
+    stream: Stream,
+    store: StateStore,
+    directory: Path,
+    faults: Faults,
+    where: str = "",
+) -> None:
+    """A new strategy on a new stream answers from what was saved."""
+    what = f"{where}save and load"
+    remedy = "Write in save() all that answering needs, and put it back in load(), note_learned(…) included."
+    with faults.catching(what, remedy):
+        directory.mkdir(parents=True)
+        run.strategy.save(directory)
+        loaded: Any = cls(stream=stream, options=options, store=store)
+        loaded.load(directory)
+        seen = look(loaded)
+        if differing(run.last.logits, seen.logits):
+            faults.add(
+                f"{what}: expected a new strategy to answer as the saved one did, got others, "
+                f"{run.last.differs(seen)}. {remedy}"
+            )
