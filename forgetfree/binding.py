@@ -11,15 +11,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
 
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
 _INERT = re.compile(
     r"_.*|architectures|auto_map|(torch_)?dtype|transformers_version|name_or_path|tokenizer_class|id2label|label2id|num_labels|"
-    r"problem_type|finetuning_task|task_specific_params|use_cache|output_.*|return_dict|gradient_checkpointing|"
+    r"problem_type|finetuning_task|task_specific_params|use_cache|output_.*|return_dict|torchscript|chunk_size_feed_forward|"
+    r"gradient_checkpointing|"
     r".*(dropout|pdrop|layerdrop).*|initializer_.*|(bos|eos|pad|sep|cls|mask)_token_id"
 )
 #: Texts whose ids tell two tokenizers apart that have one vocabulary: case, accents, spaces, numbers, scripts, special tokens.
@@ -112,8 +112,12 @@ def network_of(model: nn.Module) -> str:
     if not hasattr(config, "to_diff_dict"):
         return json.dumps({"module": re.sub(r" at 0x[0-9a-f]+", "", repr(model))})
     content = {key: value for key, value in config.to_diff_dict().items() if not _INERT.fullmatch(key)}
-    # RoBERTa counts positions from it, whatever its configuration says later.
-    content["padding_idx"] = [each.padding_idx for each in model.modules() if hasattr(each, "padding_idx")]
+    # RoBERTa counts positions from it, whatever its configuration says later. A table of vectors has it for training alone.
+    content["padding_idx"] = [
+        each.padding_idx
+        for each in model.modules()
+        if hasattr(each, "padding_idx") and not isinstance(each, nn.Embedding)
+    ]
     return json.dumps(content, sort_keys=True, default=str)
 
 
@@ -153,13 +157,14 @@ def _shown(content: Mapping[str, Any], key: str) -> str:
 def tokenizer_digest(tokenizer: Any) -> str:
     """SHA-256 of what a Hugging Face tokenizer does.
 
-    That is its vocabulary, its merges or scores, its special tokens, and the ids of texts that show how it splits. Its files do
-    not count: another version of a library may write them in another way.
+    That is its vocabulary, its merges or scores, its special tokens, the rules by which it changes and splits texts, and the
+    ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
     """
     special = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
     content = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
         "pieces": _pieces(tokenizer),
+        "rules": _rules(tokenizer),
         "special": {name: getattr(tokenizer, f"{name}_token_id", None) for name in special},
         "alone": [tokenizer(text, verbose=False)["input_ids"] for text in _PROBES],
         "pairs": [tokenizer(text, "b", verbose=False)["input_ids"] for text in _PROBES],
@@ -171,12 +176,35 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _backend(tokenizer: Any) -> dict[str, Any]:
+    """A fast tokenizer as it describes itself; empty of any other."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return {} if backend is None else dict(json.loads(backend.to_str()))
+
+
+def _rules(tokenizer: Any) -> list[Any]:
+    """Names, patterns and numbers of how texts are changed and split, in their order.
+
+    Flags are left out, because libraries add some from version to version: what they do is seen in the ids of texts.
+    """
+
+    def leaves(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [leaf for key in sorted(value) for leaf in leaves(value[key])]
+        if isinstance(value, list):
+            return [leaf for each in value for leaf in leaves(each)]
+        return [] if value is None or isinstance(value, bool) else [value]
+
+    said = _backend(tokenizer)
+    model = {key: value for key, value in said.get("model", {}).items() if key not in ("vocab", "merges")}
+    return [*leaves([said.get("normalizer"), said.get("pre_tokenizer"), model]), said.get("added_tokens")]
+
+
 def _pieces(tokenizer: Any) -> Any:
     """Merges of a BPE tokenizer, or scores of a unigram one: what orders its pieces."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if not (said := _backend(tokenizer)):
         return None
-    model = json.loads(backend.to_str())["model"]
+    model = said["model"]
     if model.get("merges") is not None:
         return [list(merge.split(" ")) if isinstance(merge, str) else list(merge) for merge in model["merges"]]
     return [[piece, score] for piece, score in model["vocab"]] if isinstance(model["vocab"], list) else None

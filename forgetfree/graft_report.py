@@ -45,6 +45,10 @@ def _validate(results: Any) -> None:
     given = results.get("fine_tuned")
     if given is not None:
         check_fields("fine_tuned", given, {"architecture": str, "left_out": list})
+    if results.get("floors") is not None:
+        check_fields("floors", results["floors"], {})
+        constant = results["floors"].get("constant", "nothing")
+        check("floors.constant", constant, is_number(constant, 0.0, 1.0), "a number in [0, 1]")
     check("rows", results["rows"], bool(results["rows"]), "a list of at least one row")
     for number, row in enumerate(results["rows"]):
         key = f"rows[{number}]"

@@ -94,7 +94,7 @@ class Graft:
         """Write the graft into ``model`` and return what stood there: applying that undoes this, bit for bit.
 
         Args:
-            model: any model with the body that the graft was made for, be it with a head or without.
+            model: any model with the body that the graft was made for, with a head or without one.
             space: the space of ``model`` itself that the region belongs to; default: the graft's own, of the body.
             check: compare the body's fingerprint with the origin's, where the graft has one (reads the whole body once).
                 Leave it out to put one graft on top of another.
@@ -171,8 +171,8 @@ class Graft:
             if got != expected:
                 raise GraftError(
                     f"The graft belongs to other weights, those of {origin.model!r}: expected fingerprint "
-                    f"{expected[:12]}, the model's is {got[:12]}. Load the very weights it was made from; to put it on top of "
-                    "another graft, check=False."
+                    f"{expected[:12]}, the model's is {got[:12]}. Load the very weights it was made from. In Python, "
+                    "check=False puts it on top of another graft."
                 )
         return self.space
 
@@ -393,7 +393,8 @@ def learn_regions(
         base: γ_base.
         options: the search.
         validate: score of the model as it stands, higher is better; asked for hard masks every ``evaluate_every`` steps.
-            The best one wins, the earlier of equals. Without it the last one does.
+            The best one wins, the later of equals. Without it the last one does. The base region itself is the answer to 0
+            steps alone: it may be much smaller than the budget.
         on_step: told of every step.
 
     Returns:
@@ -427,7 +428,7 @@ def learn_regions(
     best: list[tuple[float, int, Region]] = []
 
     def consider(step: int) -> None:
-        # An entry that fine-tuning did not move carries nothing. Before the first step, nothing speaks for any but the base.
+        # An entry that fine-tuning did not move carries nothing. Without a step, nothing speaks for any but the base.
         for i, count in enumerate(counts):
             if step == 0:
                 region = Region(base.indices[moved[base.indices.to(device)].cpu()][:count])
@@ -441,13 +442,13 @@ def learn_regions(
                 validation[i].append((step, value))
             if len(best) == i:
                 best.append((value, step, region))
-            elif value > best[i][0] or validate is None:
+            elif value >= best[i][0] or validate is None:
                 best[i] = (value, step, region)
 
     mode = model.training
     model.eval()
     try:
-        if len(base) or options.steps == 0:
+        if options.steps == 0:
             consider(0)
         with trainable(model, parameters):
             for step, batch in enumerate(batches, 1):

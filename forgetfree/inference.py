@@ -134,14 +134,21 @@ class Predictor:
         with self._switch.task(task):
             return predict(model, encoded, batch_size=batch_size, precision=self._precision)
 
-    def answer(self, task: str, texts: Sequence[tuple[str, ...]]) -> list[Answer]:
+    def answer(self, task: str, texts: Sequence[str | tuple[str, ...]]) -> list[Answer]:
         """Labels of texts (or pairs of texts).
+
+        Args:
+            task: a task of the ledger.
+            texts: one tuple a row: of one text, or of two where the task is about pairs. A text alone is a tuple of one.
 
         Raises:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
         definition = self.definition(task)
         wanted = len(definition.text_columns)
+        if isinstance(texts, str):
+            raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
+        texts = [(text,) if isinstance(text, str) else text for text in texts]
         for number, text in enumerate(texts, 1):
             if halves := [part for part in text if not is_text(part)]:
                 raise UsageError(

@@ -80,7 +80,7 @@ STRATEGIES: dict[str, Entry] = {
     "replay": Entry("forgetfree.strategies.avalanche_baselines:Replay", "rows of earlier tasks beside each batch"),
     "agem": Entry("forgetfree.strategies.avalanche_baselines:AGEM", "no gradient against that of remembered rows"),
     "gem": Entry("forgetfree.strategies.avalanche_baselines:GEM", "no gradient against any earlier task's"),
-    "gdumb": Entry("forgetfree.strategies.avalanche_baselines:GDumb", "train anew on a balanced memory"),
+    "gdumb": Entry("forgetfree.strategies.avalanche_baselines:GDumb", "train from θ_pre on a balanced memory"),
     "der": Entry("forgetfree.strategies.avalanche_baselines:DER", "rehearse remembered logits (DER++)"),
     "ewc": Entry("forgetfree.strategies.avalanche_baselines:EWC", "a penalty by Fisher information, one per task"),
     "online-ewc": Entry(

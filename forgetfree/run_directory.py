@@ -70,7 +70,7 @@ class RunDirectory:
         self.results["unfinished"], self.results["failed"] = [], []
 
     def _take_up(self) -> None:
-        self._begun = load_run(self.path, "Start anew with another --out.")
+        self._begun = load_run(self.path, "Start again with another --out.")
         before: Json = self._begun["run"]
         now = self.section
         may_differ = {"seed", "strategy"}
@@ -84,7 +84,7 @@ class RunDirectory:
             raise UsageError(
                 f"--resume needs the configuration that {self.path} was begun with; these differ: "
                 + ", ".join(f"{key} (was {before[key]!r}, now {now[key]!r})" for key in differ)
-                + ". Start anew with another --out."
+                + ". Start again with another --out."
             )
         for key in ("seed", "strategy"):
             self.section = self.section | {key: list(dict.fromkeys([*before[key], *now[key]]))}
@@ -109,7 +109,7 @@ class RunDirectory:
             differ = [key for key in description if self.results.get(key) != description[key]]
             if differ := differ or _differing(self._begun, config):
                 raise RunError(
-                    f"{self.path} cannot be resumed: {' and '.join(differ)} changed since it was begun. Start anew with "
+                    f"{self.path} cannot be resumed: {' and '.join(differ)} changed since it was begun. Start again with "
                     "another --out, or put the old files back."
                 )
         self.results |= description
@@ -153,7 +153,7 @@ class RunDirectory:
         try:
             arrays = load_file(path)
         except (OSError, SafetensorError) as error:
-            raise RunError(f"{path} cannot be read: {error}. Start anew with another --out.") from error
+            raise RunError(f"{path} cannot be read: {error}. Start again with another --out.") from error
         return {key.removesuffix("/logits"): array for key, array in arrays.items() if key.endswith("/logits")}
 
 

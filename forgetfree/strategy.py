@@ -36,7 +36,7 @@ from avalanche.training.utils import cycle
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from forgetfree.data.experiences import part_of
+from forgetfree.data.experiences import check_experiences, part_of
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import ConformanceError, OptionError, UsageError
 from forgetfree.files import StrPath, write_json
@@ -214,10 +214,10 @@ class ContinualStrategy(SupervisedTemplate):
         """Called after a task was trained."""
 
     def suspend(self) -> None:
-        """Make the model what it was before the current task: called in the midst of training, to evaluate others."""
+        """Make the model what it was before the current task: called during training, to evaluate others."""
 
     def snapshot(self) -> Any:
-        """The model in the midst of training, for `resume`."""
+        """The model during training, for `resume`."""
         return ModelState.of(self.task_model)
 
     def resume(self, snapshot: Any) -> None:
@@ -333,6 +333,7 @@ class ContinualStrategy(SupervisedTemplate):
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
         """Train on one experience, or on several in turn; see Avalanche."""
+        check_experiences(experiences)
         try:
             with self._at_work():
                 return super().train(experiences, eval_streams, **kwargs)
@@ -532,6 +533,7 @@ class ContinualStrategy(SupervisedTemplate):
 
     def eval(self, experiences: Any, **kwargs: Any) -> Any:
         """Evaluate on one experience, or on several in turn; see Avalanche."""
+        check_experiences(experiences)
         current = self.task_model.current_task  # during training, that in training
         try:
             with self._at_work():
@@ -552,7 +554,7 @@ class ContinualStrategy(SupervisedTemplate):
             batch_sampler=batches,
             collate_fn=data.collate_fn,
             num_workers=num_workers,
-            generator=torch.Generator(),  # evaluation in the midst of training must not draw from it either
+            generator=torch.Generator(),  # evaluation during training must not draw from it either
         )
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
@@ -561,7 +563,7 @@ class ContinualStrategy(SupervisedTemplate):
         if self._task_is_withheld():
             if self.taskwise:
                 self._answer_for_all()
-            elif self._in_training is None:  # in the midst of training, the model as it is
+            elif self._in_training is None:  # during training, the model as it is
                 self.enter_evaluation(self.task)
         elif self._in_training is not self.task:
             if self._in_training is not None:
@@ -575,7 +577,7 @@ class ContinualStrategy(SupervisedTemplate):
         return self.stream.scenario != "task"
 
     def _answer_for_all(self) -> None:
-        """Make the model one that answers whatever the task; in the midst of training, the task in training is the last."""
+        """Make the model one that answers whatever the task; during training, the task in training is the last."""
         self._readout_in_training = tensors_of(self.task_model.readout_module(0))
         self._routing = self.options.task_inference == "router" and bool(self.learned)
         if self._routing:

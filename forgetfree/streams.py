@@ -119,7 +119,7 @@ class Stream:
         return turn_of(self.model.backbone)
 
     def task_of(self, experience: Any, *, training: bool = False) -> StreamTask:
-        """The task of an experience of the benchmark, of a copy of one, or of a part that Avalanche cut from one.
+        """The task of an experience of the benchmark, of a copy that shares its rows, or of a part that Avalanche cut from one.
 
         Args:
             experience: of any stream of the benchmark, such as ``train_stream`` and ``test_stream``.
@@ -137,9 +137,8 @@ class Stream:
         ]
         if place is None or not streams:
             raise UsageError(
-                f"{named(own)} is none of this stream's own: expected an experience of stream.benchmark, a copy or a part of "
-                "one, got rows of another benchmark. Train and evaluate on the benchmark that the stream is of, or make a "
-                "stream of the other one."
+                f"{named(own)} is none of this stream's own: expected an experience of stream.benchmark, or a part of one, got "
+                "other rows. Train and evaluate on the benchmark that the stream is of, or make a stream of the other one."
             )
         if training and "train" not in streams:
             raise UsageError(

@@ -76,7 +76,7 @@ class AGEM(
 ):
     """Averaged gradient episodic memory: g loses its part against that on remembered rows (Chaudhry et al., 2019, eq. 11).
 
-    Remembered rows are a random choice, but come in turn, where the paper draws them anew at each step.
+    Remembered rows are a random choice, but come in turn, where the paper draws them again at each step.
     """
 
     @classmethod
@@ -141,7 +141,7 @@ class GDumb(
     plugin=avalanche.GDumbPlugin,
     mem_size=option(200, "rows remembered, balanced over the labels of all tasks", at_least=1),
 ):
-    """GDumb: for each task, train θ_pre anew on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1).
+    """GDumb: for each task, train θ_pre on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1).
 
     The memory is drawn after the task is seen (reservoir by label), where the paper fills it greedily row by row.
     """

@@ -1,4 +1,4 @@
-"""Graft re-training: find a task's region, then train it anew from θ_pre (Panigrahi et al., 2023, §3.1)."""
+"""Graft re-training: find a task's region, then train it from θ_pre (Panigrahi et al., 2023, §3.1)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class WSN(LedgerStrategy):
       outside of m, and with it the gradient of s: nothing outside of the first, random mask could gain a score.
     - s starts at next to 0, at random only to break ties: there is no random network to find a part of. The authors' code
       draws s as it draws weights, and ranks by |s|; this ranks by s, as the paper says.
-    - The mask is chosen anew every `mask_every` updates. m_t leaves out what did not move and nobody owns.
+    - The mask is chosen again every `mask_every` updates. m_t leaves out what did not move and nobody owns.
     """
 
     Options: ClassVar[type[TrainingOptions]] = WSNOptions

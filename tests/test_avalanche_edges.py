@@ -31,6 +31,8 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import MAC_metrics
 from avalanche.logging import TextLogger
 from avalanche.training.plugins import EvaluationPlugin
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from forgetfree import registry
 from forgetfree.errors import OptionError, TaskError, UsageError
@@ -229,6 +231,24 @@ def test_experiences_of_another_benchmark_are_refused(name: str) -> None:
     assert set(strategy.evaluate()) == {task.name for task in stream.tasks}
 
 
+@pytest.mark.parametrize("given", [5, None, [5], TensorDataset(torch.zeros(3, 2))])
+def test_what_is_no_experience_is_refused_by_name(given: Any) -> None:
+    strategy = vision.make("continual-ft", vision.stream("task"))
+    for call in (strategy.train, strategy.eval):
+        with pytest.raises(UsageError, match=r"Expected an experience or several, got (int|None|Tensor)"):
+            call(given)
+
+
+@pytest.mark.parametrize("name", ["continual-ft", "replay", "grafting-continual", "packnet"])
+def test_batchnorm_trains_on_rows_that_leave_a_single_one_over(name: str) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 10))
+    stream = benchmark_stream(vision.split_digits("task", 3), network)
+    rows = len(stream.tasks[0].train)
+    strategy = vision.make(name, stream, batch_size=next(size for size in range(3, rows) if rows % size == 1), steps=50)
+    strategy.train(stream.benchmark.train_stream[0])
+    assert [task.name for task in strategy.learned] == [stream.tasks[0].name]
+
+
 @pytest.mark.parametrize("name", ["continual-ft", "joint", "grafting-continual"])
 def test_only_training_experiences_are_trained_on(name: str) -> None:
     stream = vision.stream("task")
@@ -396,7 +416,7 @@ class Calls(SupervisedPlugin):
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "ewc"])
 def test_a_plugin_that_calls_the_model_without_task_labels_is_answered(name: str, scenario: str) -> None:
-    """By the readout of the task in training or evaluation; evaluated in the midst of training, too."""
+    """By the readout of the task in training or evaluation; evaluated during training, too."""
     stream = vision.stream(scenario)
     calls = Calls()
     strategy = vision.make(name, stream, dropout=False, eval_every=4, peval_mode="iteration")

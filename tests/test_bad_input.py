@@ -190,12 +190,13 @@ CASES = [
     Case("run sst2 --model minilmm", "Unknown model 'minilmm'. Did you mean 'minilm'?"),
     Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
     Case("run sst2 --model ~/models/bert", "The model directory '~/models/bert' does not exist."),
+    Case("run sst2 --data data/sst2/train.jsonl", "train.jsonl' is a file. Give an existing one", 2),
+    Case("run sst2 --model run/config.json", "config.json' is a file. Give one in Hugging Face layout", 2),
     Case("run sst2 --model data", "'data' is no model directory: it holds no config.json. Save with", 1),
     Case("run sst2 --model owner/name", "Model 'owner/name' cannot be loaded: ", 1),
     Case("run sst2 --model ''", "--model needs a value, got an empty text. Give one, or leave --model out."),
     Case(r"run sst2 --model a\x00b", "The argument 'a\\x00b' is not in UTF-8."),
     Case("run sst2 --data nosuch", "The data directory 'nosuch' does not exist. Give an existing one, 'hub' or 'demo'"),
-    Case("run sst2 --data data/sst2/train.jsonl", "The data directory 'data/sst2/train.jsonl' does not exist."),
     Case(
         "run trec --data demo",
         "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2; for others give --data DIR.",
@@ -310,7 +311,7 @@ CASES = [
     ),
     Case(
         "run qnli,sst2 --out run --resume",
-        "run/config.json: run.model is missing. Start anew with another --out.",
+        "run/config.json: run.model is missing. Start again with another --out.",
         1,
         change=edit("run/config.json", without("run", "model")),
     ),
@@ -461,6 +462,11 @@ CASES = [
     Case("report graft", "space is missing", 1, edit("graft/results.json", without("space"))),
     Case("report graft", "regions[0].kinds must be", 1, edit("graft/results.json", at("regions", 0, "kinds", to={}))),
     Case("report graft", "rows must be a list of at least one row", 1, edit("graft/results.json", at("rows", to=[]))),
+    Case("report graft", "floors must be an object", 1, edit("graft/results.json", at("floors", to="x"))),
+    Case("report graft", "floors.constant must be", 1, edit("graft/results.json", at("floors", "constant", to="9"))),
+    Case(
+        "report graft", "floors.constant must be", 1, edit("graft/results.json", at("floors", "constant", to=10**400))
+    ),
     Case("report graft", "model must be an object", 1, edit("graft/results.json", at("model", to=None))),
     Case(
         "report experiment",

@@ -240,6 +240,62 @@ def test_the_order_of_merges_counts() -> None:
     assert tokenizer_digest(changed) != tokenizer_digest(one)
 
 
+def fast(content: dict[str, Any]) -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    end = "<|endoftext|>"
+    backend = Tokenizer.from_str(json.dumps(content))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=end, eos_token=end, unk_token=end)
+
+
+def merges(content: dict[str, Any]) -> None:
+    """The last two change places: no probe shows it."""
+    held = content["model"]["merges"]
+    held[-1], held[-2] = held[-2], held[-1]
+
+
+def replaces(content: dict[str, Any]) -> None:
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "lovely"}, "content": "awful"}
+
+
+def splits(content: dict[str, Any]) -> None:
+    split = {"type": "Split", "pattern": {"String": "lov"}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
+
+
+def adds(content: dict[str, Any]) -> None:
+    (known, *_) = content["added_tokens"]
+    name = next(piece for piece in content["model"]["vocab"] if len(piece) == 2 and piece.isalpha())
+    number = content["model"]["vocab"][name]
+    content["added_tokens"].append(known | {"id": number, "content": name, "special": False})
+
+
+def closes_pairs(content: dict[str, Any]) -> None:
+    template = [{"Sequence": {"id": part, "type_id": 0}} for part in "AB"]
+    end = {"id": "<|endoftext|>", "ids": [content["model"]["vocab"]["<|endoftext|>"]], "tokens": ["<|endoftext|>"]}
+    between = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": template[:1],
+        "pair": [template[0], between, template[1]],
+        "special_tokens": {"<|endoftext|>": end},
+    }
+
+
+@pytest.mark.parametrize("change", [merges, replaces, splits, adds, closes_pairs])
+def test_a_rule_that_few_texts_show_counts(change: Any) -> None:
+    one = tiny.byte_level(causal=True)
+    content = json.loads(one.backend_tokenizer.to_str())
+    same, other = fast(content), json.loads(one.backend_tokenizer.to_str())
+    change(other)
+    changed = fast(other)
+    assert changed.get_vocab() == same.get_vocab()
+    assert same("a film that the")["input_ids"] == changed("a film that the")["input_ids"]
+    assert tokenizer_digest(same) == tokenizer_digest(fast(content))
+    assert tokenizer_digest(changed) != tokenizer_digest(same)
+
+
 # -- What a network computes -----------------------------------------------------------------------------
 
 
@@ -251,8 +307,13 @@ def test_what_decides_no_answer_does_not_count(model_directory: Any) -> None:
         ("hidden_dropout_prob", 0.9),
         ("architectures", ["X"]),
         ("use_cache", False),
+        ("return_dict", False),
+        ("torchscript", True),
+        ("chunk_size_feed_forward", 4),
+        ("pad_token_id", 3),
     ):
         setattr(body.config, key, value)
+    body.embeddings.word_embeddings.padding_idx = 3  # what BERT makes of pad_token_id: it counts in training alone
     assert network_differences(before, network_of(body)) == []
     body.config.hidden_act = "tanh"
     assert network_differences(before, network_of(body)) == ['the model\'s hidden_act (expected "gelu", got "tanh")']

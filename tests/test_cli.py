@@ -797,7 +797,7 @@ def test_a_run_from_before_there_were_scenarios_is_resumed(tiny_cli: Tiny, finis
 
 
 def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
-    """joint answers anew after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
+    """joint answers again after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
     arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", "--set", "scenario=class")
     at = arguments.index("--sparsity")
     assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0

@@ -234,9 +234,9 @@ def test_a_damaged_config_is_refused_with_the_place_in_it(name: str, written: Pa
     change(config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(RunError) as caught:
-        load_run(tmp_path, "Start anew.")
+        load_run(tmp_path, "Start again.")
     assert str(caught.value).startswith(f"{tmp_path}/config.json: {message}")
-    assert str(caught.value).endswith(". Start anew.")
+    assert str(caught.value).endswith(". Start again.")
 
 
 @pytest.fixture(scope="module")

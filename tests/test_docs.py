@@ -92,7 +92,9 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     report = render(merge([load_results(path) for path in sorted(RESULTS.glob(runs))]), "markdown")
     sections = [part for part in report.split("\n## ") if part.startswith(tables)]
     rows = [line for part in sections for line in part.splitlines() if line.startswith("|") and "---" not in line]
-    rows = [row for row in rows if not row.startswith(("| strategy |", "| task |"))]  # headers may be worded anew
+    rows = [
+        row for row in rows if not row.startswith(("| strategy |", "| task |"))
+    ]  # headers may be worded differently
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert len(sections) >= len(tables) and len(rows) >= 9
     assert [row for row in rows if row not in text] == []

@@ -129,7 +129,7 @@ def test_the_presets_hold_options_that_there_are(name: str, preset: str) -> None
 def test_the_same_seed_gives_the_same_results_and_the_same_figure(
     measured, data, model_directory, tmp_path: Path
 ) -> None:
-    """But for seconds; and though this time all models are trained anew, not taken from the cache."""
+    """But for seconds; and though this time all models are trained again, not taken from the cache."""
     again = tmp_path / "again"
     assert (
         cli.main(arguments("calibration", data, model_directory("bert"), again, "--cache", str(tmp_path / "cache")))

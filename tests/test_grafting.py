@@ -489,24 +489,32 @@ def test_half_precision_gradients_of_a_large_batch_do_not_vanish() -> None:
 
 
 def test_validation_sees_the_hard_mask_and_the_best_wins() -> None:
-    """Scores 1, 3, 3, 2 at steps 0, 2, 4, 6 (and 8): the earlier of the two best, step 2, is taken."""
+    """Scores 1, 3, 3, 2 at steps 2, 4, 6, 8: the later of the two best, step 6, is taken."""
     model, space, pre, ft, batches = problem()
     base = base_region("movement", pre, ft, 9)
-    answers, seen = iter([1.0, 3.0, 3.0, 2.0, 0.5]), []
+    answers, seen = iter([1.0, 3.0, 3.0, 2.0]), []
 
     def validate() -> float:
         seen.append(space.flatten(model))
         return next(answers)
 
     learned = learn(model, space, pre, ft, batches, base, validate=validate, evaluate_every=2)
-    assert learned.validation == ((0, 1.0), (2, 3.0), (4, 3.0), (6, 2.0), (8, 0.5))
-    assert learned.step == 2
+    assert learned.validation == ((2, 1.0), (4, 3.0), (6, 3.0), (8, 2.0))
+    assert learned.step == 6
     for theta in seen:  # every one is a hard graft of 9 entries
         at = theta != pre
         assert int(at.sum()) == 9
         assert torch.equal(theta[at], ft[at])
-    assert Region.from_mask(seen[1] != pre) == learned.region
-    assert Region.from_mask(seen[0] != pre) == base
+    assert Region.from_mask(seen[2] != pre) == learned.region
+
+
+def test_a_small_base_that_validation_likes_best_is_no_smaller_region() -> None:
+    """The region has as many entries as were asked for, even where every mask scores alike."""
+    model, space, pre, ft, batches = problem()
+    base = base_region("movement", pre, ft, 1)
+    learned = learn(model, space, pre, ft, batches, base, validate=lambda: 0.5, evaluate_every=2)
+    assert len(learned.region) == learned.budget == 9
+    assert learned.step == len(batches)
 
 
 def test_what_the_mask_becomes_does_not_depend_on_being_evaluated() -> None:

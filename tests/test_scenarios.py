@@ -214,7 +214,7 @@ def same_rows_everywhere(scenario: str) -> Any:
 
 
 class Midway(SupervisedPlugin):
-    """Evaluates everything in the midst of every task, and compares the model before and after."""
+    """Evaluates everything during every task, and compares the model before and after."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class Midway(SupervisedPlugin):
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 @pytest.mark.parametrize("name", [*TASKWISE, "continual-ft", "replay", "ewc", "o-lora", "gdumb"])
 def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scenario: str, inference: str) -> None:
-    """After every task, and in the midst of each."""
+    """After every task, and during each."""
     if inference == "router" and name not in TASKWISE:
         pytest.skip("one model for all tasks")
     midway = Midway()
@@ -253,7 +253,7 @@ def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scena
             for other in answers.values():
                 assert np.array_equal(answers["experience-0"], other)
     assert len(midway.seen) == 3
-    if scenario == "class" and name in TASKWISE:  # in the midst of the first task, of its labels only
+    if scenario == "class" and name in TASKWISE:  # during the first task, of its labels only
         assert bool((midway.seen[0]["experience-2"][:, 2:] == LOWEST).all())
 
 

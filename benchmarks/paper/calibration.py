@@ -41,7 +41,7 @@ class Calibration(Experiment):
     paper: ClassVar[str] = "table 1, figure 6"
     single: ClassVar = ("shots", "sparsities")
     question: ClassVar[str] = (
-        "Are grafts better calibrated than the fine-tuned model, and as good as training the region anew?"
+        "Are grafts better calibrated than the fine-tuned model, and as good as training the region again?"
     )
     presets: ClassVar = {
         "small": replace(SMALL, sparsities=(1e-3,)),
@@ -94,7 +94,7 @@ class Calibration(Experiment):
                     verdict(fall >= 0.4, fall),
                 ),
                 Claim(
-                    f"{task}: training the region anew is as good as the graft (within half a point), or better",
+                    f"{task}: training the region again is as good as the graft (within half a point), or better",
                     "—",
                     f"re-trained {shown(score['retrained'])}, graft {shown(score['grafted'])}",
                     verdict(score["retrained"] >= score["grafted"] - 0.005, score["retrained"], score["grafted"]),

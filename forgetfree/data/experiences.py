@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from forgetfree.errors import UsageError
+
+
+def check_experiences(given: Any) -> None:
+    """Raise ``UsageError`` unless an experience, or several, are given."""
+    several = given if isinstance(given, Sequence) else () if isinstance(given, Iterable) else (given,)
+    for each in several:
+        if not hasattr(each, "logging"):
+            raise UsageError(
+                f"Expected an experience or several, got {type(each).__name__}. Give those of the stream's benchmark, such as "
+                "stream.benchmark.train_stream[0]."
+            )
 
 
 def part_of(experience: Any) -> int | None:

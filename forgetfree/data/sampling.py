@@ -41,30 +41,38 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False)
 def plan_batches(
     lengths: Sequence[int], batch_size: int, batches: int, seed: int, *, group_by_length: bool = True
 ) -> list[list[int]]:
-    """Row numbers of ``batches`` mini-batches: every epoch holds each row once, its last batch may be smaller.
+    """Row numbers of ``batches`` mini-batches: every epoch holds each row once.
 
     Batches are drawn evenly at random. Data of more than one window may be grouped by length, which saves padding: each
     random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
-    the smaller batch are drawn before any sorting, and every other batch is equally likely to come at any place.
+    smaller batches are drawn before any sorting, and every other batch is equally likely to come at any place.
 
     Args:
         lengths: of all rows.
-        batch_size: rows per batch.
+        batch_size: rows per batch. What is left of an epoch makes a smaller one, of two rows at least where that can be:
+            BatchNorm cannot train on a single row.
         batches: how many.
         seed: of all that is drawn.
         group_by_length: put rows of similar length together where the data is larger than a window.
+
+    Raises:
+        UsageError: there are no rows.
     """
+    if not lengths:
+        raise UsageError("There are no rows to draw batches from. Give at least one.")
     random, plan = Random(seed), list[list[int]]()
-    window = _WINDOW * batch_size
+    window, rows = _WINDOW * batch_size, len(lengths)
+    smaller = [rows % batch_size] if rows % batch_size else []
+    if smaller == [1] and 2 < batch_size < rows:
+        smaller = [batch_size - 1, 2]
     while len(plan) < batches:
-        order = list(range(len(lengths)))
+        order = list(range(rows))
         random.shuffle(order)
-        if group_by_length and len(order) > window:
-            whole = len(order) - len(order) % batch_size
-            for start in range(0, whole, window):
-                block = slice(start, min(start + window, whole))
-                order[block] = sorted(order[block], key=lengths.__getitem__)
-        epoch = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        rest = [[order.pop() for _ in range(size)] for size in smaller]
+        if group_by_length and rows > window:
+            for start in range(0, len(order), window):
+                order[start : start + window] = sorted(order[start : start + window], key=lengths.__getitem__)
+        epoch = [order[i : i + batch_size] for i in range(0, len(order), batch_size)] + rest
         random.shuffle(epoch)
         plan += epoch
     return plan[:batches]

@@ -109,8 +109,9 @@ class _Directory:
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
+            fault = "is a file" if root.exists() else "does not exist"
             raise UsageError(
-                f"The data directory {str(root)!r} does not exist. Give an existing one, 'hub' or 'demo' to --data."
+                f"The data directory {str(root)!r} {fault}. Give an existing one, 'hub' or 'demo' to --data."
             )
         self.root = root
         self.hint = f"To add a task, put it under {root}/NAME as train, validation and test files."

@@ -91,6 +91,7 @@ def read_tokenizer(path: str, name: str) -> Any:
 
     with explained(name), quiet(transformers):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer("a text", truncation=True)  # what it says of itself is used here first
     # Of a class that it does not know, transformers takes the vocabulary all the same.
     known = type(tokenizer) is not transformers.PreTrainedTokenizerFast
     if not known and "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or ()):
@@ -143,6 +144,7 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
         left = [key for key in left if not re.search(r"(^|\.)decoder\.", key)]
     _refuse_unused(backbone, held, left, name)
     _refuse_not_finite(backbone, name)
+    backbone.config.return_dict = True  # how its outputs are read here, whatever its config.json says
     if hasattr(backbone.base_model, "set_attention_type"):  # BigBird would change it for good at the first short batch
         backbone.base_model.set_attention_type("original_full")
     return backbone, sorted(map(str, info["missing_keys"]))
@@ -186,10 +188,17 @@ def _listed(path: str) -> list[str]:
         return [single]
     if not (index := _find(path, INDEX)):
         return []
-    with open(index, encoding="utf-8") as file:
-        shards: Iterable[str] = json.load(file)["weight_map"].values()
+    shards = read_json(Path(index), ModelError, "Put back the file that was saved with the weights.", _check_index)[
+        "weight_map"
+    ]
     # One that is lacking is missed when the weights are read.
-    return [found for shard in sorted(set(shards)) if (found := _find(path, shard))]
+    return [found for shard in sorted(set(shards.values())) if (found := _find(path, shard))]
+
+
+def _check_index(index: Any) -> None:
+    check_fields("", index, {"weight_map": dict})
+    files = index["weight_map"].values()
+    check("weight_map", index["weight_map"], all(isinstance(file, str) for file in files), "a file for each tensor")
 
 
 def _find(path: str, file: str) -> str | None:
@@ -308,6 +317,8 @@ def explained(name: str) -> Iterator[None]:
             raise _needs_code(name) from error
         reason = re.sub(r":\s*\n\s*", ": ", str(error).strip()) or type(error).__name__
         reason = reason.splitlines()[0].rstrip(".")
+        if not isinstance(error, OSError | ValueError | ImportError):
+            reason = f"its files are not as transformers expects them ({type(error).__name__}: {reason})"
         raise ModelError(
             f"Model {name!r} cannot be loaded: {reason}. Give a directory in Hugging Face layout that "
             "holds config.json, weights and tokenizer, or 'minilm'; hub names need a connection."

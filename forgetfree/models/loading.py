@@ -170,9 +170,10 @@ def locate(name: str) -> str:
         if not (Path(name) / "config.json").is_file():
             raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
         return name
-    if is_place(name):
+    if is_place(name) or Path(name).exists():
+        fault = "is a file" if Path(name).exists() else "does not exist"
         raise UsageError(
-            f"The model directory {name!r} does not exist. Give one in Hugging Face layout, 'minilm' or a hub name OWNER/NAME "
+            f"The model directory {name!r} {fault}. Give one in Hugging Face layout, 'minilm' or a hub name OWNER/NAME "
             "to --model."
         )
     if name not in registry.MODELS and "/" not in name:

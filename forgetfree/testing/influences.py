@@ -64,7 +64,7 @@ def _why_another(cls: type[ContinualStrategy], options: Any, run: Run) -> str:
     if difference := run.differs(learn(cls, options, run.strategy.stream, look_after=(0, 3))):
         return (
             f"fresh start: expected a new strategy on a used stream to learn as on a fresh one, got others, {difference}. "
-            "Keep what is learned in the strategy, made anew in setup(), and not in the stream or its model."
+            "Keep what is learned in the strategy, made again in setup(), and not in the stream or its model."
         )
     difference = run.differs(_evaluating(cls, options, three_tasks()))
     return (

@@ -40,7 +40,7 @@ def test_labels_may_come_as_any_sequence(labels: Any) -> None:
     assert DatasetExamples(Rows(), labels, 0).labels.tolist() == LABELS
 
 
-def test_a_subset_counts_anew_and_may_be_cut_again() -> None:
+def test_a_subset_counts_from_zero_and_may_be_cut_again() -> None:
     rows = DatasetExamples(Rows(), LABELS, 0).subset([3, 1, 2]).subset([2, 0])
     assert len(rows) == 2
     assert rows.labels.tolist() == [2, 1]

@@ -61,6 +61,14 @@ LENGTHS = lengths_of(1001)
 SIZES = [(5, 8), (128, 8), (401, 8), (1001, 8), (1500, 1024), (2490, 1024), (3668, 1024), (1600, 16), (2049, 16)]
 
 
+def sizes_of(rows: int, batch_size: int) -> list[int]:
+    """Batches of ``batch_size``, and what is left; a single row gets a second one, which another batch then lacks."""
+    whole, left = divmod(rows, batch_size)
+    if left == 1 and whole:
+        return [2, batch_size - 1, *[batch_size] * (whole - 1)]
+    return [*[left] * (left > 0), *[batch_size] * whole]
+
+
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("rows", "batch_size"), SIZES)
 def test_an_epoch_holds_every_row_once(rows: int, batch_size: int, grouped: bool) -> None:
@@ -69,7 +77,8 @@ def test_an_epoch_holds_every_row_once(rows: int, batch_size: int, grouped: bool
     epochs = [plan[i * per_epoch : (i + 1) * per_epoch] for i in range(3)]
     for epoch in epochs:
         assert sorted(i for batch in epoch for i in batch) == list(range(rows))
-        assert sorted(map(len, epoch))[1:] == [batch_size] * (per_epoch - 1)
+        sizes = sorted(map(len, epoch))
+        assert sizes == sizes_of(rows, batch_size)
     assert rows <= batch_size or epochs[0] != epochs[1]
 
 
@@ -91,6 +100,19 @@ def test_every_row_is_used_equally_often_whatever_its_length(grouped: bool) -> N
     for part in (by_length[:20], by_length[-20:]):  # the shortest and the longest rows
         assert sum(used[row] for row in part) == pytest.approx(20 * seeds * share, rel=0.03)
         assert sum(weight[row] for row in part) == pytest.approx(sum(weight) * 20 / 203, rel=0.03)
+
+
+@pytest.mark.parametrize(("rows", "batch_size"), [(1, 8), (3, 1), (5, 2), (2, 8)])
+def test_a_single_row_stays_alone_where_it_must(rows: int, batch_size: int) -> None:
+    plan = plan_batches(lengths_of(rows), batch_size, -(-rows // batch_size), seed=0)
+    assert sorted(map(len, plan)) == sorted(
+        [rows % batch_size or batch_size, *[batch_size] * ((rows - 1) // batch_size)]
+    )
+
+
+def test_no_rows_make_no_batches() -> None:
+    with pytest.raises(UsageError, match=r"There are no rows to draw batches from"):
+        plan_batches([], 8, 3, seed=0)
 
 
 def spread(plan: list[list[int]], lengths: list[int]) -> float:

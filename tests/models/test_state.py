@@ -146,7 +146,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_made_anew(model: TaskModel, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_made_again(model: TaskModel, tmp_path: Path, damage: str) -> None:
     store = StateStore(tmp_path)
     store.put("key", ModelState.of(model))
     (file,) = tmp_path.iterdir()

@@ -33,7 +33,7 @@ from forgetfree.training import TrainingOptions, plan
 
 MakeStream = Callable[..., Any]
 
-#: Two rounds over the 24 training rows of a task, so that a plugin's own loader starts anew, too.
+#: Two rounds over the 24 training rows of a task, so that a plugin's own loader starts again, too.
 ROUNDS, STEPS, BATCH, RATE = 2, 12, 4, 0.05
 
 

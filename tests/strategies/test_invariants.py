@@ -440,7 +440,7 @@ class InterruptedMonitor(Monitor):
     @contextmanager
     def phase(self, task: str, phase: Any, steps: int) -> Iterator[Callable[[int, float], None]]:
         def on_step(step: int, loss: float) -> None:
-            # Evaluation takes one step, and it is that of another task, in the midst of training.
+            # Evaluation takes one step, and it is that of another task, during training.
             enough = task == "qnli" if phase == "evaluate" else step == 2
             if self.interrupt.armed and phase == self.interrupt.phase and enough:
                 raise KeyboardInterrupt

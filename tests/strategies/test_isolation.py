@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from forgetfree import registry
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import LedgerError, ModelError, TrainingError
+from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
 from forgetfree.grafting import Graft
 from forgetfree.inference import Predictor
 from forgetfree.ledger import Ledger, LedgerSwitch
@@ -240,6 +240,20 @@ def test_the_predictor_answers_from_the_file(
     predictor = Predictor(loaded, Ledger.load(history.ledger_file), [task.task for task in tasks])
     for task in (tasks[i] for i in (2, 0, 1)):
         assert torch.equal(predictor.logits(task.task.name, task.test), history.rows[-1][task.task.name])
+
+
+def test_the_predictor_reads_texts_alone_or_in_tuples(
+    model_directory: Callable[[str], Path], data_directory: Path, history: History
+) -> None:
+    tasks = load_tasks(history.stream.name, str(data_directory))
+    loaded = load_model(str(model_directory(history.kind)), MODELS[history.kind])
+    predictor = Predictor(loaded, Ledger.load(history.ledger_file), [task.task for task in tasks])
+    single = next(task.task.name for task in tasks if len(task.task.text_columns) == 1)
+    texts = ["a lovely film", "the story is dull"]
+    assert predictor.answer(single, texts) == predictor.answer(single, [(text,) for text in texts])
+    assert len(predictor.answer(single, texts)) == 2
+    with pytest.raises(UsageError, match=r"Expected a list of texts, got the text .a lovely film.\. Give \["):
+        predictor.answer(single, "a lovely film")
 
 
 def test_a_loaded_ledger_is_learned_on(tiny_stream: MakeStream, history: History) -> None:

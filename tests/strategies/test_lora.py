@@ -268,7 +268,7 @@ def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) ->
     assert largest_cosine(100.0) < 0.02
 
 
-# -- Seeds, interruptions, evaluation in the midst -----------------------------------------------------------
+# -- Seeds, interruptions, evaluation during training -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", BOTH)
