@@ -152,6 +152,8 @@ def _classifying(
         tokenizer = None
     config.pad_token_id = model.tokens.pad  # causal ones find a row's last token by it
     config.problem_type = "single_label_classification"
+    if hasattr(config, "use_mems_eval"):
+        config.use_mems_eval = False  # XLNet's memory of earlier calls, which batches of the pipeline cannot hold
     _name_labels(config, task.labels, origin.classes)
     if origin.readout == "classifier":
         return _classifier(config, body, graft.readout, origin), tokenizer
@@ -178,7 +180,7 @@ def _tokenizer(loaded: LoadedModel, inputs: list[str]) -> Any:
     import transformers
 
     with explained(loaded.name), quiet(transformers):
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             locate(loaded.name),
             model_max_length=loaded.max_length,
             model_input_names=inputs,
@@ -186,6 +188,9 @@ def _tokenizer(loaded: LoadedModel, inputs: list[str]) -> Any:
             truncation_side="right",
             trust_remote_code=False,
         )
+    if tokenizer.pad_token_id is None:  # the pipeline reads no batches without one
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.pad)
+    return tokenizer
 
 
 def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tensor]]) -> bool:
