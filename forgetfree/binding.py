@@ -13,8 +13,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from forgetfree.json_file import check, parse_json
+
 if TYPE_CHECKING:
     from torch import nn
+
+#: How logits may be read, and in what passes may be computed.
+READOUTS, PRECISIONS = ("linear", "prompt", "causal", "classifier"), ("fp32", "bf16", "fp16")
 
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
 _INERT = re.compile(
@@ -74,12 +79,12 @@ class Binding:
             ValueError: it is none.
         """
         expected = {name: type(getattr(cls("{}"), name)) for name in cls.__dataclass_fields__}
-        try:
-            found = json.loads(text)
-            if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
-                raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
-        except RecursionError as error:
-            raise ValueError("it is nested too deeply") from error
+        found = parse_json(text)
+        if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
+            raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
+        check("max_length", found["max_length"], found["max_length"] >= 0, "at least 0")
+        check("readout", found["readout"], found["readout"] in READOUTS, f"one of {', '.join(READOUTS)}")
+        check("precision", found["precision"], found["precision"] in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
         if not is_network(found["network"]):
             raise ValueError("the network's configuration is no JSON object")
         return cls(**found)
@@ -120,8 +125,8 @@ def network_of(model: nn.Module) -> str:
 def is_network(text: str) -> bool:
     """Whether a text may be what `network_of` gave."""
     try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(text, finite=False), dict)  # a model may say that a limit of it is infinite
+    except ValueError:
         return False
 
 
