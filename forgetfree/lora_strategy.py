@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.files import StrPath
 from forgetfree.ledger import changed_buffers
@@ -191,7 +192,7 @@ class LoraStrategy(ContinualStrategy):
         for record in records:
             if record.task not in tasks:
                 raise RunError(
-                    f"{path} has adapters of task {record.task!r}, which this stream lacks. Load that stream."
+                    f"{path} has adapters of task {brief(record.task)}, which this stream lacks. Load that stream."
                 )
             if record.readout:
                 readout = self.task_model.readout_module(tasks[record.task].label)

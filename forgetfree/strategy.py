@@ -37,6 +37,7 @@ from torch.utils.data import DataLoader
 
 from forgetfree.data.experiences import part_of
 from forgetfree.data.sampling import by_length
+from forgetfree.display import brief
 from forgetfree.errors import ConformanceError, OptionError, RunError, UsageError
 from forgetfree.files import StrPath, write_json
 from forgetfree.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
@@ -293,8 +294,8 @@ class ContinualStrategy(SupervisedTemplate):
         tasks = {task.name: task for task in self.stream.tasks}
         if missing := [name for name in names if name not in tasks]:
             raise RunError(
-                f"{path} says that task {missing[0]!r} was learned, which this stream lacks: it has {', '.join(tasks)}. Load "
-                "it with its stream."
+                f"{path} says that task {brief(missing[0])} was learned, which this stream lacks: it has {', '.join(tasks)}. "
+                "Load it with its stream."
             )
         return [tasks[name] for name in names]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from forgetfree.data.rows import Rows
 from forgetfree.data.tables import Table
+from forgetfree.display import brief
 from forgetfree.errors import DataError
 from forgetfree.json_file import read_json
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition, slots
@@ -37,11 +38,19 @@ def read_notes(folder: Path) -> dict[str, Any]:
             raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
     for key in ("label_names", "label_words"):
         names = notes.get(key)
-        if names is not None and not (isinstance(names, list) and len(set(map(str, names))) == len(names) > 1):
-            raise DataError(f"{path}: {key} must be a list of at least two names, all different, got {names!r}.")
+        if names is not None and not _are_names(names):
+            raise DataError(
+                f"{path}: {key} must be a list of at least two names, all different, got {brief(names, 200)}."
+            )
     if notes.get("metric", "accuracy") not in ("accuracy", "f1"):
         raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {notes['metric']!r}.")
     return notes
+
+
+def _are_names(names: Any) -> bool:
+    """Whether it is a list of different texts that are not blank; numbers are taken for names, too."""
+    right = isinstance(names, list) and all(type(name) in (str, int, float) and str(name).strip() for name in names)
+    return right and len(set(map(str, names))) == len(names) > 1
 
 
 def infer(name: str, kind: Kind, notes: Mapping[str, Any], train: Rows, table: Table) -> TaskDefinition:

@@ -49,10 +49,6 @@ def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Sam
 
 def _told(error: Exception) -> str:
     """The error, and where in our files it was raised."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "forgetfree" in frame.filename or "fuzz" in frame.filename
-    ]
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, {frames[-1].line}"
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}, {ours[-1].line}"
     return f"{type(error).__name__}: {str(error)[:160]} ({place})"
