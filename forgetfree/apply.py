@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +13,13 @@ from torch import Tensor, nn
 from forgetfree.binding import set_network_
 from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError, ModelError, UsageError
-from forgetfree.files import StrPath, new_directory, tensor_bytes, write_atomically
+from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.grafting import Graft, GraftOrigin
 from forgetfree.model_card import Reading, model_card
 from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.body import body_of, body_prefix
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_weights
-from forgetfree.models.fine_tuned_directory import READOUT
+from forgetfree.models.fine_tuned_directory import READOUT, write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
 from forgetfree.models.sequence_classifier import sequence_classifier
 
@@ -83,8 +82,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     with new_directory(out) as directory:
         _save(directory, network, {**rest, **network.state_dict()}, tokenizer)
         if reading.own_readout:
-            labels = {"labels": json.dumps(origin.task.labels)}
-            write_atomically(directory / READOUT, tensor_bytes(graft.readout, labels))
+            write_readout(directory / READOUT, graft.readout, origin.task.labels)
         write_atomically(directory / "README.md", model_card(graft, origin, model, reading))
         _verify(directory, network)
     return WrittenModel(out, type(network).__name__, reading.loader, reading.usual, _note(reading, network))

@@ -15,6 +15,11 @@ from typing import Any
 
 from torch import nn
 
+from forgetfree.json_file import check, parse_json
+
+#: How logits may be read, and in what passes may be computed.
+READOUTS, PRECISIONS = ("linear", "prompt", "causal", "classifier"), ("fp32", "bf16", "fp16")
+
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
 _INERT = re.compile(
     r"_.*|architectures|auto_map|(torch_)?dtype|transformers_version|name_or_path|tokenizer_class|id2label|label2id|num_labels|"
@@ -74,12 +79,12 @@ class Binding:
             ValueError: it is none.
         """
         expected = {name: type(getattr(cls("{}"), name)) for name in cls.__dataclass_fields__}
-        try:
-            found = json.loads(text)
-            if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
-                raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
-        except RecursionError as error:
-            raise ValueError("it is nested too deeply") from error
+        found = parse_json(text)
+        if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
+            raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
+        check("max_length", found["max_length"], found["max_length"] >= 0, "at least 0")
+        check("readout", found["readout"], found["readout"] in READOUTS, f"one of {', '.join(READOUTS)}")
+        check("precision", found["precision"], found["precision"] in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
         if not is_network(found["network"]):
             raise ValueError("the network's configuration is no JSON object")
         return cls(**found)
@@ -124,8 +129,8 @@ def network_of(model: nn.Module) -> str:
 def is_network(text: str) -> bool:
     """Whether a text may be what `network_of` gave."""
     try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(text, finite=False), dict)  # a model may say that a limit of it is infinite
+    except ValueError:
         return False
 
 

@@ -61,6 +61,8 @@ def _check_run(config: Any) -> None:
     rows = config.get("data", {})
     held = isinstance(rows, dict) and all(isinstance(each, dict) for each in rows.values())
     check("data", rows, held, "an object of objects")
+    versions = config.get("versions", {})
+    check("versions", versions, isinstance(versions, dict), "an object")
     longest = config["model"].get("max_length", MAX_LENGTH)
     check(
         "model.max_length", longest, is_number(longest, 1) and isinstance(longest, int), "a whole number of at least 1"

@@ -9,12 +9,13 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree.display import json_text
+from forgetfree.display import brief, json_text
+from forgetfree.errors import ForgetfreeError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,17 +109,62 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[end:]))
 
 
+def signed_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """`tensor_bytes` with a `checksum` of all of it among the metadata."""
+    return tensor_bytes(tensors, {**metadata, "checksum": checksum(tensors, metadata)})
+
+
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Metadata and tensors of a safetensors file.
 
     Raises:
         SafetensorError, OSError: the file is damaged or missing.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     size_of(path)
-    with safe_open(path, "pt") as file:
-        return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+    try:
+        with safe_open(path, "pt") as file:
+            names = list(file.keys())
+            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in names}
+    # What torch says of a dtype or a shape that it does not know.
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise SafetensorError(first_line(error)) from error
+
+
+def read_signed(
+    path: Path,
+    error: type[ForgetfreeError],
+    remedy: str,
+    *,
+    format: str | None = None,
+    unsigned: Collection[str] | None = None,
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of what `signed_bytes` made.
+
+    Args:
+        path: the file.
+        error: raised where something is wrong.
+        remedy: the last sentence of its message.
+        format: what the metadata must name; default: none.
+        unsigned: the metadata that files have which were written before they had a checksum; ``None``: there are none.
+
+    Raises:
+        ForgetfreeError: ``error``: the file is missing or damaged, with the reason.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        header, tensors = read_tensors(path)
+    except (SafetensorError, OSError) as fault:
+        raise error(f"{path} cannot be read: {first_line(fault)}. {remedy}") from fault
+    if format is not None and header.get("format") != format:
+        found = brief(header.get("format", "none"))
+        raise error(f"{path} is another file: expected the format {format!r}, got {found}. {remedy}")
+    before = unsigned is not None and header.keys() <= set(unsigned)
+    if not before and header.get("checksum") != checksum(tensors, header):
+        raise error(f"{path} is damaged: its contents do not match its checksum. {remedy}")
+    return header, tensors
 
 
 def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:

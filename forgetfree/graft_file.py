@@ -15,16 +15,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from forgetfree.binding import is_network
+from forgetfree.binding import READOUTS, is_network
+from forgetfree.display import brief
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import StrPath, checksum, read_tensors, tensor_bytes
+from forgetfree.files import StrPath, checksum, read_tensors, signed_bytes
 from forgetfree.grafting import Graft, GraftOrigin
+from forgetfree.json_file import check, check_fields, is_number, parse_json
 from forgetfree.parameters import ParameterSpace, TensorSpec
 from forgetfree.regions import Region
 from forgetfree.tasks import TaskDefinition
@@ -56,8 +57,7 @@ def serialize(graft: Graft) -> bytes:
     }
     if graft.origin is not None:
         header["origin"] = json.dumps(asdict(graft.origin) | {"task": graft.origin.task.fields})
-    header["checksum"] = checksum(tensors, header)
-    return tensor_bytes(tensors, header)
+    return signed_bytes(tensors, header)
 
 
 def read(path: Path) -> Graft:
@@ -73,8 +73,8 @@ def read(path: Path) -> Graft:
         ) from error
     if header.get("format") != FORMAT:
         raise GraftError(
-            f"{path} is no graft: expected the format {FORMAT!r}, got {header.get('format', 'none')!r}. Give the path of a "
-            "graft.safetensors."
+            f"{path} is no graft: expected the format {FORMAT!r}, got {brief(header.get('format', 'none'))}. Give the path of "
+            "a graft.safetensors."
         )
     try:
         return _graft(header, tensors)
@@ -187,14 +187,14 @@ def _graft(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Graft:
     if missing := {"schema", "layout", "layout_hash", "checksum"} - set(header):
         raise RegionError(f"its metadata lacks {', '.join(sorted(missing))}.")
     if header["schema"] != str(SCHEMA):
-        raise RegionError(f"it has schema {header['schema']!r}, and this version reads schema {SCHEMA}.")
+        raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema {SCHEMA}.")
     space = space_of(header)
     named: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     entries = {f"{spec.name}/{part}" for spec in space.tensors for part in ("index", "value")}
     for key, tensor in tensors.items():
         kind, _, name = key.partition("/")
         if kind not in named or (kind == "graft" and name not in entries):
-            raise RegionError(f"it holds the unexpected tensor {key!r}.")
+            raise RegionError(f"it holds the unexpected tensor {brief(key)}.")
         named[kind][name] = tensor
     region, values = unpack(space, named["graft"])
     if damaged := _not_finite(tensors):
@@ -208,27 +208,25 @@ def _graft(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Graft:
 
 def _origin(text: str) -> GraftOrigin:
     try:
-        found: dict[str, Any] = json.loads(text)
-        origin = GraftOrigin(
-            **found | {"task": TaskDefinition.of_fields(found["task"]), "classes": tuple(found["classes"])}
+        found = parse_json(text)
+        check_fields(
+            "", found, dict.fromkeys(("readout", "model", "fingerprint"), str) | {"task": dict, "classes": list}
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        given = found | {"task": TaskDefinition.of_fields(found["task"]), "classes": tuple(found["classes"])}
+        origin = GraftOrigin(**given)
+        for key in ("architecture", "network", "tokenizer"):
+            check(key, getattr(origin, key), isinstance(getattr(origin, key), str), "a string")
+        check("readout", origin.readout, origin.readout in READOUTS, f"one of {', '.join(READOUTS)}")
+        check("sparsity", origin.sparsity, is_number(origin.sparsity, 0.0, 1.0), "a share")
+        longest = origin.max_length
+        check("max_length", longest, type(longest) is int and longest >= 0, "a number of tokens")
+        numbered = all(type(number) is int for number in origin.classes)
+        right = numbered and sorted(origin.classes) in ([], list(range(len(origin.task.labels))))
+        check("classes", list(origin.classes), right, "the number of a class for each label")
+        if origin.network and not is_network(origin.network):
+            raise ValueError("the network's configuration is no JSON object")
+    except (ValueError, TypeError) as error:  # TypeError: fields that it does not have
         raise RegionError(f"its origin cannot be read ({error}).") from error
-    texts = (
-        origin.readout,
-        origin.model,
-        origin.fingerprint,
-        origin.architecture,
-        origin.network,
-        origin.tokenizer,
-        origin.task.name,
-        *origin.task.labels,
-    )
-    numbers = (origin.sparsity, origin.max_length)
-    if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in numbers):
-        raise RegionError("its origin cannot be read (a text or a number is neither).")
-    if origin.network and not is_network(origin.network):
-        raise RegionError("its origin cannot be read (the network's configuration is no JSON object).")
     return origin
 
 

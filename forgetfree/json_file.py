@@ -63,8 +63,12 @@ def read_bounded(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, finite: bool = True) -> Any:
     """The value of a JSON text.
+
+    Args:
+        text: JSON.
+        finite: whether numbers must be; else it may hold ``Infinity`` and ``NaN``, as Python writes them.
 
     Raises:
         ValueError: it is no JSON, is nested too deep, or holds a key twice, a number that is not finite, or half of a surrogate
@@ -72,7 +76,8 @@ def parse_json(text: str) -> Any:
     """
     too_deep = f"its lists and objects are nested more than {MOST_DEPTH} deep"
     try:
-        value = json.loads(text, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_once)
+        number = _finite if finite else float
+        value = json.loads(text, parse_float=number, parse_constant=number, object_pairs_hook=_once)
     except RecursionError as error:
         raise ValueError(too_deep) from error
     if text.count("[") + text.count("{") > MOST_DEPTH:  # else it cannot be deeper

@@ -36,16 +36,18 @@ from peft.functional import (
 )
 from peft.tuners.lora import LoraLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL_TARGETS
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from forgetfree.binding import Binding
+from forgetfree.display import brief, is_text
 from forgetfree.errors import RunError
-from forgetfree.files import checksum, read_tensors, tensor_bytes, write_atomically
+from forgetfree.files import read_signed, signed_bytes, write_atomically
+from forgetfree.json_file import check, check_fields, is_number, parse_json
 from forgetfree.parameters import ParameterSpace
 
-SCHEMA = 1
+FORMAT, SCHEMA = "forgetfree.lora", 1
+_REMEDY = "Restore it from a copy, or run the stream again."
 
 # -- Which layers ----------------------------------------------------------------------------------------
 
@@ -220,7 +222,7 @@ def save_records(
         for name, tensor in named.items()
     }
     header = {
-        "format": "forgetfree.lora",
+        "format": FORMAT,
         "schema": str(SCHEMA),
         "tasks": json.dumps([record.task for record in records]),
         "configs": json.dumps([dict(record.config) for record in records], sort_keys=True),
@@ -228,8 +230,7 @@ def save_records(
         "fingerprint": fingerprint,
         "binding": binding.json,
     }
-    header["checksum"] = checksum(tensors, header)
-    write_atomically(path, tensor_bytes(tensors, header))
+    write_atomically(path, signed_bytes(tensors, header))
 
 
 def load_records(path: Path, *, together: bool, fingerprint: str, binding: Binding) -> list[LoraRecord]:
@@ -238,18 +239,13 @@ def load_records(path: Path, *, together: bool, fingerprint: str, binding: Bindi
     Raises:
         RunError: the file is missing or damaged, or belongs to another model or strategy.
     """
-    try:
-        header, tensors = read_tensors(path)
-    except FileNotFoundError as error:
-        raise RunError(f"There are no adapters at {path}. Give the directory that `save` wrote.") from error
-    except (SafetensorError, OSError) as error:
-        raise _unsound(path, f"it cannot be read ({error})") from error
-    if header.get("format") != "forgetfree.lora":
-        raise _unsound(path, "its metadata does not say that it holds adapters")
+    if not path.exists():
+        raise RunError(f"There are no adapters at {path}. Give the directory that `save` wrote.")
+    header, tensors = read_signed(path, RunError, _REMEDY, format=FORMAT)
     if header.get("schema") != str(SCHEMA):
-        raise _unsound(path, f"it has schema {header.get('schema')!r}, and this version reads schema {SCHEMA}")
-    if header.get("checksum") != checksum(tensors, header):
-        raise _unsound(path, "its contents do not match its checksum")
+        raise _unsound(path, f"it has schema {brief(header.get('schema'))}, and this version reads schema {SCHEMA}")
+    if missing := {"tasks", "configs", "together", "fingerprint"} - set(header):
+        raise _unsound(path, f"its metadata lacks {', '.join(sorted(missing))}")
     if header["fingerprint"] != fingerprint:
         raise RunError(
             f"The adapters in {path} belong to other weights: expected a model with fingerprint "
@@ -273,15 +269,84 @@ def load_records(path: Path, *, together: bool, fingerprint: str, binding: Bindi
                 "and tokenizer, and the options that the stream was trained with."
             )
 
-    def named(kind: str, k: int) -> dict[str, Tensor]:
-        prefix = f"{kind}/{k}/"
-        return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    try:
+        return _records(header, tensors)
+    except ValueError as error:
+        raise _unsound(path, str(error)) from error
 
-    tasks, configs = json.loads(header["tasks"]), json.loads(header["configs"])
+
+def _records(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> list[LoraRecord]:
+    """The records of a file; ``ValueError`` where they are not sound."""
+    tasks, configs = parse_json(header["tasks"]), parse_json(header["configs"])
+    right = isinstance(tasks, list) and all(map(is_text, tasks)) and len(set(tasks)) == len(tasks)
+    check("tasks", tasks, right, "a list of different task names")
+    right = isinstance(configs, list) and len(configs) == len(tasks)
+    check("configs", configs, right, f"a list of {len(tasks)} configurations")
+    named: dict[str, dict[str, Tensor]] = {
+        f"{kind}/{k}": {} for kind in ("adapter", "readout", "buffer") for k in range(len(tasks))
+    }
+    for key, tensor in tensors.items():
+        kind, _, rest = key.partition("/")
+        number, _, name = rest.partition("/")
+        if f"{kind}/{number}" not in named or not name:
+            raise ValueError(f"it holds the unexpected tensor {brief(key)}")
+        if kind != "buffer" and not (tensor.is_floating_point() and bool(torch.isfinite(tensor).all())):
+            raise ValueError(f"{brief(key)} holds what is no finite number")
+        named[f"{kind}/{number}"][name] = tensor
+    for k, config in enumerate(configs):
+        _check_config(f"configs[{k}]", config, named[f"adapter/{k}"])
     return [
-        LoraRecord(task, config, named("adapter", k), named("readout", k), named("buffer", k))
+        LoraRecord(task, config, *(named[f"{kind}/{k}"] for kind in ("adapter", "readout", "buffer")))
         for k, (task, config) in enumerate(zip(tasks, configs, strict=True))
     ]
+
+
+def lora_config(*, rank: int, alpha: int, dropout: float, pattern: str) -> LoraConfig:
+    """PEFT's configuration of an adapter of ours.
+
+    Args:
+        rank: r.
+        alpha: α; the adapter acts with weight α/r.
+        dropout: before the adapter, while training.
+        pattern: regular expression; the layers whose whole name it matches get an adapter.
+    """
+    return LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=pattern)
+
+
+def config_of(stored: Mapping[str, Any]) -> LoraConfig:
+    """The configuration that a record holds as JSON."""
+    return lora_config(
+        rank=stored["r"],
+        alpha=stored["lora_alpha"],
+        dropout=stored["lora_dropout"],
+        pattern=stored["target_modules"],
+    )
+
+
+def _check_config(key: str, stored: Any, adapter: Mapping[str, Tensor]) -> None:
+    """Raise ``ValueError`` unless `config_of` gives the configuration again, and the adapter's tensors have its rank.
+
+    PEFT's other options would change how the adapter acts, or the backbone's weights.
+    """
+    check_fields(key, stored, {"r": int, "lora_alpha": int, "target_modules": str})
+    check(f"{key}.lora_alpha", stored["lora_alpha"], stored["lora_alpha"] >= 1, "at least 1")
+    dropout = stored.get("lora_dropout")
+    check(f"{key}.lora_dropout", dropout, is_number(dropout, 0.0, 1.0), "a number in [0, 1]")
+    for name, tensor in adapter.items():
+        ranks = tuple(tensor.shape)[-1 if "lora_B" in name else 0 :][:1]
+        check(f"{key}.r", stored["r"], ranks == (stored["r"],), f"the rank of {name!r}, which has {ranks}")
+    try:
+        usual = json.loads(json.dumps(config_of(stored).to_dict()))  # type: ignore[no-untyped-call]
+        re.compile(stored["target_modules"])
+    except (ValueError, TypeError, re.error) as error:
+        raise ValueError(f"{key} is refused by PEFT: {error}") from error
+    for name, value in stored.items():
+        # Of transposed layers PEFT notes that they are; its own version changes nothing.
+        if name not in ("fan_in_fan_out", "peft_version") and (name not in usual or value != usual[name]):
+            expected = brief(usual[name]) if name in usual else "nothing"
+            raise ValueError(
+                f"{key}.{name} must be {expected}, as forgetfree and this version of PEFT have it, got {brief(value)}"
+            )
 
 
 def check_shapes(what: str, expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -295,4 +360,4 @@ def check_shapes(what: str, expected: Mapping[str, Tensor], given: Mapping[str, 
 
 
 def _unsound(path: Path, what: str) -> RunError:
-    return RunError(f"{path} is not a sound file of adapters: {what}. Restore it from a copy, or run the stream again.")
+    return RunError(f"{path} is not a sound file of adapters: {what}. {_REMEDY}")

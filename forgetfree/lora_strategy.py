@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from peft import LoraConfig
 from torch import Tensor, nn
 
+from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.files import StrPath
 from forgetfree.ledger import changed_buffers
-from forgetfree.lora import LoraAdapters, LoraRecord, check_shapes, linear_layers, load_records, save_records, targets
+from forgetfree.lora import (
+    LoraAdapters,
+    LoraRecord,
+    check_shapes,
+    config_of,
+    linear_layers,
+    load_records,
+    lora_config,
+    save_records,
+    targets,
+)
 from forgetfree.models.state import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
@@ -88,11 +98,12 @@ class LoraStrategy(ContinualStrategy):
                 "learn it again."
             )
         layers = targets(self._original, self.space, self.options.target_modules)
-        config = LoraConfig(
-            r=self.options.rank,
-            lora_alpha=self.options.lora_alpha,
-            lora_dropout=self.options.lora_dropout,
-            target_modules="|".join(map(re.escape, layers)),
+        options: LoraOptions = self.options
+        config = lora_config(
+            rank=options.rank,
+            alpha=options.lora_alpha,
+            dropout=options.lora_dropout,
+            pattern="|".join(map(re.escape, layers)),
         )
         self.adapters.add(self.newest, config, derive_seed(self.seed, "adapters", task.name))
         readout = self.task_model.readout_module(task.label)
@@ -181,15 +192,14 @@ class LoraStrategy(ContinualStrategy):
         for record in records:
             if record.task not in tasks:
                 raise RunError(
-                    f"{path} has adapters of task {record.task!r}, which this stream lacks. Load that stream."
+                    f"{path} has adapters of task {brief(record.task)}, which this stream lacks. Load that stream."
                 )
             if record.readout:
                 readout = self.task_model.readout_module(tasks[record.task].label)
                 check_shapes(f"the readout of {record.task!r}", readout.state_dict(), record.readout)
         adapters = LoraAdapters(self._original)
         for k, record in enumerate(records):
-            config = LoraConfig.from_peft_type(**record.config)  # type: ignore[no-untyped-call]
-            adapters.add(_name(k), config, seed=0)
+            adapters.add(_name(k), config_of(record.config), seed=0)
             adapters.load_(_name(k), record.adapter)
         self.adapters = adapters
         self.records = {_name(k): replace(r, adapter=adapters.tensors(_name(k))) for k, r in enumerate(records)}

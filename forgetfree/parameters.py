@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.errors import ModelError, RegionError
+from forgetfree.json_file import check, parse_json
 
+#: Of the space of a file: more entries than any model has.
+MOST_ENTRIES = 2**41
 #: LM heads, classifiers and poolers.
 HEADS = (
     r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head"
@@ -105,13 +109,17 @@ class ParameterSpace:
         specs: list[TensorSpec] = []
         offset = 0
         try:
-            for name, shape, dtype in json.loads(layout):
-                specs.append(TensorSpec(str(name), tuple(map(int, shape)), getattr(torch, dtype), offset))
-                offset += specs[-1].size
-        except (ValueError, TypeError, AttributeError) as error:
+            rows = parse_json(layout)
+            check("the layout", rows, isinstance(rows, list) and bool(rows), "a list of tensors")
+            for row in rows:
+                check("a tensor of it", row, _is_row(row), "its name, shape and floating-point dtype")
+                specs.append(TensorSpec(row[0], tuple(row[1]), getattr(torch, row[2]), offset))
+                offset += math.prod(row[1])
+            check("its number of entries", offset, offset <= MOST_ENTRIES, f"at most {MOST_ENTRIES:,}")
+            names = {spec.name for spec in specs}
+            check("its number of names", len(names), len(names) == len(specs), f"{len(specs)}, one a tensor")
+        except ValueError as error:
             raise RegionError(f"its layout cannot be read ({error}).") from error
-        if not specs or not all(isinstance(spec.dtype, torch.dtype) for spec in specs):
-            raise RegionError("its layout cannot be read (it must name tensors, with their shapes and dtypes).")
         return cls(tuple(specs))
 
     def __len__(self) -> int:
@@ -216,6 +224,15 @@ class ParameterSpace:
                 f"Indices from {int(indices[0])} to {int(indices[-1])} do not fit a parameter space of "
                 f"{len(self)} entries. The region belongs to another model."
             )
+
+
+def _is_row(row: Any) -> bool:
+    """Whether it is a tensor's row of a layout, as JSON gives it back."""
+    if not (isinstance(row, list) and [type(part) for part in row] == [str, list, str]):
+        return False
+    dtype = getattr(torch, row[2], None)
+    sides = all(type(side) is int and side >= 0 for side in row[1])
+    return sides and isinstance(dtype, torch.dtype) and dtype.is_floating_point
 
 
 def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -20,11 +20,14 @@ from forgetfree import registry
 from forgetfree.config_file import PLACES, load_run, located
 from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import RunError, UsageError
-from forgetfree.files import write_atomically, write_json
+from forgetfree.files import read_signed, signed_bytes, write_atomically, write_json
+from forgetfree.json_file import check
 from forgetfree.reports import render
 from forgetfree.run_results import USUAL, load_results, merge, with_timings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from forgetfree.metrics import Predictions
 
 SCHEMA = 1
@@ -134,27 +137,44 @@ class RunDirectory:
 
     def save_predictions(self, strategy: str, seed: int, predictions: Mapping[str, Predictions]) -> None:
         """Keep logits and labels of every task."""
-        from safetensors.numpy import save
+        import torch
 
         arrays = {f"{task}/logits": answers.logits for task, answers in predictions.items()}
         arrays |= {f"{task}/labels": answers.labels for task, answers in predictions.items()}
-        write_atomically(self.of(strategy, seed) / _PREDICTIONS, save(arrays))
+        tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+        write_atomically(self.of(strategy, seed) / _PREDICTIONS, signed_bytes(tensors, {}))
 
     def load_logits(self, strategy: str, seed: int) -> dict[str, Any]:
         """The kept logits by task: arrays ``(n, n_labels)``.
 
         Raises:
-            RunError: the file is missing or damaged.
+            RunError: the file is missing or damaged, or of other tasks or rows.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        path = self.of(strategy, seed) / _PREDICTIONS
+        path, remedy = self.of(strategy, seed) / _PREDICTIONS, "Start again with another --out."
+        _, tensors = read_signed(path, RunError, remedy, unsigned=())
+        tasks, rows = self.results["tasks"], self.results["data"].get("test_rows", {})
         try:
-            arrays = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{path} cannot be read: {error}. Start again with another --out.") from error
-        return {key.removesuffix("/logits"): array for key, array in arrays.items() if key.endswith("/logits")}
+            keys = {f"{task}/{part}" for task in tasks for part in ("logits", "labels")}
+            check("its tensors", sorted(tensors), tensors.keys() == keys, f"logits and labels of {', '.join(tasks)}")
+            for task in tasks:
+                _check_predictions(task, tensors[f"{task}/logits"], tensors[f"{task}/labels"], rows.get(task))
+        except ValueError as error:
+            raise RunError(f"{path}: {error}. {remedy}") from error
+        return {task: tensors[f"{task}/logits"].numpy() for task in tasks}
+
+
+def _check_predictions(task: str, logits: Tensor, labels: Tensor, rows: int | None) -> None:
+    """Raise ``ValueError`` unless they are finite logits of labels, one row each, of as many test rows as there are."""
+    import torch
+
+    shapes = tuple(logits.shape), tuple(labels.shape)
+    count = len(labels) if labels.dim() == 1 and rows is None else rows
+    right = logits.dim() == 2 and len(logits) == count and shapes[1] == (count,)
+    check(f"logits and labels of {task!r}", shapes, right, f"one row for each of {count} test rows")
+    finite = logits.is_floating_point() and bool(logits.isfinite().all())
+    check(f"logits of {task!r}", str(logits.dtype), finite, "finite numbers")
+    within = labels.dtype == torch.int64 and bool(((labels >= 0) & (labels < logits.shape[1])).all())
+    check(f"labels of {task!r}", str(labels.dtype), within, f"whole numbers below {logits.shape[1]}")
 
 
 def _lying(run: Json, directory: Path) -> Json:

@@ -15,7 +15,6 @@ untrained model answers.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import reprlib
@@ -38,9 +37,11 @@ from torch.utils.data import DataLoader
 
 from forgetfree.data.experiences import check_experiences, part_of
 from forgetfree.data.sampling import by_length
-from forgetfree.errors import ConformanceError, OptionError, UsageError
+from forgetfree.display import brief
+from forgetfree.errors import ConformanceError, OptionError, RunError, UsageError
 from forgetfree.files import StrPath, write_json
 from forgetfree.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
+from forgetfree.json_file import check, read_json
 from forgetfree.ledger import Ledger
 from forgetfree.metrics import Predictions
 from forgetfree.models.readout_model import LOWEST, ReadoutModel
@@ -244,10 +245,18 @@ class ContinualStrategy(SupervisedTemplate):
         write_json(Path(directory) / "learned.json", [task.name for task in self.learned])
 
     def load(self, directory: StrPath) -> None:
-        """Answer as the strategy did that wrote ``directory`` by `save`; to be called on a new one."""
-        ModelState.load(Path(directory) / "checkpoint.safetensors").load_(self.task_model)
-        for name in json.loads((Path(directory) / "learned.json").read_text(encoding="utf-8")):
-            task = next(task for task in self.stream.tasks if task.name == name)
+        """Answer as the strategy did that wrote ``directory`` by `save`; to be called on a new one.
+
+        Raises:
+            ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
+        """
+        path = Path(directory) / "learned.json"
+        names = read_json(path, RunError, "Restore it from a copy, or run the stream again.", _check_learned)
+        learned = self.tasks_named(names, path)
+        state = ModelState.load(Path(directory) / "checkpoint.safetensors")
+        state.check_fits(self.task_model, names)
+        state.load_(self.task_model)
+        for task in learned:
             self.note_learned(task, tensors_of(self.task_model.readout_module(task.label)))
 
     def bytes_kept(self) -> int:
@@ -275,6 +284,20 @@ class ContinualStrategy(SupervisedTemplate):
     def task(self) -> StreamTask:
         """The task of the current experience."""
         return self.stream.task_of(self.experience)
+
+    def tasks_named(self, names: Iterable[str], path: Path) -> list[StreamTask]:
+        """The stream's tasks of these names, which a file says were learned.
+
+        Raises:
+            RunError: the stream lacks one.
+        """
+        tasks = {task.name: task for task in self.stream.tasks}
+        if missing := [name for name in names if name not in tasks]:
+            raise RunError(
+                f"{path} says that task {brief(missing[0])} was learned, which this stream lacks: it has {', '.join(tasks)}. "
+                "Load it with its stream."
+            )
+        return [tasks[name] for name in names]
 
     def note_learned(self, task: StreamTask, readout: dict[str, Tensor]) -> None:
         """``task`` can be answered from now on, by this readout; for `load` too."""
@@ -682,3 +705,8 @@ def _silent_evaluator() -> EvaluationPlugin:
     with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
         warnings.simplefilter("ignore")
         return EvaluationPlugin()
+
+
+def _check_learned(names: Any) -> None:
+    right = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    check("the content", names, right, "a list of different task names")

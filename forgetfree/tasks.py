@@ -124,7 +124,7 @@ class TaskDefinition:
         """
         faults = []
         if words and len(set(self.label_words)) != len(self.labels):
-            faults.append(f"label_words must be as many as labels, all different, got {self.label_words!r}")
+            faults.append(f"label_words must be as many as labels, all different, got {brief(self.label_words, 200)}")
         name, expected = "causal_template", [*self.text_columns]
         if readout == "prompt":
             name, expected = "template", [*expected, "mask"]
@@ -139,19 +139,23 @@ class TaskDefinition:
         texts = {"name": self.name, "template": self.template, "causal_template": self.causal_template}
         faults = [f"{key} must be a text, got {brief(value)}" for key, value in texts.items() if not is_text(value)]
         if not all(isinstance(each, tuple) and all(map(is_text, each)) for each in (self.labels, self.label_words)):
-            faults.append(f"labels and label_words must be texts, got {self.labels!r} and {self.label_words!r}")
+            faults.append(
+                f"labels and label_words must be texts, got {brief(self.labels, 200)} and {brief(self.label_words, 200)}"
+            )
         return faults
 
     def _label_faults(self) -> list[str]:
         faults = []
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
-            faults.append(f"labels must be at least two names, all different, got {self.labels!r}")
+            faults.append(f"labels must be at least two names, all different, got {brief(self.labels, 200)}")
         if self.metric not in ("accuracy", "f1"):
             faults.append(f"metric must be 'accuracy' or 'f1', got {self.metric!r}")
         if self.metric == "f1" and len(self.labels) != 2:
             faults.append(f"metric must be 'accuracy' for {len(self.labels)} labels: 'f1' is that of label 1 of two")
         if self.hub and len(self.hub.columns) != len(self.text_columns):
-            faults.append(f"hub.columns must be one for each text, {len(self.text_columns)}, got {self.hub.columns!r}")
+            faults.append(
+                f"hub.columns must be one for each text, {len(self.text_columns)}, got {brief(self.hub.columns, 200)}"
+            )
         return faults
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from torch import Tensor
+
+from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import StrPath, write_json
+from forgetfree.json_file import check, read_json
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.monitor import Phase
 from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
@@ -93,17 +96,30 @@ class FineTune(ContinualStrategy):
 
     def load(self, directory: StrPath) -> None:
         """The models, from the store or the directory."""
-        self._keys = json.loads((Path(directory) / "fine-tuned.json").read_text(encoding="utf-8"))
-        for key in self._keys.values():
-            state = self._own.get(key) or StateStore(directory).get(key)
-            if state is not None:
-                self._own.put(key, state)
-        for task in self.stream.tasks:
-            if task.name in self._keys:
-                state = self._state(task)
-                self._sizes[task.name] = state.size_in_bytes
-                self.note_learned(task, dict(state.readouts[task.name]))
+        path = Path(directory) / "fine-tuned.json"
+        keys = read_json(path, RunError, "Restore it from a copy, or run the stream again.", _check_keys)
+        sizes, readouts = dict[str, int](), dict[str, dict[str, Tensor]]()
+        for task in self.tasks_named(keys, path):
+            state = self._own.get(keys[task.name])
+            if state is None and (state := StateStore(directory).get(keys[task.name])):
+                self._own.put(keys[task.name], state)
+            if state is None or task.name not in state.readouts:
+                raise RunError(
+                    f"The fine-tuned model of task {task.name!r}, which {path} calls {brief(keys[task.name])}, is missing, "
+                    "damaged or another task's. Restore it from a copy, or run the stream again."
+                )
+            state.check_fits(self.task_model, [task.name])
+            sizes[task.name], readouts[task.name] = state.size_in_bytes, dict(state.readouts[task.name])
+        self._keys, self._sizes = keys, sizes
+        for task in self.tasks_named(keys, path):
+            self.note_learned(task, readouts[task.name])
 
     def bytes_kept(self) -> int:
         """A model per task."""
         return sum(self._sizes[task.name] for task in self.learned)
+
+
+def _check_keys(keys: Any) -> None:
+    check("the content", keys, isinstance(keys, dict), "an object of task names with the names of their models")
+    for task, key in keys.items():
+        check(task, key, isinstance(key, str) and bool(key), "the name of a model")

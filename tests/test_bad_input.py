@@ -488,7 +488,12 @@ CASES = [
     ),
     Case("report experiment", "units[0] must be an object", 1, edit("experiment/results.json", at("units", 0, to=5))),
     Case("report experiment", "setting must be an object", 1, edit("experiment/results.json", at("setting", to=[]))),
-    Case("report experiment", "Unknown experiment 'x'.", 2, edit("experiment/results.json", at("experiment", to="x"))),
+    Case(
+        "report experiment",
+        "results.json: experiment must be one of calibration, continual, localization,",
+        1,
+        edit("experiment/results.json", at("experiment", to="x")),
+    ),
     # -- predict -------------------------------------------------------------------------------------------
     Case("predict", "The following arguments are required: DIR, --task.", bare=True),
     Case("predict run", "The following arguments are required: --task.", bare=True),

@@ -10,7 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from forgetfree.files import new_directory, read_tensors, tensor_bytes, write_atomically, write_json
+from forgetfree.errors import RunError
+from forgetfree.files import (
+    new_directory,
+    read_signed,
+    read_tensors,
+    signed_bytes,
+    tensor_bytes,
+    write_atomically,
+    write_json,
+)
 
 
 def test_bytes_and_texts_are_written_with_their_folders(tmp_path: Path) -> None:
@@ -110,3 +119,31 @@ def test_equal_tensors_and_metadata_are_equal_bytes(tmp_path: Path) -> None:
     assert read == metadata and found.keys() == tensors.keys()
     for each in (found, load_file(path)):
         assert all(torch.equal(each[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_signed_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path, tensors = tmp_path / "tensors.safetensors", {"a": torch.arange(3.0)}
+    path.write_bytes(signed_bytes(tensors, {"format": "ours"}))
+    header, found = read_signed(path, RunError, "Make it again.", format="ours")
+    assert header["format"] == "ours" and torch.equal(found["a"], tensors["a"])
+    with pytest.raises(RunError, match=r"is another file: expected the format 'theirs', got 'ours'\. Make it again\."):
+        read_signed(path, RunError, "Make it again.", format="theirs")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"is damaged: its contents do not match its checksum\. Make it again\."):
+        read_signed(path, RunError, "Make it again.")
+    path.write_bytes(content[:-1])
+    with pytest.raises(RunError, match=r"cannot be read: .*\. Make it again\."):
+        read_signed(path, RunError, "Make it again.")
+    with pytest.raises(RunError, match="cannot be read: No such file"):
+        read_signed(tmp_path / "none", RunError, "Make it again.")
+
+
+def test_a_file_of_before_checksums_is_read_where_it_says_no_more_than_those_did(tmp_path: Path) -> None:
+    path = tmp_path / "tensors.safetensors"
+    path.write_bytes(tensor_bytes({"a": torch.arange(3.0)}, {"labels": "[]"}))
+    assert read_signed(path, RunError, "", unsigned=("labels",))[0] == {"labels": "[]"}
+    for unsigned in (None, ()):
+        with pytest.raises(RunError, match="do not match its checksum"):
+            read_signed(path, RunError, "", unsigned=unsigned)

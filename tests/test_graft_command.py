@@ -32,7 +32,7 @@ from transformers import (
 
 from forgetfree import cli, metrics
 from forgetfree.data.sources import load_task
-from forgetfree.files import tensor_bytes
+from forgetfree.files import signed_bytes, tensor_bytes
 from forgetfree.graft_report import lay_out_graft
 from forgetfree.grafting import Graft, most_moved
 from forgetfree.localization import LocalizationOptions
@@ -543,18 +543,32 @@ def test_what_apply_writes_is_taken_back(
 def test_a_damaged_readout_file_is_said(graft: GraftCommand, bert: nn.Module, tmp_path: Path, capsys: Any) -> None:
     moved(BertModel(bert.config, add_pooling_layer=False), bert).save_pretrained(tmp_path)
     layer = {"weight": torch.zeros(2, 16), "bias": torch.zeros(2)}
-    for content in (b"{}", tensor_bytes(layer, {}), tensor_bytes(layer, {"labels": "3"})):
+    signed = bytearray(signed_bytes(layer, {"labels": '["negative", "positive"]'}))
+    signed[-1] ^= 1
+    for content, message in (
+        (b"{}", "cannot be read: Error while deserializing header"),
+        (signed, "is damaged: its contents do not match its checksum"),
+        (tensor_bytes(layer, {}), "labels must be a list of different names, got None"),
+        (tensor_bytes(layer, {"labels": "3"}), "labels must be a list of different names, got 3"),
+        (
+            tensor_bytes({"weight": torch.zeros(2, 16)}, {"labels": '["a", "b"]'}),
+            "its tensors must be one linear layer",
+        ),
+    ):
         (tmp_path / "readout.safetensors").write_bytes(content)
         assert cli.main(graft.arguments("--fine-tuned", str(tmp_path))) == 1
-        assert "readout.safetensors cannot be read as a linear readout with its labels" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
+    # Written by hand, or before it had a checksum.
     (tmp_path / "readout.safetensors").write_bytes(tensor_bytes(layer, {"labels": '["good", "bad"]'}))
     assert cli.main(graft.arguments("--fine-tuned", str(tmp_path))) == 2
     assert "it has good, bad; the task has negative, positive" in " ".join(capsys.readouterr().err.split())
-    (tmp_path / "readout.safetensors").write_bytes(
-        tensor_bytes({"weight": torch.zeros(2, 16)}, {"labels": '["negative", "positive"]'})
-    )
+    narrow = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
+    (tmp_path / "readout.safetensors").write_bytes(signed_bytes(narrow, {"labels": '["negative", "positive"]'}))
     assert cli.main(graft.arguments("--fine-tuned", str(tmp_path))) == 2
-    assert "is not one linear layer" in capsys.readouterr().err
+    assert (
+        "is not one linear layer on its body, of shape (2, 16): it has bias (2,), weight (2, 1)"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_causal_classifier_is_read_at_the_last_token(graft: GraftCommand, tmp_path: Path) -> None:

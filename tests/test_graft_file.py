@@ -323,7 +323,7 @@ def test_two_grafts_are_stacked_on_purpose_and_taken_off_in_turn(graft: Graft) -
     before = state(model)
     second = graft_of(model, 90)
     undo = [graft.apply_(model)]
-    with pytest.raises(GraftError, match=r"on top of another graft, check=False"):
+    with pytest.raises(GraftError, match=r"check=False puts it on top of another graft"):
         second.apply_(model)
     undo.append(second.apply_(model, check=False))
     assert differing(model, before) > 90

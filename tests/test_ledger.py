@@ -430,7 +430,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "records that are no list": (put("records", text({"task": "one"})), "its records are no list of tasks"),
     "a record too few": (put("records", text([])), "must hold a number of entries for each of 0 tasks|unexpected tensor"),
     "a sparsity that is a text": (rows({"sparsity": "0.1"}), "its records are no list of tasks"),
-    "a sparsity of NaN": (rows({"sparsity": float("nan")}), "its records are no list of tasks"),
+    "a sparsity of NaN": (rows({"sparsity": float("nan")}), "its records are not valid JSON .NaN is no number"),
     "a definition that is none": (rows({"definition": {"name": "one"}, "classes": [0, 1]}), "'one' cannot be read"),
     "a definition of another task": (
         rows({"definition": replace(MOOD, name="two").fields, "classes": [0, 1]}), "task 'one' is another task's"),

@@ -39,7 +39,9 @@ def read_notes(folder: Path) -> dict[str, Any]:
     for key in ("label_names", "label_words"):
         names = notes.get(key)
         if names is not None and not _are_names(names):
-            raise DataError(f"{path}: {key} must be a list of at least two names, all different, got {brief(names)}.")
+            raise DataError(
+                f"{path}: {key} must be a list of at least two names, all different, got {brief(names, 200)}."
+            )
     if notes.get("metric", "accuracy") not in ("accuracy", "f1"):
         raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {notes['metric']!r}.")
     return notes

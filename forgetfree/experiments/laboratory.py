@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.data.sources import load_task
-from forgetfree.errors import MetricError, ModelError, NoDataError, TrainingError, UnknownNameError
+from forgetfree.errors import MetricError, ModelError, NoDataError, RunError, TrainingError, UnknownNameError
 from forgetfree.experiments.preset import Preset
 from forgetfree.experiments.rows import Row, Unit
 from forgetfree.files import write_json
 from forgetfree.grafting import BaseKind, budget
+from forgetfree.json_file import check, check_fields, is_number, read_json
 from forgetfree.localization import LocalizationOptions, check_localization
 from forgetfree.metrics import Predictions, agreement
 from forgetfree.models.loading import load_model
@@ -130,16 +130,32 @@ class Laboratory:
         held_out = bench.task.validation
         rows = held_out.subset(representative(held_out.labels.tolist(), options.validation_rows))
         note = self.cache / f"{bench.key(options)}.json"
-        known = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
-        if known.get("rows") != rows.digest:
-            try:
-                answers = bench.answers(bench.fine_tuned(options), rows, options)
-                score = answers.score(bench.task.definition.metric)
-            except (TrainingError, MetricError):
-                score = None
-            known = {"rows": rows.digest, "validation_score": score}
-            write_json(note, known)
-        return -math.inf if known["validation_score"] is None else float(known["validation_score"])
+        if (known := read_score(note, rows.digest)) is not None:
+            return known
+        try:
+            answers = bench.answers(bench.fine_tuned(options), rows, options)
+            score = answers.score(bench.task.definition.metric)
+        except (TrainingError, MetricError):
+            score = None
+        write_json(note, {"rows": rows.digest, "validation_score": score})
+        return -math.inf if score is None else score
+
+
+def read_score(note: Path, rows: str) -> float | None:
+    """The validation score in a note, −∞ where training diverged; ``None`` where it is of other rows, or there is none."""
+    try:
+        known = read_json(note, RunError, "", _check_note)
+    except RunError:  # it is computed again, as a damaged model is
+        return None
+    if known["rows"] != rows:
+        return None
+    return -math.inf if known["validation_score"] is None else float(known["validation_score"])
+
+
+def _check_note(known: Any) -> None:
+    check_fields("", known, {"rows": str})
+    score = known.get("validation_score", "nothing")
+    check("validation_score", score, score is None or is_number(score, 0.0, 1.0), "a number in [0, 1], or null")
 
 
 class Trial:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from forgetfree import registry
 from forgetfree.errors import ReportError, RunError, first_line
 from forgetfree.experiments.experiment import load_experiment
 from forgetfree.experiments.rows import Row
@@ -47,6 +48,8 @@ def _validate(results: Any) -> None:
     if not whole or results.get("schema") != SCHEMA:
         raise ValueError("it holds no results of an experiment")
     check_fields("", results, _RESULTS)
+    name, known = results["experiment"], registry.EXPERIMENTS
+    check("experiment", name, name in known, f"one of {', '.join(sorted(known))}")
     check_fields("setting", results["setting"], _SETTING)
     for i, unit in enumerate(results["units"]):
         check_fields(f"units[{i}]", unit, {"unit": dict, "rows": list})

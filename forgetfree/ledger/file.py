@@ -28,16 +28,20 @@ import torch
 from torch import Tensor
 
 from forgetfree.binding import Binding
+from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.files import checksum, tensor_bytes
+from forgetfree.files import signed_bytes
 from forgetfree.graft_file import space_of
 from forgetfree.grafting import Graft
+from forgetfree.json_file import parse_json
 from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
 from forgetfree.parameters import ParameterSpace
 from forgetfree.regions import Region
 from forgetfree.tasks import TaskDefinition
 
 FORMAT, SCHEMA = "forgetfree.ledger", 3
+#: More than any readout has.
+MOST_CLASSES = 2**31
 _METADATA = ("format", "schema", "composition", "layout", "layout_hash", "fingerprint", "checksum")
 
 
@@ -78,8 +82,7 @@ def serialize(ledger: Ledger) -> bytes:
     }
     if ledger.binding:
         header["binding"] = ledger.binding.json
-    header["checksum"] = checksum(tensors, header)
-    return tensor_bytes(tensors, header)
+    return signed_bytes(tensors, header)
 
 
 # -- What of it is sound: each raises ``RegionError`` with the reason where it is not --------------------------
@@ -88,12 +91,12 @@ def serialize(ledger: Ledger) -> bytes:
 def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tuple[str, ...]) -> ParameterSpace:
     """The parameter space of a file that has these metadata."""
     if header.get("schema", schemas[0]) not in schemas:
-        raise RegionError(f"it has schema {header['schema']!r}, and this version reads schema 1 to {SCHEMA}.")
+        raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema 1 to {SCHEMA}.")
     if missing := set(keys) - set(header):
         raise RegionError(f"its metadata lacks {', '.join(sorted(missing))}.")
     composition = header.get("composition", "union")
     if composition not in COMPOSITIONS:
-        raise RegionError(f"its composition is {composition!r}, expected one of {', '.join(COMPOSITIONS)}.")
+        raise RegionError(f"its composition is {brief(composition)}, expected one of {', '.join(COMPOSITIONS)}.")
     return space_of(header)
 
 
@@ -124,7 +127,7 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
         if kind in ("readout", "buffer") and number in numbers:
             named[numbers[number]][kind][name] = tensor
         elif key not in expected:
-            raise RegionError(f"it holds the unexpected tensor {key!r}.")
+            raise RegionError(f"it holds the unexpected tensor {brief(key)}.")
     owned, shared = (_regions(space, tensors, kind, len(about)) for kind in ("owned", "shared"))
     values = _values(space, tensors, torch.cat([torch.empty(0, dtype=torch.int64), *(each.indices for each in owned)]))
     for row, own, rest_of, held, own_tensors in zip(
@@ -159,7 +162,7 @@ def _definition(row: Mapping[str, Any]) -> TaskDefinition | None:
 def _binding(header: Mapping[str, str]) -> Binding | None:
     try:
         return Binding.of_json(header["binding"]) if "binding" in header else None
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise RegionError(f"its binding cannot be read ({error}).") from error
 
 
@@ -169,8 +172,8 @@ def _about(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     if text is None or text.dtype != torch.uint8 or text.dim() != 1:
         raise RegionError("its tensor 'records' is missing, or no text.")
     try:
-        rows = json.loads(text.numpy().tobytes().decode())
-    except (ValueError, RecursionError) as error:
+        rows = parse_json(text.numpy().tobytes().decode())
+    except ValueError as error:
         raise RegionError(f"its records are not valid JSON ({error}).") from error
     right = isinstance(rows, list) and all(
         isinstance(row, dict)
@@ -180,7 +183,8 @@ def _about(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         and 0 <= row["sparsity"] <= 1
         and isinstance(row["definition"], dict | None)
         and isinstance(row["classes"], list)
-        and all(type(label) is int and label >= 0 for label in row["classes"])
+        and all(type(label) is int and 0 <= label < MOST_CLASSES for label in row["classes"])
+        and len(set(row["classes"])) == len(row["classes"])
         for row in rows
     )
     if not right:

@@ -14,15 +14,16 @@ fingerprint, the composition (``union`` where it is not given), and a checksum. 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from forgetfree.display import brief
 from forgetfree.errors import RegionError
 from forgetfree.graft_file import unpack, unpack_region
 from forgetfree.grafting import Graft
+from forgetfree.json_file import is_number, parse_json
 from forgetfree.ledger.file import append, check_header
 from forgetfree.ledger.records import Ledger, Record
 
@@ -38,7 +39,8 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
         RegionError: it is not sound; with the reason.
     """
     space = check_header(header, _METADATA, SCHEMAS)
-    tasks, sparsity = _listed(header, "tasks", str), _listed(header, "sparsity", (int, float))
+    tasks = _listed(header, "tasks", lambda name: isinstance(name, str))
+    sparsity = _listed(header, "sparsity", lambda share: is_number(share, 0.0, 1.0))
     if len(tasks) != len(sparsity):
         raise RegionError(f"it names {len(tasks)} tasks but {len(sparsity)} sparsities.")
     composition: Any = header.get("composition", "union")
@@ -52,7 +54,7 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
         tensor, _, part = name.rpartition("/")
         fits = kind in ("readout", "buffer") or (tensor in known and part in _KINDS.get(kind, ()))
         if not fits or number not in numbers:
-            raise RegionError(f"it holds the unexpected tensor {key!r}.")
+            raise RegionError(f"it holds the unexpected tensor {brief(key)}.")
         named[numbers[number]][kind][name] = each
     for task, allowed, of_task in zip(tasks, sparsity, named, strict=True):
         try:
@@ -64,11 +66,11 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
     return ledger
 
 
-def _listed(header: Mapping[str, str], key: str, kind: Any) -> list[Any]:
+def _listed(header: Mapping[str, str], key: str, right: Callable[[Any], bool]) -> list[Any]:
     try:
-        values = json.loads(header[key])
-    except (ValueError, RecursionError) as error:
+        values = parse_json(header[key])
+    except ValueError as error:
         raise RegionError(f"its {key} are not valid JSON.") from error
-    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+    if not isinstance(values, list) or not all(map(right, values)):
         raise RegionError(f"its {key} are not a list of the expected kind.")
     return values

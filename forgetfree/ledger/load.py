@@ -6,7 +6,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from forgetfree.errors import LedgerError, RegionError
+from forgetfree.display import brief
+from forgetfree.errors import LedgerError, RegionError, first_line
 from forgetfree.files import checksum, read_tensors
 from forgetfree.ledger import file, legacy_file
 from forgetfree.ledger.records import Ledger
@@ -27,7 +28,8 @@ def read(path: Path) -> Ledger:
         ) from error
     if (found := header.get("format", file.FORMAT)) != file.FORMAT:
         raise LedgerError(
-            f"{path} is no ledger: expected the format {file.FORMAT!r}, got {found!r}. Give the path of a ledger.safetensors."
+            f"{path} is no ledger: expected the format {file.FORMAT!r}, got {brief(found)}. Give the path of a "
+            "ledger.safetensors."
         )
     try:
         parse = legacy_file.parse if header.get("schema") in legacy_file.SCHEMAS else file.parse
@@ -35,6 +37,11 @@ def read(path: Path) -> Ledger:
         # Last, because the checks above say more.
         if checksum(tensors, header) != header["checksum"]:
             raise RegionError("its contents do not match its checksum.")
+    except MemoryError as error:
+        raise LedgerError(
+            f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger machine; "
+            "if no such model was trained, restore the file from a copy."
+        ) from error
     except RegionError as error:
         raise LedgerError(
             f"{path} is not a sound ledger: {str(error).rstrip('.')}. Restore it from a copy, or run the stream again."

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,8 +53,8 @@ class Record:
 class Ledger:
     """The records of a stream over one base model.
 
-    Beside the records it has a map from every entry of the space to the position of the first task that owns it: two bytes an
-    entry (four from 32,767 tasks on), in memory alone. So nothing it is asked takes longer the more tasks it holds.
+    Beside the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
+    from 32,767 tasks on), in memory alone. So nothing it is asked takes longer the more tasks it holds.
 
     Args:
         space: the parameter space of the base model.
@@ -75,7 +76,9 @@ class Ledger:
         self.binding = binding
         self._records: list[Record] = []
         self._positions: dict[str, int] = {}
-        self._owners = torch.full((len(space),), -1, dtype=torch.int16)
+        # Of every entry the position of the first task that owns it, from 1; 0 where none does. NumPy's zeros take no memory
+        # before they are written, so a file that claims a giant space costs none.
+        self._owners = torch.from_numpy(np.zeros(len(space), dtype=np.int16))
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -104,9 +107,9 @@ class Ledger:
 
         Where tasks stand alone it counts an entry once, however many tasks have a value for it.
         """
-        owned = self._owners >= 0
+        owned = self._owners > 0
         if upto is not None:
-            owned &= self._owners <= self.position(upto)
+            owned &= self._owners <= self.position(upto) + 1
         return Region.from_mask(owned)
 
     def owners(self, region: Region) -> Tensor:
@@ -116,7 +119,7 @@ class Ledger:
             RegionError: the region does not fit the space.
         """
         self.space.check(region.indices)
-        return self._owners[region.indices]
+        return self._owners[region.indices] - 1
 
     def free(self, region: Region) -> Region:
         """What of ``region`` the next task would own: what no task owns yet, or all of it where tasks stand alone."""
@@ -190,9 +193,9 @@ class Ledger:
             )
         _check_finite(where, {"values": record.owned.values, **record.readout, **record.buffers})
         position, unowned = len(self._records), record.owned.region.indices[owners < 0]
-        if position > torch.iinfo(self._owners.dtype).max:
+        if position >= torch.iinfo(self._owners.dtype).max:
             self._owners = self._owners.to(torch.int32)
-        self._owners[unowned] = position
+        self._owners[unowned] = position + 1
         self._positions[record.task] = position
         self._records.append(_frozen(record))
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.files import read_tensors
+from forgetfree.files import read_signed, signed_bytes, write_atomically
+from forgetfree.json_file import check, parse_json
 from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_loader, language_model
 from forgetfree.models.body import body_of
 from forgetfree.models.checkpoint import POOLER, read_config, read_weights, weight_files
@@ -107,7 +107,11 @@ def load_fine_tuned(
     classes: tuple[int, ...] = ()  # label words need none
     own_readout = loader == "AutoModel"
     if kind in ("classifier", "linear"):  # what the labels tell comes before any weight is loaded
-        names = _readout_file(directory)[0] if own_readout else read_config(directory, directory).id2label
+        if own_readout:
+            labels, own = read_readout(Path(directory) / READOUT)
+            names = dict(enumerate(labels))
+        else:
+            names = read_config(directory, directory).id2label
         classes = label_order(names, task, directory)
     readout = "linear" if kind == "classifier" else kind
     loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
@@ -141,8 +145,8 @@ def load_fine_tuned(
         loaded = replace(loaded, model=grafted, readout="classifier")
     else:
         if kind == "linear":
-            named = _readout_file(directory)[1] if own_readout else _outside(backbone)
-            head = _linear_head(named, classes, directory)
+            named = own if own_readout else _outside(backbone)
+            head = _linear_head(named, classes, loaded.model.hidden_size, directory)
         given = copy.deepcopy(loaded.model)
         given.backbone.load_state_dict(theirs.state_dict(), strict=False)
     return FineTunedModel(architecture, fingerprint, loaded, given, head, left_out)
@@ -247,29 +251,43 @@ def _outside(backbone: nn.Module) -> dict[str, Tensor]:
     return {name: named[name] for name in head_names(backbone)}
 
 
-def _readout_file(directory: str) -> tuple[dict[int, str], dict[str, Tensor]]:
-    """What the file of a linear readout holds: classes by number, and the layer.
+def write_readout(path: Path, readout: Mapping[str, Tensor], labels: Sequence[str]) -> None:
+    """Write the file of a linear readout: its ``weight`` and ``bias``, and the labels of their rows."""
+    write_atomically(path, signed_bytes(readout, {"labels": json.dumps(labels)}))
+
+
+def read_readout(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    """Labels and tensors of what `write_readout` wrote.
 
     Raises:
         ModelError: it is damaged.
     """
-    path = Path(directory) / READOUT
+    remedy = "Write the directory again with `forgetfree apply`."
+    header, tensors = read_signed(path, ModelError, remedy, unsigned=("labels", "format"))
     try:
-        header, tensors = read_tensors(path)
-        return dict(enumerate(json.loads(header["labels"]))), tensors
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"{path} cannot be read as a linear readout with its labels. Write the directory again with `forgetfree apply`."
-        ) from error
+        labels = parse_json(header.get("labels", "null"))
+        named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
+        check("labels", labels, named and 1 < len(set(labels)) == len(labels), "a list of different names")
+        held = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        width = tensors["weight"].shape[-1] if "weight" in tensors and tensors["weight"].dim() == 2 else "H"
+        shapes = {"weight": (len(labels), width), "bias": (len(labels),)}
+        check("its tensors", held, held == shapes, f"one linear layer, {shapes}")
+        finite = all(each.is_floating_point() and bool(torch.isfinite(each).all()) for each in tensors.values())
+        check("its tensors", held, finite, "finite floating-point numbers")
+    except ValueError as error:
+        raise ModelError(f"{path} cannot be read as a linear readout with its labels: {error}. {remedy}") from error
+    return tuple(labels), tensors
 
 
-def _linear_head(named: Mapping[str, Tensor], order: tuple[int, ...], directory: str) -> dict[str, Tensor]:
-    """A linear layer among the tensors ``named``, its rows in the order of the task's labels."""
+def _linear_head(named: Mapping[str, Tensor], order: tuple[int, ...], width: int, directory: str) -> dict[str, Tensor]:
+    """A linear layer ``(n, width)`` among the tensors ``named``, its rows in the order of the task's labels."""
     layer = {name.rpartition(".")[2]: tensor for name, tensor in named.items()}
-    if len(named) != 2 or set(layer) != {"weight", "bias"} or len(layer["weight"]) != len(order):
+    shapes = {name: tuple(tensor.shape) for name, tensor in layer.items()}
+    if len(named) != 2 or shapes != {"weight": (len(order), width), "bias": (len(order),)}:
+        held = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
         raise UsageError(
-            f"The head of {directory!r} is not one linear layer on its body: it has {', '.join(named)}. Save "
-            "the model as …ForSequenceClassification."
+            f"The head of {directory!r} is not one linear layer on its body, of shape ({len(order)}, {width}): it has {held}. "
+            "Save the model as …ForSequenceClassification."
         )
     rows = list(order)
     return {"weight": layer["weight"][rows].clone(), "bias": layer["bias"][rows].clone()}

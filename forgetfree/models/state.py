@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from forgetfree.files import StrPath, checksum, read_tensors, tensor_bytes, write_atomically
+from forgetfree.display import brief, is_text
+from forgetfree.errors import ModelError
+from forgetfree.files import StrPath, read_signed, signed_bytes, write_atomically
+from forgetfree.json_file import check, parse_json
 from forgetfree.models.readout_model import ReadoutModel
+
+_REMEDY = "Restore it from a copy, or run the stream again."
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +49,36 @@ class ModelState:
 
     @torch.no_grad()
     def load_(self, model: ReadoutModel, tasks: Iterable[str] | None = None) -> None:
-        """Put it back into ``model``, bit for bit: with the readouts of ``tasks`` (default: all it has)."""
+        """Put it back into ``model``, bit for bit: with the readouts of ``tasks`` (default: all it has).
+
+        Raises:
+            ModelError: it is of another model, or lacks a readout; nothing is changed.
+        """
+        tasks = list(self.readouts if tasks is None else tasks)
+        self.check_fits(model, tasks)
         model.space().load_(model.backbone, self.theta)
-        for name in self.readouts if tasks is None else tasks:
+        for name in tasks:
             load_tensors_(model.readout_module(model.task_label(name)), self.readouts[name])
         for name, buffer in persistent_buffers(model.backbone).items():
             buffer.copy_(self.buffers[name])
+
+    def check_fits(self, model: ReadoutModel, tasks: Iterable[str]) -> None:
+        """Raise ``ModelError`` unless it has what ``model`` takes: θ, buffers, and the readouts of ``tasks``."""
+        expected: dict[str, tuple[int, ...]] = {"theta": (len(model.space()),)}
+        got: dict[str, tuple[int, ...]] = {"theta": tuple(self.theta.shape)}
+        buffers = persistent_buffers(model.backbone)
+        expected |= _shapes("buffer", buffers)
+        got |= _shapes("buffer", {name: tensor for name, tensor in self.buffers.items() if name in buffers})
+        for task in tasks:
+            readout = model.readout_module(model.task_label(task))
+            expected |= _shapes(f"readout of {task}", readout.state_dict())
+            got |= _shapes(f"readout of {task}", self.readouts.get(task, {}))
+        if expected != got:
+            name = next(name for name in {**expected, **got} if expected.get(name) != got.get(name))
+            raise ModelError(
+                f"The saved weights do not fit the model: expected {name!r} of shape {expected.get(name, 'none')}, got "
+                f"{got.get(name, 'none')}. Load them into the model and the tasks that they were trained with."
+            )
 
     @property
     def size_in_bytes(self) -> int:
@@ -67,29 +95,52 @@ class ModelState:
             tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
         # Readouts without tensors (label words) are tasks, too.
         header = {"tasks": json.dumps(list(self.readouts))}
-        write_atomically(Path(path), tensor_bytes(tensors, header | {"checksum": checksum(tensors, header)}))
+        write_atomically(Path(path), signed_bytes(tensors, header))
 
     @classmethod
     def load(cls, path: StrPath) -> ModelState:
         """Read what `save` wrote.
 
         Raises:
-            SafetensorError, OSError: the file is damaged or missing.
+            ModelError: the file is damaged or missing, or not sound.
         """
-        header, tensors = read_tensors(Path(path))
-        if header.get("checksum") != checksum(tensors, header):
-            raise SafetensorError(f"{path} does not match its checksum")
-        theta = tensors.pop("theta")
-        readouts: dict[str, dict[str, Tensor]] = {task: {} for task in json.loads(header.get("tasks", "[]"))}
-        buffers: dict[str, Tensor] = {}
-        for key, tensor in tensors.items():
-            kind, _, name = key.partition("/")
-            if kind == "buffer":
-                buffers[name] = tensor
-            else:
-                task, _, part = name.partition("/")
-                readouts.setdefault(task, {})[part] = tensor
-        return cls(theta, readouts, buffers)
+        path = Path(path)
+        header, tensors = read_signed(path, ModelError, _REMEDY)
+        try:
+            return cls(*_parts(header, tensors))
+        except ValueError as error:
+            raise ModelError(f"{path} is not a sound file of weights: {error}. {_REMEDY}") from error
+
+
+def _parts(
+    header: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """θ, readouts and buffers of a file; ``ValueError`` where they are not sound."""
+    theta = tensors.get("theta")
+    if theta is None or theta.dim() != 1 or not theta.is_floating_point():
+        raise ValueError(f"theta must be one vector, got {'none' if theta is None else (theta.dtype, *theta.shape)}")
+    named = "tasks" in header  # files of before do not say them
+    tasks = parse_json(header["tasks"]) if named else []
+    right = isinstance(tasks, list) and all(map(is_text, tasks)) and len(set(tasks)) == len(tasks)
+    check("tasks", tasks, right, "a list of different task names")
+    readouts: dict[str, dict[str, Tensor]] = {task: {} for task in tasks}
+    buffers: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        task, _, part = name.rpartition("/")
+        if kind == "buffer":
+            buffers[name] = tensor
+        elif kind == "readout" and part and (task in readouts or not named):
+            readouts.setdefault(task, {})[part] = tensor
+        elif key != "theta":
+            raise ValueError(f"it holds the unexpected tensor {brief(key)}")
+        if kind != "buffer" and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{brief(key)} holds NaN or infinity")
+    return theta, readouts, buffers
+
+
+def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {f"{prefix}, {name}": tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 class StateStore:
@@ -113,7 +164,7 @@ class StateStore:
         path = self._directory / f"{key}.safetensors"
         try:
             return ModelState.load(path) if path.is_file() else None
-        except (SafetensorError, OSError):
+        except (ModelError, OSError, ValueError):  # the last two: a key that is no file's name
             return None
 
     def put(self, key: str, state: ModelState) -> None:

@@ -568,6 +568,15 @@ def test_a_file_of_no_rows_is_an_empty_split(tmp_path: Path) -> None:
         ("[]", "must hold a JSON object"),
         ('{"label_names": "ab"}', "label_names must be a list of at least two names"),
         ('{"label_names": ["a"]}', "label_names must be a list of at least two names"),
+        (
+            '{"label_names": ["a", " "]}',
+            "label_names must be a list of at least two names, all different, got ['a', ' ']",
+        ),
+        (
+            '{"label_names": ["a", null]}',
+            "label_names must be a list of at least two names, all different, got ['a', None]",
+        ),
+        ('{"label_words": [["a"], {}]}', "label_words must be a list of at least two names"),
         ('{"label_names": ["a", "a"]}', "all different"),
         ('{"label_names": [null, "b"]}', "label_names must be a list of at least two names"),
         ('{"label_names": ["", "b"]}', "label_names must be a list of at least two names"),

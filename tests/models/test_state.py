@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save
 
+from forgetfree.errors import ModelError
 from forgetfree.files import checksum
 from forgetfree.models.readout_model import TaskHead
 from forgetfree.models.state import (
@@ -105,6 +107,28 @@ def test_a_state_is_put_back_bit_for_bit(model: TaskModel) -> None:
     assert not same(state, ModelState.of(model))  # a copy, not the model's own tensors
     state.load_(model)
     assert same(state, ModelState.of(model))
+
+
+def test_a_state_of_another_model_is_refused_before_anything_changes(model: TaskModel) -> None:
+    state = ModelState.of(model)
+    disturb(model)
+    before = ModelState.of(model)
+    first = dict(state.readouts["first"])
+    for changes, message in (
+        (
+            {"theta": state.theta[:-1]},
+            rf"expected 'theta' of shape \({len(state.theta)},\), got \({len(state.theta) - 1},\)",
+        ),
+        ({"buffers": {}}, "expected 'buffer, .*' of shape .*, got none"),
+        ({"readouts": {**state.readouts, "second": first}}, r"'readout of second, \w+' of shape \(3.*got \(2"),
+        (
+            {"readouts": {"first": {"weight": first["weight"][:, :1], "bias": first["bias"]}}},
+            r"of shape \(2, 16\), got \(2, 1\)",
+        ),
+    ):
+        with pytest.raises(ModelError, match=f"The saved weights do not fit the model: .*{message}"):
+            replace(state, **changes).load_(model)
+    assert same(before, ModelState.of(model))
 
 
 def test_putting_back_one_task_leaves_the_readouts_of_others(model: TaskModel) -> None:

@@ -1,0 +1,176 @@
+"""Every kind of file that forgetfree reads back: who reads it, what that may raise, and when what was read is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuzz import reading
+from fuzz.reading import bits
+from fuzz.samples import Samples
+
+from forgetfree.errors import (
+    DataError,
+    ForgetfreeError,
+    GraftError,
+    LedgerError,
+    ModelError,
+    ReportError,
+    RunError,
+    UsageError,
+)
+from forgetfree.experiments.laboratory import read_score
+from forgetfree.experiments.report import load_experiment_results
+from forgetfree.graft_report import load_graft_results
+from forgetfree.grafting import Graft
+from forgetfree.ledger import Ledger
+from forgetfree.models.fine_tuned_directory import read_readout
+from forgetfree.models.state import ModelState
+from forgetfree.run_results import load_results
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file.
+
+    Attributes:
+        files: patterns of the files of this kind below the folder of all samples; the first that is found is damaged.
+        read: reads the file, as its user does.
+        content: all that was read, to compare; of tensors the bits.
+        sound: asserts that what was read is sound; the path is for scratch.
+        errors: what the reader may raise.
+        signed: whether the file has a checksum.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[[Path, Samples], Any]
+    content: Callable[[Any], Any]
+    sound: Callable[[Any, Path], None]
+    errors: tuple[type[ForgetfreeError], ...]
+    signed: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "ledger": Kind(
+        ("run/grafting-continual/seed-0/ledger.safetensors", "run/*/seed-0/ledger.safetensors"),
+        lambda path, samples: Ledger.load(path),
+        reading.ledger_content,
+        reading.sound_ledger,
+        (LedgerError,),
+        signed=True,
+    ),
+    **{
+        f"ledger of 0.2, {name}": Kind(
+            (f"golden/0.2-{name}.safetensors",),
+            lambda path, samples: Ledger.load(path),
+            reading.ledger_content,
+            reading.sound_ledger,
+            (LedgerError,),
+            signed=True,
+        )
+        for name in ("union", "selection", "alone")
+    },
+    "graft": Kind(
+        ("graft/graft.safetensors",),
+        lambda path, samples: Graft.load(path),
+        bits,
+        reading.sound_graft,
+        (GraftError,),
+        signed=True,
+    ),
+    "state": Kind(
+        ("graft/fine-tuned/*.safetensors", "*/fine-tuned/*.safetensors", "experiment-cache/*.safetensors"),
+        lambda path, samples: ModelState.load(path),
+        bits,
+        reading.sound_state,
+        (ModelError,),
+        signed=True,
+    ),
+    "checkpoint": Kind(
+        ("run/continual-ft/seed-0/checkpoint.safetensors",),
+        reading.read_strategy("continual-ft"),
+        reading.strategy_content,
+        reading.sound_strategy,
+        (ModelError, RunError),
+        signed=True,
+    ),
+    "learned tasks": Kind(
+        ("run/continual-ft/seed-0/learned.json",),
+        reading.read_strategy("continual-ft"),
+        reading.strategy_content,
+        reading.sound_strategy,
+        (RunError,),
+    ),
+    "fine-tuned models": Kind(
+        ("run/fine-tune/seed-0/fine-tuned.json",),
+        reading.read_strategy("fine-tune"),
+        reading.strategy_content,
+        reading.sound_strategy,
+        (RunError,),
+    ),
+    "adapters": Kind(
+        ("run/lora/seed-0/adapters.safetensors", "run/o-lora/seed-0/adapters.safetensors"),
+        reading.read_strategy("lora"),
+        reading.strategy_content,
+        reading.sound_strategy,
+        (RunError,),
+        signed=True,
+    ),
+    "predictions": Kind(
+        ("run/packnet/seed-0/predictions.safetensors", "run/*/seed-0/predictions.safetensors"),
+        reading.read_predictions,
+        bits,
+        reading.sound_predictions,
+        (RunError,),
+        signed=True,
+    ),
+    "config of a run": Kind(("run/config.json",), reading.read_run, bits, reading.sound_config, (RunError, UsageError)),
+    "results of a run": Kind(
+        ("run/results.json",), lambda path, samples: load_results(path), bits, reading.sound_results, (ReportError,)
+    ),
+    "seconds per task": Kind(
+        ("run/packnet/seed-0/seconds-per-task.json", "run/*/seed-0/seconds-per-task.json"),
+        reading.read_seconds,
+        bits,
+        reading.sound_seconds,
+        (),  # a file that is damaged counts as none
+    ),
+    "results of a graft": Kind(
+        ("graft/results.json",),
+        lambda path, samples: load_graft_results(path),
+        bits,
+        reading.sound_graft_results,
+        (ReportError,),
+    ),
+    "results of an experiment": Kind(
+        ("experiment/results.json",),
+        lambda path, samples: load_experiment_results(path),
+        bits,
+        reading.sound_experiment,
+        (ReportError, RunError),
+    ),
+    "readout": Kind(
+        ("applied/readout.safetensors",),
+        lambda path, samples: read_readout(path),
+        bits,
+        reading.sound_readout,
+        (ModelError,),
+        signed=True,
+    ),
+    "score of a fine-tuned model": Kind(
+        ("experiment-cache/key.json",),
+        lambda path, samples: read_score(path, "5d" * 32),
+        bits,
+        reading.sound_score,
+        (),  # a file that is damaged counts as none
+    ),
+    "notes of a data directory": Kind(
+        ("data/sst2/source.json", "data/*/source.json"),
+        reading.read_task_notes,
+        bits,
+        reading.sound_notes,
+        (DataError,),
+    ),
+}

@@ -1,0 +1,264 @@
+"""How each kind of file is read and compared, and when what was read is sound: told by other means than the readers' checks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+import torch
+from fuzz.samples import TASKS, Samples
+from torch import Tensor
+
+from forgetfree import registry
+from forgetfree.binding import Binding
+from forgetfree.config_file import load_run
+from forgetfree.data.notes import described, read_notes
+from forgetfree.errors import (
+    ForgetfreeError,
+)
+from forgetfree.experiments.report import outcome
+from forgetfree.graft_report import lay_out_graft
+from forgetfree.grafting import Graft
+from forgetfree.ledger import Ledger
+from forgetfree.models.state import ModelState
+from forgetfree.pages import render_page
+from forgetfree.parameters import ParameterSpace
+from forgetfree.regions import Region
+from forgetfree.reports import render
+from forgetfree.run_directory import RunDirectory
+from forgetfree.run_results import load_results, merge
+from forgetfree.tasks import TaskDefinition
+
+
+def bits(value: Any) -> Any:
+    """Content that compares by ``==``, with tensors as dtype, shape and bytes."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), tuple(value.shape), value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, Region):
+        return bits(value.indices)
+    if isinstance(value, ParameterSpace):
+        return value.layout
+    if isinstance(value, Mapping):
+        return {key: bits(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [bits(each) for each in value]
+    if isinstance(value, Graft):
+        return bits(vars(value))
+    if hasattr(value, "__dataclass_fields__"):
+        return bits({name: getattr(value, name) for name in value.__dataclass_fields__})
+    if isinstance(value, float):
+        return value.hex()
+    return value
+
+
+def finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(each.double()).all()) for each in tensors if each.is_floating_point())
+
+
+def within(indices: Tensor, size: int) -> bool:
+    """Whether they are sorted, without repeats and in range."""
+    listed = indices.tolist()
+    return listed == sorted(set(listed)) and all(0 <= index < size for index in listed)
+
+
+def is_definition(task: TaskDefinition) -> bool:
+    labels = task.labels
+    return task.kind in ("single", "pair") and all(isinstance(each, str) for each in labels) and len(set(labels)) > 1
+
+
+def sound_binding(binding: Binding) -> None:
+    assert Binding.of_json(binding.json) == binding
+    assert binding.max_length >= 0 and binding.readout in ("linear", "prompt", "causal", "classifier")
+    assert binding.precision in ("fp32", "bf16", "fp16")
+    assert isinstance(json.loads(binding.network), dict)
+
+
+def sound_space(space: ParameterSpace) -> None:
+    names = [spec.name for spec in space.tensors]
+    assert len(set(names)) == len(names) and len(space) < 2**41
+    assert all(type(side) is int and side >= 0 for spec in space.tensors for side in spec.shape)
+    assert all(spec.dtype.is_floating_point for spec in space.tensors)
+    assert ParameterSpace.of_layout(space.layout) == space
+
+
+# -- Ledgers and grafts ----------------------------------------------------------------------------------
+
+
+def ledger_content(ledger: Ledger) -> Any:
+    return bits([ledger.space, ledger.fingerprint, ledger.composition, ledger.binding, ledger.records])
+
+
+def sound_ledger(ledger: Ledger, path: Path) -> None:
+    sound_space(ledger.space)
+    taken: set[int] = set()
+    assert len(set(ledger.tasks)) == len(ledger.records)
+    for record in ledger.records:
+        region, owned = record.region.indices.tolist(), record.owned.region.indices.tolist()
+        assert within(record.region.indices, len(ledger.space)) and within(
+            record.owned.region.indices, len(ledger.space)
+        )
+        assert set(owned) == set(region) - (set() if ledger.composition == "alone" else taken)
+        taken |= set(owned)
+        assert len(record.owned.values) == len(owned) and 0 <= record.sparsity <= 1
+        assert finite([record.owned.values, *record.readout.values(), *record.buffers.values()])
+        assert len(set(record.classes)) == len(record.classes) and all(0 <= label < 2**31 for label in record.classes)
+        if record.definition:
+            assert is_definition(record.definition) and record.definition.name == record.task
+            assert len(record.definition.labels) == len(record.classes)
+    if ledger.binding:
+        sound_binding(ledger.binding)
+    ledger.save(path)
+    assert ledger_content(Ledger.load(path)) == ledger_content(ledger)
+
+
+def sound_graft(graft: Graft, path: Path) -> None:
+    assert graft.space is not None
+    sound_space(graft.space)
+    assert within(graft.region.indices, len(graft.space)) and len(graft.values) == len(graft.region)
+    assert finite([graft.values, *graft.readout.values(), *graft.buffers.values()])
+    if graft.origin is not None:
+        origin = graft.origin
+        assert is_definition(origin.task) and origin.readout in ("linear", "prompt", "causal", "classifier")
+        assert 0 <= origin.sparsity <= 1 and type(origin.max_length) is int and origin.max_length > 0
+        assert all(
+            isinstance(each, str) for each in (origin.model, origin.fingerprint, origin.tokenizer, origin.network)
+        )
+        assert sorted(origin.classes) == list(range(len(origin.classes)))
+        assert not origin.network or isinstance(json.loads(origin.network), dict)
+    graft.save(path)
+    assert bits(Graft.load(path)) == bits(graft)
+
+
+# -- What strategies write -------------------------------------------------------------------------------
+
+
+def sound_state(state: ModelState, path: Path) -> None:
+    assert state.theta.dim() == 1 and state.theta.is_floating_point()
+    assert finite(
+        [state.theta, *state.buffers.values(), *(t for named in state.readouts.values() for t in named.values())]
+    )
+    state.save(path)
+    assert bits(ModelState.load(path)) == bits(state)
+
+
+def read_strategy(name: str) -> Callable[[Path, Samples], Any]:
+    """A strategy that took up the directory; where that is refused, nothing of it is left in strategy and model."""
+
+    def read(path: Path, samples: Samples) -> Any:
+        strategy = samples.strategy(name)
+        strategy.learned = []
+        try:
+            strategy.load(path.parent)
+        except ForgetfreeError:
+            assert strategy.learned == []
+            assert torch.equal(strategy.space.flatten(strategy.task_model.backbone), strategy.pristine.theta)
+            raise
+        return strategy
+
+    return read
+
+
+def strategy_content(strategy: Any) -> Any:
+    """The model that answers each learned task."""
+    held = {}
+    for task in strategy.learned:
+        strategy.enter_evaluation(task)
+        held[task.name] = bits(dict(strategy.model.state_dict()))
+        assert finite(strategy.model.state_dict().values())
+        strategy.leave_evaluation(task)
+    strategy.pristine.load_(strategy.task_model)
+    return held
+
+
+def sound_strategy(strategy: Any, path: Path) -> None:
+    learned = [task.name for task in strategy.learned]
+    assert len(set(learned)) == len(learned) and set(learned) <= set(TASKS)
+
+
+# -- Run directories -------------------------------------------------------------------------------------
+
+
+def read_run(path: Path, samples: Samples) -> Any:
+    """config.json as ``predict`` reads it, and as ``--resume`` does, which compares it with what is there now."""
+    config = load_run(path.parent)
+    now, results = (json.loads((samples.root / f"run-{name}.json").read_text()) for name in ("config", "results"))
+    directory = RunDirectory(path.parent, now["run"], resume=True)
+    directory.describe({key: results[key] for key in ("tasks", "scenario", "model", "data")}, now)
+    return config
+
+
+def sound_config(config: Any, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    run = path.parent / "config.json"
+    run.write_text(json.dumps(config))
+    assert load_run(path.parent) == config
+    assert all(is_definition(TaskDefinition.of_fields(task)) for task in config["tasks"])
+    run.unlink()
+
+
+def sound_results(results: Any, path: Path) -> None:
+    assert render(merge([results]), "markdown") and json.loads(render(merge([results]), "json"))
+    for run in results["runs"]:
+        assert np.asarray(run["matrix"]).shape == (len(results["tasks"]) + 1, len(results["tasks"]))
+        assert all(0 <= score <= 1 for row in run["matrix"] for score in row)
+
+
+def sound_graft_results(results: Any, path: Path) -> None:
+    assert render_page(lay_out_graft(results), "markdown")
+    assert all(0 <= row[key] <= 1 for row in results["rows"] for key in ("score", "ece", "agreement"))
+
+
+def sound_experiment(results: Any, path: Path) -> None:
+    assert render_page(outcome(results), "markdown")
+    assert results["units"]
+
+
+def read_predictions(path: Path, samples: Samples) -> Any:
+    section = json.loads((samples.root / "run-config.json").read_text())["run"]
+    directory = RunDirectory(path.parents[2], section, resume=True)
+    return directory.load_logits(path.parents[1].name, 0)
+
+
+def sound_predictions(logits: Any, path: Path) -> None:
+    assert list(logits) == list(TASKS)
+    assert all(each.shape[0] == tiny.SIZES["test"] and each.ndim == 2 for each in logits.values())
+    assert all(np.isfinite(each).all() and each.dtype.kind == "f" for each in logits.values())
+
+
+# -- Others ----------------------------------------------------------------------------------------------
+
+
+def sound_readout(found: Any, path: Path) -> None:
+    labels, tensors = found
+    assert len(set(labels)) == len(labels) > 1 and all(isinstance(label, str) for label in labels)
+    weight, bias = tensors["weight"], tensors["bias"]
+    assert weight.dim() == 2 and len(weight) == len(labels) and bias.shape == (len(labels),) and finite([weight, bias])
+
+
+def read_task_notes(path: Path, samples: Samples) -> Any:
+    notes = read_notes(path.parent)
+    return notes, described(registry.tasks()["sst2"], notes, path.parent)
+
+
+def sound_notes(found: Any, path: Path) -> None:
+    _, task = found
+    assert task.faults() == [] and all(label.strip() for label in task.labels)
+
+
+def sound_score(score: Any, path: Path) -> None:
+    assert score is None or score == -math.inf or 0 <= score <= 1
+
+
+def read_seconds(path: Path, samples: Samples) -> Any:
+    return [run.get("seconds_per_task") for run in load_results(path.parents[2])["runs"]]
+
+
+def sound_seconds(found: Any, path: Path) -> None:
+    assert all(seconds is None or all(0 <= each < math.inf for each in seconds) for seconds in found)

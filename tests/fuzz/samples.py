@@ -1,0 +1,74 @@
+"""One small sound file of every kind that forgetfree reads back, as its commands write them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tiny
+import torch
+
+from forgetfree import cli, registry
+from forgetfree.models.fine_tuned_directory import write_readout
+from forgetfree.models.state import StateStore
+from forgetfree.strategy import ContinualStrategy
+from forgetfree.streams import Stream, load_stream
+
+TASKS = ("qnli", "ag_news")
+STRATEGIES = (
+    *("grafting-continual", "packnet", "wsn", "bitfit", "graft-retrain"),
+    *("lora", "o-lora", "fine-tune", "continual-ft"),
+)
+_GOLDEN = Path(__file__).parents[1] / "golden" / "ledgers"
+
+
+@dataclass
+class Samples:
+    """What the commands wrote.
+
+    Attributes:
+        root: a folder for each command.
+        resume: the arguments that go on with the run, but for its directory.
+        stream: that of the run, on the run's model.
+    """
+
+    root: Path
+    resume: list[str]
+    stream: Stream
+    made: dict[str, ContinualStrategy] = field(default_factory=dict)
+
+    def strategy(self, name: str) -> ContinualStrategy:
+        """A strategy on the stream, the same at every call."""
+        if name not in self.made:
+            cls, store = registry.strategy(name), StateStore(self.root / "run" / "fine-tuned")
+            self.made[name] = cls(stream=self.stream, options=cls.Options(steps=1), store=store)
+        return self.made[name]
+
+
+def make_samples(root: Path, data: Path, model: Path) -> Samples:
+    """Run every command that writes what is read back."""
+    common = ["--model", str(model), "--shots", "2", "--set", "mask_steps=1"]
+    shutil.copytree(data, root / "data")
+    of_data = ["--data", str(root / "data")]
+    strategies = [word for name in STRATEGIES for word in ("--strategy", name)]
+    one = ["--steps", "1", "--sparsity", "0.01"]
+    measured = ["--set", "steps=1", "--readout", "linear", "--seed", "0", "--sparsity", "0.1", "--jobs", "1"]
+    cache = ["--cache", str(root / "experiment-cache")]
+    commands = {
+        "run": [",".join(TASKS), *common, *of_data, *one, *strategies],
+        "graft": ["sst2", *common, *of_data, *one],
+        "experiment": ["localization", "--task", "sst2", *common, *of_data, *measured, *cache],
+    }
+    for name, arguments in commands.items():
+        assert cli.main([name, *arguments, "--out", str(root / name)]) == 0
+    readout = {"weight": torch.randn(2, tiny.HIDDEN), "bias": torch.tensor([0.5, -0.0])}
+    (root / "applied").mkdir()
+    write_readout(root / "applied" / "readout.safetensors", readout, ("negative", "positive"))
+    (root / "experiment-cache" / "key.json").write_text(json.dumps({"rows": "5d" * 32, "validation_score": 0.75}))
+    shutil.copytree(_GOLDEN, root / "golden")
+    for name in ("config", "results"):  # as they are, to compare with
+        shutil.copy(root / "run" / f"{name}.json", root / f"run-{name}.json")
+    resume = ["run", *commands["run"], "--resume", "--out"]
+    return Samples(root, resume, load_stream(",".join(TASKS), data=str(data), model=str(model), readout="linear"))

@@ -1,0 +1,89 @@
+"""What a header or a layout claims costs nothing before it is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fuzz.mutations import HOSTILE
+
+from forgetfree.binding import Binding
+from forgetfree.errors import RegionError
+from forgetfree.files import signed_bytes
+from forgetfree.parameters import ParameterSpace
+
+LAYOUTS = {
+    "a giant shape": '[["a",[4611686018427387904,4],"float32"]]',
+    "a shape beyond 64 bits": '[["a",[99999999999999999999],"float32"]]',
+    "many giant shapes": json.dumps([[f"a{i}", [2**40], "float32"] for i in range(9)]),
+    "a negative shape": '[["a",[-1,4],"float32"]]',
+    "a shape of floats": '[["a",[1.5],"float32"]]',
+    "a shape of truths": '[["a",[true],"float32"]]',
+    "a shape that is a text": '[["a","12","float32"]]',
+    "no shape": '[["a","float32"]]',
+    "a dtype of integers": '[["a",[1],"int64"]]',
+    "a dtype that is a function": '[["a",[1],"load"]]',
+    "a name that is no text": '[[3,[1],"float32"]]',
+    "one name twice": '[["a",[1],"float32"],["a",[1],"float32"]]',
+    "nothing": "[]",
+    "an object": "{}",
+    "no JSON": "[[",
+    "nested deep": "[" * 100_000,
+    **{f"hostile {i}": text for i, text in enumerate(HOSTILE)},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_that_is_none_is_refused(layout: str) -> None:
+    with pytest.raises(RegionError, match="its layout cannot be read"):
+        ParameterSpace.of_layout(LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, '{"network": "[1]"}'])
+def test_a_binding_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Binding.of_json(text)
+    with pytest.raises(ValueError):
+        Binding.of_json(json.dumps({**json.loads(Binding("{}").json), "network": "[" * 10_000}))
+
+
+def test_a_network_may_say_that_a_limit_is_infinite() -> None:
+    binding = Binding('{"time_step_limit": [0.0, Infinity]}')
+    assert Binding.of_json(binding.json) == binding
+
+
+def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> None:
+    """Two billion entries would be 4 GB of owners; more than the system has addresses for is refused."""
+    for entries in (2 * 10**9, 2**41):
+        layout = json.dumps([["a", [entries], "float32"]], separators=(",", ":"))
+        header = {
+            **{"format": "forgetfree.ledger", "schema": "3", "composition": "union", "fingerprint": "f" * 64},
+            **{"layout": layout, "layout_hash": hashlib.sha256(layout.encode()).hexdigest()},
+        }
+        row = {"task": "one", "sparsity": 0.1, "definition": None, "classes": []}
+        tensors = {
+            "records": torch.frombuffer(bytearray(json.dumps([row]).encode()), dtype=torch.uint8),
+            "owned/count": torch.tensor([1]),
+            "owned/index": torch.tensor([3]).to(torch.uint32),
+            "owned/value/float32": torch.tensor([0.5]),
+            "shared/count": torch.tensor([0]),
+            "shared/index": torch.empty(0, dtype=torch.uint32),
+        }
+        (tmp_path / f"{entries}.safetensors").write_bytes(signed_bytes(tensors, header))
+    code = (
+        "import resource, sys\nfrom forgetfree.errors import LedgerError\nfrom forgetfree.ledger import Ledger\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n        print(Ledger.load(path).tasks)\n    except LedgerError as error:\n        print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    files = sorted(map(str, tmp_path.iterdir()))  # the larger last
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, timeout=120)
+    large, giant, peak = done.stdout.splitlines()
+    assert "['one']" in large or "does not fit into memory" in large
+    assert "does not fit into memory" in giant
+    assert int(peak) < 2 * 2**20, "in kilobytes"

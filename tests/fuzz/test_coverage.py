@@ -1,0 +1,55 @@
+"""The table of kinds has all that is read back: every file that commands write, and every reader in the source."""
+
+from __future__ import annotations
+
+import ast
+from fnmatch import fnmatch
+from pathlib import Path
+
+from fuzz.kinds import KINDS
+from fuzz.samples import Samples
+
+import forgetfree
+
+#: What commands write for people and for other programs, and never read back.
+NOT_READ = ("*/report.md", "*.png", "*.svg", "graft/config.json", "data/*.jsonl", "run-*.json")
+#: Modules that call a parser of JSON or of safetensors files, and what they read by it.
+PARSERS = {
+    "files": "signed files; the header that safetensors has just made",
+    "json_file": "JSON files and JSON in them",
+    "graft_file": "whether a file is a graft",
+    "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
+    "binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
+    "lora": "what was written in the same call",
+    "run_results": "options that were written in the same call",
+    "run_directory": "what was written in the same call",
+    "experiments/measure": "what was written in the same call",
+}
+
+
+def test_every_file_that_a_command_writes_is_in_the_table(samples: Samples) -> None:
+    known = [pattern for kind in KINDS.values() for pattern in kind.files]
+    written = [str(path.relative_to(samples.root)) for path in samples.root.rglob("*") if path.is_file()]
+    assert [name for name in written if not any(fnmatch(name, each) for each in (*known, *NOT_READ))] == []
+    assert [each for each in known if not any(fnmatch(name, each) for name in written)] == []
+
+
+def test_every_module_that_parses_is_known() -> None:
+    """A new one reads by `read_json`, `parse_json` or `read_signed`, or says here why it need not."""
+    package = Path(forgetfree.__file__).parent
+    found = set()
+    linked = [path for name in ("strategies", "benchmarks") for path in (package / name).resolve().rglob("*.py")]
+    for path in {*package.rglob("*.py"), *linked}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = node.func if isinstance(node, ast.Call) else None
+            name = getattr(named, "attr", getattr(named, "id", ""))
+            of_json = (
+                isinstance(named, ast.Attribute) and isinstance(named.value, ast.Name) and named.value.id == "json"
+            )
+            if (name in ("load", "loads") and of_json) or name in ("safe_open", "load_file"):
+                found.add(
+                    path.stem
+                    if path.is_relative_to(package) and path.parent == package
+                    else path.parent.name + "/" + path.stem
+                )
+    assert found == PARSERS.keys()

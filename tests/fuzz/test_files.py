@@ -1,0 +1,54 @@
+"""Files that were damaged or changed: refused in the reader's own words, or read as what they still soundly say."""
+
+from __future__ import annotations
+
+import random
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+from fuzz.kinds import KINDS
+from fuzz.mutations import BYTES, JSON, SIGNED
+from fuzz.samples import Samples
+
+#: Mutations of each family; there are ten families a kind.
+COUNT = 30
+
+
+def families(kind: str) -> dict:
+    return BYTES | (SIGNED if KINDS[kind].files[0].endswith(".safetensors") else JSON)
+
+
+@pytest.mark.parametrize(("kind", "family"), [(kind, family) for kind in KINDS for family in families(kind)])
+def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Samples, tmp_path: Path) -> None:
+    """Refused by the reader's own error; or read as what it was; or, where a key or value was changed, as what is sound."""
+    this = KINDS[kind]
+    path = next(samples.root.glob(this.files[0]))
+    original = path.read_bytes()
+    expected = this.content(this.read(path, samples))
+    faults = []
+    for seed in range(COUNT):
+        damaged = families(kind)[family](original, random.Random(f"{kind} {family} {seed}"))
+        path.write_bytes(damaged)
+        try:
+            found = this.read(path, samples)
+            if this.content(found) != expected:
+                assert family not in BYTES or not this.signed, "damage was read as other content"
+                this.sound(found, tmp_path / path.name)
+        except this.errors as error:
+            text = str(error)
+            if not re.fullmatch(r"[^\n]+\.", text) or len(text) > 4000:
+                faults.append(f"seed {seed}: the message is no paragraph: {text[:200]}")
+        except Exception as error:  # every other one is a fault of the reader
+            faults.append(f"seed {seed}: {_told(error)}")
+        finally:
+            path.write_bytes(original)
+    assert not faults, f"{len(faults)} of {COUNT} mutations of {kind} by {family!r}:\n" + "\n".join(faults)
+
+
+def _told(error: Exception) -> str:
+    """The error, and where in our files it was raised."""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}, {ours[-1].line}"
+    return f"{type(error).__name__}: {str(error)[:160]} ({place})"
