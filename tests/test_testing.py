@@ -23,6 +23,7 @@ from forgetfree.errors import OptionError, UnknownNameError, UsageError
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
+from forgetfree.seeds import derive_seed
 from forgetfree.strategies.continual_ft import ContinualFT
 from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
 from forgetfree.streams import Stream
@@ -169,6 +170,13 @@ class KeepsNothing(ContinualStrategy):
         return 0
 
 
+class KeepsOne(ContinualStrategy):
+    """Says that a byte is enough for all weights."""
+
+    def bytes_kept(self) -> int:
+        return 1
+
+
 class Owes(ContinualStrategy):
     """Keeps less than nothing."""
 
@@ -280,6 +288,13 @@ class NotFinite(ContinualStrategy):
         return logits if self.is_training else logits / 0
 
 
+class LearnsOnlyTheFirst(ContinualStrategy):
+    """Takes no step from the second task on."""
+
+    def steps(self, task: Any) -> int:
+        return 0 if task.label else super().steps(task)
+
+
 class LearnsNothing(ContinualStrategy):
     """Takes no step."""
 
@@ -385,6 +400,13 @@ class OneSeed(ContinualStrategy):
         self.seed = 0
 
 
+class OneSeedFromTheSecondTask(ContinualStrategy):
+    """Listens to the seed once."""
+
+    def phase_seed(self, phase: Any, task: Any) -> int:
+        return derive_seed(0, phase, task.name) if task.label else super().phase_seed(phase, task)
+
+
 class OwnModels(ContinualStrategy):
     """A model per task, as `fine-tune` has: a sound base for what is not."""
 
@@ -412,6 +434,9 @@ class OwnModels(ContinualStrategy):
     def leave_evaluation(self, task: Any) -> None:
         self.pristine.load_(self.task_model)
 
+    def bytes_kept(self) -> int:
+        return sum(state.size_in_bytes for state in self.states.values())
+
     def save(self, directory: Path) -> None:
         for name, state in self.states.items():
             state.save(directory / f"{len(name)}-{name}.safetensors")
@@ -422,6 +447,13 @@ class OwnModels(ContinualStrategy):
             if path.exists():
                 self.states[task.name] = ModelState.load(path)
                 self.note_learned(task, dict(self.states[task.name].readouts[task.name]))
+
+
+class CountsOneModel(OwnModels):
+    """Keeps one for every task."""
+
+    def bytes_kept(self) -> int:
+        return ContinualStrategy.bytes_kept(self)
 
 
 class ForgetsFromTheThirdTask(OwnModels):
@@ -466,6 +498,58 @@ class ReadsLaterLabels(OwnModels):
         super().prepare(task)
         first = [int(later.validation.labels[0]) for later in self.stream.tasks[task.label + 1 :]]
         nudge(self, 0.01 * sum(first))
+
+
+class ReadsTheSecondTask(ContinualStrategy):
+    """While it learns the first, and never again."""
+
+    def prepare(self, task: Any) -> None:
+        if task.label == 0:
+            nudge(self, 1e-5 * float(self.stream.tasks[1].train.tokens[:50].sum()))
+
+
+class ReadsTheLastTask(ContinualStrategy):
+    """While it learns the second; in which order rows and words come does not matter."""
+
+    def prepare(self, task: Any) -> None:
+        if task.label == 1:
+            nudge(self, 1e-6 * float(self.stream.tasks[-1].train.tokens.sum()))
+
+
+class CountsTestWords(ContinualStrategy):
+    """How evenly they are spread."""
+
+    def commit(self, task: Any) -> None:
+        nudge(self, 1e-2 * float(torch.bincount(task.test.tokens.long()).float().std()))
+
+
+class CountsTestLabels(ContinualStrategy):
+    """How many rows have the first."""
+
+    def commit(self, task: Any) -> None:
+        nudge(self, 1e-2 * float((task.test.labels == task.classes[0]).sum()))
+
+
+class ReadsTestRowsOfTheThirdTask(ContinualStrategy):
+    """Of no other."""
+
+    def commit(self, task: Any) -> None:
+        if task.label == 2:
+            nudge(self, 1e-6 * float(task.test.tokens.sum()))
+
+
+class PicksByTest(ContinualStrategy):
+    """By the accuracy on test rows."""
+
+    def commit(self, task: Any) -> None:
+        nudge(self, 0.1 * self.evaluate([task])[task.name].score("accuracy"))
+
+
+class WritesTestLabels(ContinualStrategy):
+    """All 0."""
+
+    def prepare(self, task: Any) -> None:
+        task.test.labels.zero_()
 
 
 class MovesAnotherReadout(ContinualStrategy):
@@ -535,6 +619,14 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what is kept, "
         "got 0, 0, 0, 0 before the first task and after each. Count in bytes_kept()"
     ],
+    KeepsOne: [
+        "bytes_kept: expected at least 560 after qnli, where 4482 trained numbers other than θ_pre's answer the tasks learned "
+        "(in backbone.encoder.layer.0.attention.output.LayerNorm.bias, "
+    ],
+    CountsOneModel: [
+        "bytes_kept: expected more after qnli, ag_news than before, where 8935 trained numbers other than θ_pre's answer",
+        "up from 4482, and 4 bytes for each are more than is counted, got 18336 after 18336. Count in bytes_kept()",
+    ],
     Owes: ["bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned"],
     Halves: ["bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned"],
     MovesWhatIsFrozen: [
@@ -555,12 +647,18 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "expected to hear of each step of dream that was announced, 1 to 3, got 0: none",
     ],
     Miscounts: ["expected to hear of each step of train that was announced, 1 to 4, got 3: 1, 2, 3."],
-    Mute: ["progress: expected to hear of training, got no step of it."],
+    Mute: ["progress: expected to hear of the training of every task, got no step of qnli, ag_news, sst2."],
     WidensLogits: [
         "evaluate: expected logits (n, n_labels) by task, {'qnli': (16, 2), 'ag_news': (8, 2), 'sst2': (16, 2)}, got {'qnli'"
     ],
     NotFinite: ["evaluate: expected finite logits, got others for qnli, ag_news, sst2."],
-    LearnsNothing: ["training: expected other answers than before, got the very same for qnli, ag_news, sst2."],
+    LearnsNothing: [
+        "training: expected other answers by learning a task than before, got the very same for qnli, ag_news, sst2."
+    ],
+    LearnsOnlyTheFirst: [
+        "progress: expected to hear of the training of every task, got no step of ag_news, sst2. Look at steps()",
+        "training: expected other answers by learning a task than before, got the very same for ag_news, sst2.",
+    ],
     ClaimsTooMuch: [
         f"forget_free: claimed as True, but learning ag_news changed the answers for qnli (tensors that differ: {QUERY}, "
     ],
@@ -607,23 +705,46 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
         "evaluation: expected the same result with evaluations during training as with one after each task, got others, the "
     ],
     OneSeed: [
-        "seeds: expected seed=1 to give another result than seed=0, got the very same answers and tensors for qnli. Draw from "
-        "generators seeded by self.phase_seed(…)"
+        "seeds: expected seed=1 to give another result than seed=0, got the very same answers and tensors for qnli, ag_news, "
+        "sst2. Draw from generators seeded by self.phase_seed(…)"
+    ],
+    OneSeedFromTheSecondTask: [
+        "seeds: expected seed=1 to give another result than seed=0, got the very same batches and draws in the training of "
+        "ag_news, sst2. Draw from generators seeded by self.phase_seed(…)"
     ],
     TrainsOnTestRows: [
-        "rows: expected what is learned of qnli and ag_news to be the same whatever the test rows are, got others, the answers "
-        f"for qnli, ag_news (tensors that differ: {QUERY}, "
+        "rows: expected what is learned of qnli to be the same with any test rows, got others, the answers for qnli (tensors "
+        f"that differ: {QUERY}, "
     ],
     RemembersTestRows: [
-        "rows: expected what is learned of qnli and ag_news to be the same whatever the test rows are, got others, the answers "
-        f"for ag_news (tensors that differ: {QUERY}, "
+        "rows: expected what is learned of qnli, ag_news to be the same with any test rows, got others, the answers for "
+        f"ag_news (tensors that differ: {QUERY}, "
     ],
     ReadsLaterRows: [
-        "rows: expected what is learned of qnli and ag_news to be the same whatever the rows of later tasks (sst2) are, got "
-        f"others, the answers for qnli, ag_news (tensors that differ: {QUERY}, "
+        "rows: expected what is learned of qnli to be the same with any rows of later tasks (ag_news, sst2), got others, the "
+        f"answers for qnli (tensors that differ: {QUERY}, ",
+        "rows: expected what is learned of qnli, ag_news to be the same with any rows of later tasks (sst2), got others, the "
+        f"answers for qnli, ag_news (tensors that differ: {QUERY}, ",
     ],
     ReadsLaterLabels: [
-        "to be the same whatever the rows of later tasks (sst2) are, got others, the answers for qnli, ag_news ("
+        "to be the same with any rows of later tasks (sst2), got others, the answers for qnli, ag_news (tensors"
+    ],
+    ReadsTheSecondTask: [
+        "of qnli to be the same with any rows of later tasks (ag_news, sst2), got others, the answers for qnli (tensors that "
+        f"differ: {QUERY}, "
+    ],
+    ReadsTheLastTask: [
+        "of qnli, ag_news to be the same with any rows of later tasks (sst2), got others, the answers for"
+    ],
+    CountsTestWords: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
+    CountsTestLabels: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
+    ReadsTestRowsOfTheThirdTask: [
+        "rows: expected what is learned of qnli, ag_news, sst2 to be the same with any test rows, got others, the answers for "
+        f"{ALL.removeprefix('the answers for ')} (tensors that differ: {QUERY})"
+    ],
+    PicksByTest: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
+    WritesTestLabels: [
+        "rows: expected the stream's rows to stay as they are, got others in qnli (test), ag_news (test), sst2 (test)."
     ],
     NeedsTheTask: ["scenario=class: two tasks trained and evaluated: expected no error, got KeyError"],
     NeedsLabelsApart: ["scenario=domain: two tasks trained and evaluated: expected no error, got IndexError"],
@@ -660,6 +781,21 @@ def test_memories_of_few_rows_pass(name: str, rows: int) -> None:
 def test_an_option_that_the_tiny_tasks_are_too_many_for_is_the_callers_error(name: str, rows: int, why: str) -> None:
     with pytest.raises(OptionError, match=f"got mem_size={rows} {why}. Set mem_size="):
         check_strategy(registry.strategy(name), mem_size=rows)
+
+
+class Curriculum(ContinualStrategy):
+    """The same rows in the same order, whatever the seed, from the second task on; dropout draws."""
+
+    def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
+        super().make_train_dataloader(num_workers, **kwargs)
+        if self.task.label:
+            self.dataloader = self._planned = [self.task.train.batch(range(4))] * len(self._parts)  # type: ignore[assignment]
+
+
+def test_rows_may_come_in_an_order_of_their_own_where_dropout_draws() -> None:
+    check_strategy(Curriculum)
+    (fault,) = faults(Curriculum, dropout=False)
+    assert "got the very same batches and draws in the training of ag_news, sst2." in fault
 
 
 class Selective(ContinualStrategy):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.strategy import ContinualStrategy
 from forgetfree.streams import Stream, make_stream
-from forgetfree.testing.faults import Faults
+from forgetfree.tasks import SPLITS
+from forgetfree.testing.faults import Faults, listed
 from forgetfree.testing.runs import Run, learn
 from forgetfree.testing.tiny_streams import copies, other_rows, tiny_model, tiny_task
 
@@ -78,35 +80,52 @@ def _evaluating(cls: type[ContinualStrategy], options: Any, stream: Stream, draw
 
 
 def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> None:
-    """Another seed gives another result."""
-    with faults.catching("seeds: one task learned with seed=1", "Any whole number must do."):
-        stream = three_tasks()
-        other = learn(cls, options, stream, experiences=stream.benchmark.train_stream[:1], look_after=(1,), seed=1)
-        first = run.tasks[0]
-        if not run.looks[1].differs(other.looks[1], [first]):
-            faults.add(
-                f"seeds: expected seed=1 to give another result than seed=0, got the very same answers and tensors for "
-                f"{first}. Draw from generators seeded by self.phase_seed(…), which derives from self.seed."
-            )
+    """Another seed gives another result, in every task."""
+    with faults.catching("seeds: three tasks learned with seed=1", "Any whole number must do."):
+        other = learn(cls, options, three_tasks(), look_after=(3,), seed=1)
+        same = [task for task in run.tasks if not run.last.differs(other.last, [task])]
+        # A later task ends otherwise already where it starts otherwise: its own training must differ, too.
+        alike = [task for task, given in run.given.items() if given == other.given.get(task) and task not in same]
+        for what, tasks in (("answers and tensors for", same), ("batches and draws in the training of", alike)):
+            if tasks:
+                faults.add(
+                    f"seeds: expected seed=1 to give another result than seed=0, got the very same {what} {listed(tasks)}. "
+                    "Draw from generators seeded by self.phase_seed(…), which derives from self.seed."
+                )
 
 
 def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> None:
     """What is learned of a task depends neither on test rows nor on rows of tasks that come later."""
-    later = tuple(name for name in run.tasks if name not in run.learned[2])
-
-    def difference(stream: Stream) -> str:
-        other = learn(cls, options, stream, experiences=stream.benchmark.train_stream[:2], look_after=())
-        assert run.training_rows is not None and other.training_rows is not None
-        return run.training_rows.differs(other.training_rows)
-
     remedy = "Look at prepare(), before_step() and commit(): train on task.train, choose by task.validation."
-    with faults.catching("rows: two tasks learned from other rows", remedy):
-        if not difference(three_tasks(test=True, later=later)):
-            return
-        for what, stream in (("test rows", three_tasks(test=True)), ("rows of later tasks", three_tasks(later=later))):
-            if found := difference(stream):
-                of = f" ({', '.join(later)})" if what != "test rows" else ""
-                faults.add(
-                    f"rows: expected what is learned of {run.tasks[0]} and {run.tasks[1]} to be the same whatever the "
-                    f"{what}{of} are, got others, {found}. {remedy}"
-                )
+
+    def check(counts: Sequence[int], what: str, stream: Stream) -> None:
+        """After any of ``counts`` tasks, the answers to their training rows are those of the usual stream."""
+        with faults.catching(f"rows: learned with other {what}", remedy):
+            experiences = stream.benchmark.train_stream[: max(counts)]
+            other = learn(cls, options, stream, experiences=experiences, look_after=(), rows_after=counts)
+            for count in counts:
+                if found := run.training_rows[count].differs(other.training_rows[count]):
+                    learned = ", ".join(run.tasks[:count])
+                    faults.add(
+                        f"rows: expected what is learned of {learned} to be the same with any {what}, got others, "
+                        f"{found}. {remedy}"
+                    )
+                    return
+
+    for count in (1, 2):
+        if later := tuple(name for name in run.tasks if name not in run.learned[count]):
+            check([count], f"rows of later tasks ({', '.join(later)})", three_tasks(later=later))
+    check([1, 2, 3], "test rows", three_tasks(test=True))
+
+
+def check_stream_rows(stream: Stream, faults: Faults) -> None:
+    """Learning has changed none of the stream's rows, which the benchmark reads, too."""
+    if changed := [
+        f"{task.name} ({split})"
+        for task, usual in zip(stream.tasks, three_tasks().tasks, strict=True)
+        for split in SPLITS
+        if getattr(task, split).digest != getattr(usual, split).digest
+    ]:
+        faults.add(
+            f"rows: expected the stream's rows to stay as they are, got others in {listed(changed)}. Change copies of them."
+        )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forgetfree.monitor import PHASES, Monitor
 from forgetfree.testing.faults import Faults, differing, listed
-from forgetfree.testing.runs import Look, look
+from forgetfree.testing.runs import Look, Run, look
 
 
 class Observer:
@@ -19,7 +19,8 @@ class Observer:
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self._bytes: list[Any] = []
+        #: What `bytes_kept` said each time.
+        self.bytes: list[Any] = []
 
     def __call__(self, strategy: Any) -> Look:
         """Look at the strategy; twice over before the first task and after the last."""
@@ -41,18 +42,8 @@ class Observer:
                     f"evaluate: expected the same answers in any order of the tasks, got others, {changed}. Look at "
                     "enter_evaluation() and leave_evaluation()."
                 )
-        self._bytes.append(strategy.bytes_kept())
+        self.bytes.append(strategy.bytes_kept())
         return seen
-
-    def report(self) -> None:
-        """What `bytes_kept` said: a memory that is full may hold shorter rows later, so it may fall, but not to nothing."""
-        whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in self._bytes)
-        if not whole or not all(self._bytes[1:]):
-            self._faults.add(
-                "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what "
-                f"is kept, got {', '.join(map(str, self._bytes))} before the first task and after each. Count in bytes_kept() "
-                "what save() writes and what the next task needs."
-            )
 
 
 class Watch:
@@ -100,17 +91,23 @@ class Recorder(Monitor):
         yield lambda step, loss: heard.append(step)
         self._phases.append((task, phase, steps, heard))
 
-    def report(self, faults: Faults, tasks: list[str]) -> None:
+    def report(self, faults: Faults, run: Run) -> None:
         """What was said of them."""
         for task, phase, steps, heard in self._phases:
             if phase not in PHASES:
                 faults.add(f"progress: expected a phase of {', '.join(PHASES)}, got {phase!r}. Look at self.phase(…).")
-            if task not in tasks:
+            if task not in run.tasks:
                 faults.add(f"progress: expected a task of the stream, got {task!r}. Look at self.phase(…).")
             if heard != list(range(1, steps + 1)):
                 faults.add(
                     f"progress: expected to hear of each step of {phase} that was announced, 1 to {steps}, got {len(heard)}: "
                     f"{listed(list(map(str, heard))) or 'none'}. Look at steps() and at what self.phase(…) yields."
                 )
-        if not any(heard for _, phase, _, heard in self._phases if phase != "evaluate"):
-            faults.add("progress: expected to hear of training, got no step of it. Train within self.phase(…).")
+        trained = {task for task, phase, _, heard in self._phases if heard and phase != "evaluate"}
+        # Nothing needs to be trained for a task that was learned with an earlier one.
+        new = [task for task, learned in zip(run.tasks, run.learned, strict=False) if task not in learned]
+        if mute := [task for task in new if task not in trained]:
+            faults.add(
+                f"progress: expected to hear of the training of every task, got no step of {listed(mute)}. Look at steps(), "
+                "and train within self.phase(…)."
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,15 @@ def check_answers(run: Run, faults: Faults, where: str = "") -> None:
             )
         if broken := [name for name, logits in seen.logits.items() if not bool(torch.isfinite(logits).all())]:
             faults.add(f"{where}evaluate: expected finite logits, got others for {listed(broken)}. Look at forward().")
-    first, last = run.looks[0].logits, run.last.logits
-    if same := [name for name in first if name in last and torch.equal(first[name], last[name])]:
+    same = []
+    for count, later in pairwise(sorted(run.looks)):
+        before, after = run.looks[count].logits, run.looks[later].logits
+        new = [name for name in run.learned[later] if name not in run.learned[count]]
+        same += [name for name in new if name in after and torch.equal(before[name], after[name])]
+    if same:
         faults.add(
-            f"{where}training: expected other answers than before, got the very same for {listed(same)}. Look at "
-            "parameters(), steps() and enter_evaluation()."
+            f"{where}training: expected other answers by learning a task than before, got the very same for {listed(same)}. "
+            "Look at parameters(), steps() and enter_evaluation()."
         )
 
 

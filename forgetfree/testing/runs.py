@@ -72,6 +72,17 @@ def look(strategy: Any, experiences: Sequence[Any] | None = None) -> Look:
     return Look(logits, models.seen)
 
 
+class _Given:
+    """As an Avalanche plugin: what the training steps of each task are given."""
+
+    def __init__(self, steps: dict[str, list[Any]]) -> None:
+        self._steps = steps
+
+    def before_training_iteration(self, strategy: Any, **_: Any) -> None:
+        drawn = torch.initial_seed() if strategy.options.dropout else None
+        self._steps.setdefault(strategy.task.name, []).append((strategy.mb_x.tolist(), drawn))
+
+
 @dataclass
 class Run:
     """A strategy that has learned a stream.
@@ -80,13 +91,15 @@ class Run:
         strategy: with all that it has learned.
         looks: at its answers, by how many experiences it had learned.
         learned: the names of the tasks it had learned after so many.
-        training_rows: its answers to the training rows of the first two of three tasks, after the second.
+        training_rows: its answers to the training rows of the first k tasks, after k of them.
+        given: by task, what each of its training steps was given: rows, and the seed of dropout, if there is any.
     """
 
     strategy: Any
     looks: dict[int, Look] = field(default_factory=dict)
     learned: list[list[str]] = field(default_factory=list)
-    training_rows: Look | None = None
+    training_rows: dict[int, Look] = field(default_factory=dict)
+    given: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def tasks(self) -> list[str]:
@@ -113,6 +126,7 @@ def learn(
     *,
     experiences: Iterable[Any] | None = None,
     look_after: Container[int] | None = None,
+    rows_after: Container[int] = (),
     observe: Callable[[Any], Look] = look,
     drawn: int = 0,
     watch: Any = None,
@@ -127,6 +141,7 @@ def learn(
         stream: what it learns.
         experiences: to train on; default: the stream's, one a task.
         look_after: how many experiences it has learned when it is looked at; default: at every one, and before the first.
+        rows_after: how many it has learned when it is asked for their training rows, too.
         observe: looks at the strategy.
         drawn: the state of the global generators before.
         watch: an Avalanche plugin that the strategy does not know of.
@@ -137,15 +152,15 @@ def learn(
     if evaluate_within:
         arguments |= {"eval_every": 2, "peval_mode": "iteration"}
     run = Run(cls(stream=stream, options=options, **arguments))
-    run.strategy.plugins += [watch] if watch else []
+    run.strategy.plugins += [_Given(run.given), *([watch] if watch else [])]
     training = stream.benchmark.train_stream
 
     def note(count: int) -> None:
         if look_after is None or count in look_after:
             run.looks[count] = observe(run.strategy)
         run.learned.append([task.name for task in run.strategy.learned])
-        if count == 2 < len(stream.tasks) and not evaluate_within:
-            run.training_rows = look(run.strategy, list(training[:2]))
+        if count in rows_after:
+            run.training_rows[count] = look(run.strategy, list(training[:count]))
 
     note(0)
     for count, experience in enumerate(training if experiences is None else experiences, 1):

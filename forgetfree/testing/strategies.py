@@ -15,7 +15,14 @@ from forgetfree.strategy import ContinualStrategy
 from forgetfree.streams import Stream
 from forgetfree.testing.classes import check_class, check_defaults
 from forgetfree.testing.faults import Faults, tensors
-from forgetfree.testing.influences import check_repeated, check_rows, check_seed, three_tasks
+from forgetfree.testing.influences import (
+    check_repeated,
+    check_rows,
+    check_seed,
+    check_stream_rows,
+    three_tasks,
+)
+from forgetfree.testing.kept import check_bytes
 from forgetfree.testing.observers import Observer, Recorder, Watch
 from forgetfree.testing.outcomes import (
     check_answers,
@@ -44,11 +51,12 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     """Run ``cls`` on three tiny tasks, several times over, and raise unless it does all that a strategy must.
 
     Checked are: the class and its options; training, evaluation, progress and `bytes_kept`; that only what `parameters`
-    lists moves, and no other task's readout; that the seed determines the result, whatever was drawn or trained before and
-    whenever tasks are evaluated, and that another seed gives another; that neither test rows nor rows of later tasks take
-    part in training; that the next strategy finds θ_pre; `save` and `load`; `stale`; ``forget_free`` and ``online`` where
-    they are claimed. Then two tasks with ``scenario="class"``, with ``scenario="domain"`` and read by prompts, unless
-    `check` refuses them. All comparisons are bit by bit. Takes a second or two.
+    lists moves, and no other task's readout; that the seed determines the result, whatever was drawn or trained before
+    and whenever tasks are evaluated, and that another seed gives another in every task; that neither test rows nor rows
+    of later tasks have a part in what is learned, and that no rows are written to; that the next strategy finds θ_pre;
+    `save` and `load`; `stale`; ``forget_free`` and ``online`` where they are claimed. Then two tasks with
+    ``scenario="class"``, with ``scenario="domain"`` and read by prompts, unless `check` refuses them. All comparisons
+    are bit by bit. Takes a second or two.
 
     Args:
         cls: the strategy.
@@ -84,13 +92,16 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Faults, dire
     with faults.catching(
         "run: three tasks trained and evaluated", "The hook is in the traceback that this error was raised from."
     ):
-        run = learn(cls, options, stream, observe=observer, watch=watch, monitor=monitor, store=store)
+        run = learn(
+            cls, options, stream, observe=observer, rows_after=(1, 2, 3), watch=watch, monitor=monitor, store=store
+        )
     if run is None:
         return False
-    observer.report()
     watch.report(faults)
-    monitor.report(faults, run.tasks)
+    monitor.report(faults, run)
     check_answers(run, faults)
+    check_bytes(run, observer.bytes, watch.listed, faults)
+    check_stream_rows(stream, faults)
     check_forgetting(run, faults)
     check_stale(run, faults)
     check_readouts(run, watch.listed, faults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, wraps
@@ -27,6 +28,7 @@ from forgetfree.testing.tiny import (
     pre_trained,
     tiny_rows,
     wordpiece,
+    words,
 )
 
 Readout = Literal["linear", "prompt"]
@@ -77,15 +79,28 @@ def tiny_task(name: str, labels: int | None = None) -> TaskRows:
         second = tuple(row["text_b"] for row in rows) if pair else ()
         splits[split] = Rows(first, second, tuple(row["label"] for row in rows))
     kind: Literal["single", "pair"] = "pair" if pair else "single"
-    words = PROMPT_WORDS[name][: len(names)]
-    task = TaskDefinition(name, kind, names, template=DEFAULT_TEMPLATE[kind], label_words=words)
+    prompt_words = PROMPT_WORDS[name][: len(names)]
+    task = TaskDefinition(name, kind, names, template=DEFAULT_TEMPLATE[kind], label_words=prompt_words)
     return TaskRows(task, splits["train"], splits["validation"], splits["test"])
 
 
 def other_rows(rows: Rows, labels: int) -> Rows:
-    """As many other rows, each as long as before: the words of every text in reverse, under the next of ``labels`` labels."""
-    first, second = (tuple(" ".join(text.split()[::-1]) for text in texts) for texts in (rows.first, rows.second))
-    return replace(rows, first=first, second=second, labels=tuple((label + 1) % labels for label in rows.labels))
+    """As many rows, each as long as before, of other words and under others of ``labels`` labels, the last twice as often.
+
+    So that what takes no notice of the order differs, too: counts of words and of labels, sums of ids.
+    """
+    draw, known = random.Random(0), words()
+
+    def other(text: str) -> str:
+        return " ".join(draw.choices(known, k=len(text.split())))
+
+    first, second = (tuple(map(other, texts)) for texts in (rows.first, rows.second))
+    return replace(
+        rows,
+        first=first,
+        second=second,
+        labels=tuple(min(i % (labels + 1), labels - 1) for i in range(len(rows.labels))),
+    )
 
 
 def tiny_model(positions: int = POSITIONS, readout: Readout = "linear") -> LoadedModel:
