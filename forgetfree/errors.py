@@ -55,7 +55,8 @@ class UnknownNameError(UsageError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
-        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        begun = [each for each in self.known if len(name) > 2 and each.startswith(name)]
+        near = begun[:1] or difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         suggestion = f" Did you mean {near[0]!r}?" if near else ""
         listing = ", ".join(self.known) or "none"
         super().__init__(f"Unknown {kind} {brief(name)}.{suggestion} Known: {listing}.{' ' + hint if hint else ''}")

@@ -95,7 +95,7 @@ class Predictor:
             directory: what ``forgetfree run --out`` wrote.
             seed: whose ledger; default: the first there is.
             strategy: whose ledger; default: ``grafting-continual``'s, else the first there is.
-            model: the run's model, where it lies elsewhere now; it is told by its weights.
+            model: the run's model, where it lies elsewhere now; its weights must be the same.
 
         Raises:
             RunError: it is no run directory, or holds no ledger.
@@ -195,10 +195,10 @@ def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None)
         of_seed = "" if seed is None else f" of seed {seed}"
         of_strategy = "" if strategy is None else f" of {strategy}"
         names = ", ".join(sorted(f"{path.parts[-3]} ({path.parts[-2]})" for path in found))
-        raise RunError(
-            f"{run} holds no ledger{of_strategy}{of_seed}. It holds those of: {names or 'none'}. Run a strategy that keeps "
-            "one: grafting-continual, packnet, wsn, bitfit or graft-retrain."
-        )
+        remedy = "Give one of these by --strategy and --seed."
+        if not found:
+            remedy = "Run a strategy that keeps one: grafting-continual, packnet, wsn, bitfit or graft-retrain."
+        raise RunError(f"{run} holds no ledger{of_strategy}{of_seed}. It holds those of: {names or 'none'}. {remedy}")
     return ledgers[0]
 
 

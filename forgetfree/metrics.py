@@ -10,6 +10,7 @@ All results are fractions, never percent. All arithmetic is in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "average_accuracy",
     "backward_transfer",
     "constant_score",
+    "constant_scores",
     "expected_calibration_error",
     "f1",
     "forgetting",
@@ -222,6 +224,27 @@ def constant_score(labels: npt.ArrayLike, metric: str = "accuracy") -> float:
     if metric == "f1":
         return float(2 * counts[1] / (counts[1] + counts.sum()))
     return float(counts.max() / counts.sum())
+
+
+def constant_scores(labels: Sequence[npt.ArrayLike], metric: Sequence[str], *, task_known: bool = True) -> list[float]:
+    """`constant_score` of each task of a stream.
+
+    Args:
+        labels: of each task, as the readout numbers them.
+        metric: of each task.
+        task_known: whether the answer may depend on the task. Else it is one for all of them: that of the best mean score.
+    """
+    if task_known:
+        return [constant_score(each, name) for each, name in zip(labels, metric, strict=True)]
+    held = [np.asarray(each, dtype=np.int64) for each in labels]
+    answers = [
+        [
+            f1(np.eye(2)[np.full(len(each), answer)], each) if name == "f1" else float((each == answer).mean())
+            for each, name in zip(held, metric, strict=True)
+        ]
+        for answer in range(1 + max(int(each.max()) for each in held))
+    ]
+    return max(answers, key=sum)
 
 
 @dataclass(frozen=True, eq=False)

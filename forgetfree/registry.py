@@ -56,7 +56,7 @@ class Entry:
         except (Exception, SystemExit) as error:  # a package may do anything while it is imported
             text = str(error) if isinstance(error, ForgetfreeError) else f"{type(error).__name__}: {error}"
             reason = " ".join(text.split()).rstrip(".")
-            remedy = "Mend or uninstall that package." if self.origin else "Install forgetfree again."
+            remedy = "Fix or uninstall that package." if self.origin else "Install forgetfree again."
             raise UsageError(
                 f"{self.origin or 'A part of forgetfree'} ({self.target}) cannot be used: {reason}. {remedy}"
             ) from error

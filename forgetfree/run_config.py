@@ -102,6 +102,9 @@ class RunConfig:
         if len(classes) == len(found):  # else the options of one are unknown
             for key in self.settings:
                 attempt(_check_setting, key, own, fields)
+        for key, value in {"steps": self.steps, "sparsity": self.sparsity}.items():
+            if value is not None and key in self.settings:
+                faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
         if self.sparsity is not None and not any("sparsity" in names for names in fields.values()):
             faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
         options = {

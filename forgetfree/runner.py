@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,16 +242,24 @@ def _description(config: RunConfig, checked: CheckedConfig, stream: Stream) -> d
         },
         "data": {
             "shots": config.shots,
-            "steps": config.steps,
+            "steps": _shared(options.steps for options in checked.options.values()),
             "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
             "test_rows": {task.name: len(task.test) for task in stream.tasks},
         },
         "floors": {
-            "constant": [
-                metrics.constant_score(task.test.labels.numpy(), task.definition.metric) for task in stream.tasks
-            ]
+            "constant": metrics.constant_scores(
+                [task.test.labels.numpy() for task in stream.tasks],
+                [task.definition.metric for task in stream.tasks],
+                task_known=stream.scenario == "task",
+            )
         },
     }
+
+
+def _shared(values: Iterable[Any]) -> Any:
+    """The value that all have; ``None`` where they differ."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
 
 
 def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, device: str) -> dict[str, Any]:

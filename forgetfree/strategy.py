@@ -69,7 +69,7 @@ class TaskwiseOptions(TrainingOptions):
 
     task_inference: Literal["last", "router"] = option(
         "last",
-        "where the stream withholds the task: the model of the last task (of unions, that of all tasks), or for each row "
+        "where the stream withholds the task: the model of the last task (for unions, the one with all tasks), or for each row "
         "that of the task whose answer has the least entropy",
     )
 

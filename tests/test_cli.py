@@ -413,7 +413,7 @@ def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, ca
 
 
 def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "forgetfree", *tiny_cli.arguments(tmp_path / "out", "--set", "steps=100000")]
+    command = [sys.executable, "-m", "forgetfree", *tiny_cli.arguments(tmp_path / "out", "--set", "fine-tune.steps=100000")]
     process = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,

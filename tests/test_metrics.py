@@ -173,6 +173,16 @@ def test_a_constant_answer_worked_by_hand(labels: list[int], accuracy: float, f1
     assert metrics.constant_score(labels, "f1") == pytest.approx(f1)
 
 
+def test_one_constant_answer_for_all_tasks_worked_by_hand() -> None:
+    """Three tasks, their labels numbered through: 2 is right on 3 of 4 rows of the second, and nowhere else."""
+    labels = [[0, 1, 0, 1], [2, 2, 2, 3], [4, 5]]
+    assert metrics.constant_scores(labels, ["accuracy"] * 3) == [0.5, 0.75, 0.5]
+    assert metrics.constant_scores(labels, ["accuracy"] * 3, task_known=False) == [0.0, 0.75, 0.0]
+    # The tasks share their labels: 1 has 0.25 + F1 0.8, 0 has 0.75 + 0.
+    shared = [[0, 0, 0, 1], [1, 1, 0]]
+    assert metrics.constant_scores(shared, ["accuracy", "f1"], task_known=False) == pytest.approx([0.25, 0.8])
+
+
 def test_no_constant_answer_scores_better() -> None:
     labels = np.random.default_rng(0).choice(2, 101, p=[0.7, 0.3])
     for metric, score in (("accuracy", metrics.accuracy), ("f1", metrics.f1)):

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong as all of forgetfree does: a paragraph, with the name that may be meant."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
         self.register("action", None, _Once)
 
     def error(self, message: str) -> NoReturn:
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
             if argument == "--" or (self._subparsers and not argument.startswith("-")):
                 break  # texts follow, or a command, which knows its own flags
             name = argument.partition("=")[0]
-            if name.startswith("--") and " " not in argument and not any(flag.startswith(name) for flag in known):
+            if name.startswith("--") and " " not in argument and name not in known:
                 raise UnknownNameError(f"flag of '{self.prog}'", name, known)
         return super().parse_known_args(args, namespace)
 

@@ -139,9 +139,9 @@ class _Directory:
         tables = {split: read_table(folder, split) for split in SPLITS}
         train = tables["train"]
         if train is None or (tables["test"] is None and tables["validation"] is None):
-            lacking = "train" if train is None else "test"
+            lacking = "train" if train is None else "test or validation"
             raise DataError(
-                f"Task {name!r} has no {lacking} split: expected {folder}/{lacking}.parquet, .jsonl or "
+                f"Task {name!r} has no {lacking} split: expected {folder}/{lacking.split()[0]}.parquet, .jsonl or "
                 f".csv, found {', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the "
                 "file."
             )

@@ -145,7 +145,7 @@ def _read_parquet(path: Path) -> Table:
             _check_size(path, held, "bytes or more when unpacked", MOST_BYTES)
             parts.append(pyarrow.Table.from_arrays(columns, batch.schema.names))
     table = pyarrow.concat_tables(parts[1:] or parts)
-    return Table(str(path), table.to_pydict(), range(table.num_rows))
+    return Table(str(path), table.to_pydict(), range(1, table.num_rows + 1))
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:

@@ -125,7 +125,7 @@ def _check_rows(stream: Stream, task: StreamTask, faults: Faults) -> None:
             empty,
             len(rows),
             f"{task.name}: expected words that the tokenizer knows in every row, got {empty} of {len(rows)} {split} rows "
-            "without any. Mend or drop the rows, or take a model of their language.",
+            "without any. Fix or drop the rows, or take a model of their language.",
             faults,
         )
 

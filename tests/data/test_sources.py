@@ -333,9 +333,9 @@ def test_a_folder_without_a_training_file_is_told_so(tmp_path: Path) -> None:
     assert f"'mine' has no train split: expected {folder}/train.parquet" in message(tmp_path)
 
 
-def test_a_folder_with_training_rows_alone_lacks_a_test_split(tmp_path: Path) -> None:
+def test_a_folder_with_training_rows_alone_lacks_a_test_or_validation_split(tmp_path: Path) -> None:
     write(tmp_path / "mine" / "train.csv", SINGLES)
-    assert "no test split" in (text := message(tmp_path))
+    assert "no test or validation split" in (text := message(tmp_path))
     assert "found train.csv" in text
 
 
@@ -354,7 +354,7 @@ def test_a_pair_task_expects_two_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "first"), [("parquet", 0), ("jsonl", 1), ("csv", 1)], ids=["parquet", "jsonl", "csv"]
+    ("suffix", "first"), [("parquet", 1), ("jsonl", 1), ("csv", 1)], ids=["parquet", "jsonl", "csv"]
 )
 def test_a_label_that_is_no_integer_is_named_with_its_row(tmp_path: Path, suffix: str, first: int) -> None:
     rows = [{"text": "a", "label": label} for label in ("0", "1", "one", "0")]
