@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from transformers import DataCollatorForLanguageModeling, get_linear_schedule_with_warmup
 
 from forgetfree.data.sources import load_task
-from forgetfree.environment import make_directory, refuse_held
 from forgetfree.errors import ForgetfreeError
+from forgetfree.jobs.environment import make_directory, refuse_held
 from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
 from forgetfree.models.loading import locate
 

@@ -9,32 +9,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forgetfree.grafting import Graft as Graft
-    from forgetfree.grafting import MaskOptions as MaskOptions
-    from forgetfree.grafting import learn_region as learn_region
+    from forgetfree.continual.streams import Stream as Stream
+    from forgetfree.continual.streams import load_stream as load_stream
+    from forgetfree.core.graft import Graft as Graft
+    from forgetfree.core.mask import MaskOptions as MaskOptions
+    from forgetfree.core.mask import learn_region as learn_region
+    from forgetfree.core.parameters import ParameterSpace as ParameterSpace
+    from forgetfree.core.regions import Region as Region
+    from forgetfree.learning.training import TrainingOptions as TrainingOptions
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
     from forgetfree.models.loading import load_model as load_model
-    from forgetfree.parameters import ParameterSpace as ParameterSpace
-    from forgetfree.regions import Region as Region
-    from forgetfree.streams import Stream as Stream
-    from forgetfree.streams import load_stream as load_stream
-    from forgetfree.training import TrainingOptions as TrainingOptions
 
 __version__ = "0.3.0.dev0"
 
 _HOME = {
-    "Graft": "forgetfree.grafting",
+    "Graft": "forgetfree.core.graft",
     "Ledger": "forgetfree.ledger",
     "LedgerSwitch": "forgetfree.ledger",
-    "MaskOptions": "forgetfree.grafting",
-    "ParameterSpace": "forgetfree.parameters",
-    "Region": "forgetfree.regions",
-    "Stream": "forgetfree.streams",
-    "TrainingOptions": "forgetfree.training",
-    "learn_region": "forgetfree.grafting",
+    "MaskOptions": "forgetfree.core.mask",
+    "ParameterSpace": "forgetfree.core.parameters",
+    "Region": "forgetfree.core.regions",
+    "Stream": "forgetfree.continual.streams",
+    "TrainingOptions": "forgetfree.learning.training",
+    "learn_region": "forgetfree.core.mask",
     "load_model": "forgetfree.models.loading",
-    "load_stream": "forgetfree.streams",
+    "load_stream": "forgetfree.continual.streams",
 }
 __all__ = ["__version__", *sorted(_HOME)]
 

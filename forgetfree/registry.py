@@ -3,9 +3,9 @@
 A strategy is registered here by one line. Any installed package adds names of its own by entry points, each
 ``name = "package.module:object"`` in one of two groups:
 
-``forgetfree.strategies``: the object is a subclass of `forgetfree.strategy.ContinualStrategy`.
+``forgetfree.strategies``: the object is a subclass of `forgetfree.continual.strategy.ContinualStrategy`.
 
-``forgetfree.streams``: the object is a stream, which is a tuple or list of task names, or a task, which is a
+``forgetfree.continual.streams``: the object is a stream, which is a tuple or list of task names, or a task, which is a
 `forgetfree.tasks.TaskDefinition`. Either is known by the entry point's name. What a definition leaves out of its
 prompts gets the defaults. A task's rows come from ``--data DIR`` or from its ``hub``, whose ``path`` may be a
 folder that the package itself ships.
@@ -267,7 +267,7 @@ def _strategy(given: Any) -> Any:
     """A strategy class, as it was given."""
     from forgetfree.options import describe
 
-    base = Entry("forgetfree.strategy:ContinualStrategy").load()  # by name: it stands in a layer above
+    base = Entry("forgetfree.continual.strategy:ContinualStrategy").load()  # by name: it stands in a layer above
     is_strategy = isinstance(given, type) and issubclass(given, base)
     if not is_strategy:
         raise UsageError(f"expected a subclass of ContinualStrategy, got {_shown(given)}")

@@ -1,4 +1,4 @@
-"""The classic baselines, as Avalanche implements them; `forgetfree.adapter` makes strategies of them.
+"""The classic baselines, as Avalanche implements them; `forgetfree.continual.adapter` makes strategies of them.
 
 Defaults suit fine-tuning a pre-trained model for a few hundred steps with small batches. docs/baselines.md has them all in
 one table, with what each keeps and what of Avalanche's had to be fixed.
@@ -17,11 +17,11 @@ from avalanche.training.storage_policy import ClassBalancedBuffer, ExperienceBal
 from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
-from forgetfree.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, showing
+from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, showing
+from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.models.readout_model import LOWEST
 from forgetfree.options import option
-from forgetfree.streams import Stream, StreamTask
 
 # -- Rehearsal -------------------------------------------------------------------------------------------
 

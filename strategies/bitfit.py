@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from forgetfree.continual.ledger_strategy import LedgerStrategy, Localized
+from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.core.regions import biases
 from forgetfree.ledger import Composition
-from forgetfree.ledger_strategy import LedgerStrategy, Localized
-from forgetfree.regions import biases
-from forgetfree.streams import Stream, StreamTask
 
 
 class BitFit(LedgerStrategy):

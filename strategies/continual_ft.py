@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from forgetfree.strategy import ContinualStrategy
+from forgetfree.continual.strategy import ContinualStrategy
 
 
 class ContinualFT(ContinualStrategy):

@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions
+from forgetfree.continual.streams import StreamTask
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import StrPath, write_json
 from forgetfree.json_file import check, read_json
+from forgetfree.learning.monitor import Phase
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.monitor import Phase
-from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
-from forgetfree.streams import StreamTask
-from forgetfree.training import TrainingOptions
 
 
 class FineTune(ContinualStrategy):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from forgetfree.continual.skill_strategy import SkillOptions, SkillStrategy
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Composition
 from forgetfree.options import option
-from forgetfree.skill_strategy import SkillOptions, SkillStrategy
-from forgetfree.training import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from forgetfree.grafting import LearnedRegion
+from forgetfree.continual.skill_strategy import SkillOptions, SkillStrategy
+from forgetfree.continual.streams import StreamTask
+from forgetfree.core.mask import LearnedRegion
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
-from forgetfree.skill_strategy import SkillOptions, SkillStrategy
-from forgetfree.streams import StreamTask
-from forgetfree.training import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

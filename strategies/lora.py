@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from forgetfree.lora_strategy import LoraOptions, LoraStrategy
-from forgetfree.strategy import TaskwiseOptions
-from forgetfree.streams import StreamTask
-from forgetfree.training import TrainingOptions
+from forgetfree.continual.lora_strategy import LoraOptions, LoraStrategy
+from forgetfree.continual.strategy import TaskwiseOptions
+from forgetfree.continual.streams import StreamTask
+from forgetfree.learning.training import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from forgetfree.lora import overlap
-from forgetfree.lora_strategy import LoraOptions, LoraStrategy
+from forgetfree.continual.lora_strategy import LoraOptions, LoraStrategy
+from forgetfree.continual.streams import StreamTask
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.models.lora import overlap
 from forgetfree.options import option
-from forgetfree.streams import StreamTask
-from forgetfree.training import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

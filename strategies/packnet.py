@@ -9,14 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from forgetfree.grafting import top
-from forgetfree.ledger_strategy import LedgerStrategy, Localized, RegionOptions
-from forgetfree.models.state import ModelState, load_tensors_, tensors_of
+from forgetfree.continual.ledger_strategy import LedgerStrategy, Localized, RegionOptions
+from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.core.base_regions import top
+from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import load_tensors_, tensors_of
+from forgetfree.core.trained import WholeTensors
+from forgetfree.learning.training import TrainingOptions, fine_tune
+from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.parameters import at_least_float32, entries, weight_matrices
-from forgetfree.regions import Region
-from forgetfree.streams import Stream, StreamTask
-from forgetfree.training import TrainingOptions, WholeTensors, fine_tune
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from forgetfree.grafting import Graft
+from forgetfree.continual.ledger_strategy import LedgerStrategy, Localized, RegionOptions
+from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.core.graft import Graft
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
+from forgetfree.core.regions import Region
+from forgetfree.core.trained import Trained
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Composition
-from forgetfree.ledger_strategy import LedgerStrategy, Localized, RegionOptions
 from forgetfree.options import option
-from forgetfree.parameters import ParameterSpace, at_least_float32, weight_matrices
-from forgetfree.regions import Region
 from forgetfree.seeds import derive_seed
-from forgetfree.streams import Stream, StreamTask
-from forgetfree.training import Trained, TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ def tiny_stream(model_directory: ModelDirectory, data_directory: Path) -> MakeSt
     """A fresh stream over the tiny tasks with a fresh tiny model: ``tiny_stream(kind, readout, **changes)``."""
 
     def make(kind: str = "bert", readout: str = "auto", *, stream: str = tiny.STREAM, **changes: Any) -> Any:
-        from forgetfree.streams import load_stream
+        from forgetfree.continual.streams import load_stream
 
         return load_stream(
             stream, data=str(data_directory), model=str(model_directory(kind)), readout=readout, **changes

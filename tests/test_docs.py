@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from forgetfree import cli, registry
-from forgetfree.commands import predict
+from forgetfree.cli import predict
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -86,8 +86,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 )
 def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
     """Every row of these tables stands in docs/results.md as `forgetfree report` writes it."""
-    from forgetfree.reports import render
-    from forgetfree.run_results import load_results, merge
+    from forgetfree.results.reports import render
+    from forgetfree.results.run_results import load_results, merge
 
     report = render(merge([load_results(path) for path in sorted(RESULTS.glob(runs))]), "markdown")
     sections = [part for part in report.split("\n## ") if part.startswith(tables)]
@@ -113,7 +113,7 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
 def test_the_experiments_are_those_of_the_committed_runs() -> None:
     """``python -m forgetfree.benchmarks.paper`` would change nothing."""
     from forgetfree.benchmarks.paper import __main__ as paper
-    from forgetfree.experiments import load_experiment, load_experiment_results
+    from forgetfree.jobs.experiments import load_experiment, load_experiment_results
 
     document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert paper.section() in document
@@ -136,7 +136,7 @@ def test_the_experiments_are_those_of_the_committed_runs() -> None:
 @pytest.mark.parametrize("name", registry.EXPERIMENTS)
 def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str) -> None:
     from forgetfree.benchmarks.paper import __main__ as paper
-    from forgetfree.experiments import load_experiment, load_experiment_results
+    from forgetfree.jobs.experiments import load_experiment, load_experiment_results
 
     results = load_experiment_results(paper.RESULTS / f"{name}.json")
     preset = load_experiment(name).presets["small"]
@@ -147,3 +147,20 @@ def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str
     assert results["setting"] == json.loads(json.dumps(asdict(preset)))
     planned = [unit for unit in load_experiment(name).units(preset) if unit.get("task") not in results["skipped"]]
     assert [unit["unit"] for unit in results["units"]] == planned
+
+
+def test_files_named_in_documents_are_there() -> None:
+    """`core/graft.py` in a document is a file of the project; a strategy that the reader writes is named my_strategy."""
+    there = [
+        path.as_posix()
+        for folder in ("forgetfree", "strategies", "benchmarks", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    named = {
+        name for document in documents for name in re.findall(r"`([\w/]+\.py)`", document.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert {
+        name for name in named if "my_" not in name and not any(path.endswith(f"/{name}") for path in there)
+    } == set()

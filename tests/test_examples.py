@@ -28,7 +28,7 @@ def test_the_document_quotes_the_example(file: str, language: str) -> None:
 
 
 def test_the_contract_table_names_hooks_that_there_are() -> None:
-    from forgetfree.strategy import ContinualStrategy
+    from forgetfree.continual.strategy import ContinualStrategy
 
     document = (ROOT / "docs" / "plug-in.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in document.splitlines() if line.startswith("| `")]

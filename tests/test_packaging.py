@@ -99,70 +99,52 @@ def importers(package: str) -> set[str]:
     return {module for module, names in IMPORTS.items() if any(within(name, package) for name in names)}
 
 
-LEAVES = (
-    *("binding", "display", "errors", "files", "json_file", "metrics", "options"),
-    *("parameters", "regions", "seeds", "tasks"),
+#: From the bottom: a room imports from itself, from those before it, and from the files that all rooms use.
+ROOMS = (
+    *("core", "ledger", "data", "models", "results", "learning"),
+    *("continual", "serve", "jobs", "cli", "testing"),
 )
-#: From the bottom: a module imports from its own layer and from those below. What is not named is on top.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    LEAVES,
-    (
-        "data",
-        "fisher",
-        "graft_file",
-        "grafting",
-        "ledger",
-        "lora",
-        "models",
-        "monitor",
-        "pages",
-        "registry",
-        "training",
-        "turn",
-    ),
-    ("fine_tuning", "localization", "single_task"),
-    ("streams",),
-    ("strategy",),
-    ("ledger_strategy", "lora_strategy", "adapter"),
-    ("skill_strategy",),
-    (
-        *("apply", "config_file", "environment", "figures", "inference"),
-        *("model_card", "progress", "reports", "run_config", "run_results"),
-    ),
-    ("run_directory", "graft_config", "graft_report"),
-    ("runner", "graft_run", "experiments"),
-    ("commands",),
-    ("cli",),
-)
+COMMON = {"display", "errors", "files", "json_file", "options", "registry", "seeds", "tasks"}
 
 
-def layer(module: str) -> int:
-    name = module.removeprefix("forgetfree.").split(".")[0]
-    return next((i for i, names in enumerate(LAYERS) if name in names), len(LAYERS))
+def room(module: str) -> str:
+    """The folder of the library that a module lies in, or the module's own name."""
+    return module.removeprefix("forgetfree.").split(".")[0]
 
 
 LIBRARY = [m for m in MODULES if not within(m, "forgetfree.strategies") and not within(m, "forgetfree.benchmarks")]
 
 
-@pytest.mark.parametrize("module", [m for m in LIBRARY if m != "forgetfree"])
-def test_the_library_imports_downwards_only(module: str) -> None:
-    ours = {name for name in IMPORTS[module] if within(name, "forgetfree") and name != "forgetfree"}
-    tables = {"forgetfree.benchmarks.tasks", "forgetfree.benchmarks.streams"}  # the registry's own
-    if module == "forgetfree.registry":
-        ours -= tables
-    assert {name for name in ours if layer(name) > layer(module)} == set()
+def test_the_library_has_these_rooms_and_common_files() -> None:
+    top = {room(module) for module in LIBRARY if module != "forgetfree"}
+    assert top == {*ROOMS, *COMMON, "__main__"}
 
 
-@pytest.mark.parametrize("module", [f"forgetfree.{name}" for name in LEAVES])
-def test_leaves_import_leaves_only(module: str) -> None:
-    ours = {name for name in IMPORTS[module] if within(name, "forgetfree")}
-    assert {name.split(".")[1] for name in ours} <= set(LEAVES)
+@pytest.mark.parametrize("module", [m for m in LIBRARY if room(m) in ROOMS])
+def test_a_room_imports_from_those_before_it(module: str) -> None:
+    before = {*COMMON, *ROOMS[: ROOMS.index(room(module)) + 1]}
+    assert {name for name in ours(module) if room(name) not in before} == set()
 
 
-def test_avalanche_stays_in_its_bridge_and_in_strategies() -> None:
-    bridge = {"forgetfree.streams", "forgetfree.strategy", "forgetfree.adapter"}
-    assert bridge <= importers("avalanche")
-    assert not {m for m in importers("avalanche") if m in LIBRARY} - bridge
+@pytest.mark.parametrize("module", [f"forgetfree.{name}" for name in sorted(COMMON)])
+def test_what_all_rooms_use_imports_no_room(module: str) -> None:
+    tables = {"forgetfree.benchmarks.tasks", "forgetfree.benchmarks.streams"}
+    found = ours(module) - tables if module == "forgetfree.registry" else ours(module)
+    assert {name for name in found if room(name) not in COMMON} == set()
+
+
+def ours(module: str) -> set[str]:
+    return {name for name in IMPORTS[module] if within(name, "forgetfree") and name != "forgetfree"}
+
+
+def test_core_and_ledger_need_torch_alone() -> None:
+    allowed = {*sys.stdlib_module_names, "forgetfree", "safetensors", "torch"}
+    found = {name.split(".")[0] for m in LIBRARY if room(m) in ("core", "ledger") for name in IMPORTS[m]}
+    assert found - allowed == set()
+
+
+def test_avalanche_stays_in_its_room_and_in_strategies() -> None:
+    assert {room(module) for module in importers("avalanche") if module in LIBRARY} == {"continual"}
 
 
 def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:

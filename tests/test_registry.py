@@ -53,8 +53,8 @@ STRATEGY = """
 from dataclasses import dataclass
 from typing import ClassVar
 from forgetfree.options import option
-from forgetfree.strategy import ContinualStrategy
-from forgetfree.training import TrainingOptions
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.learning.training import TrainingOptions
 
 @dataclass(frozen=True, kw_only=True)
 class OwnOptions(TrainingOptions):
@@ -194,7 +194,7 @@ def complaint(reason: str) -> str:
     )
 
 
-STRATEGY_BASE = "from forgetfree.strategy import ContinualStrategy as Base\n"
+STRATEGY_BASE = "from forgetfree.continual.strategy import ContinualStrategy as Base\n"
 BROKEN_STRATEGIES = {
     "import no_such_package": "ModuleNotFoundError: No module named 'no_such_package'",
     "OTHER = 1": "AttributeError: module 'own_package' has no attribute 'OWN'",

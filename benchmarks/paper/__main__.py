@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forgetfree import registry
 from forgetfree.benchmarks.paper.presets import SMALL
-from forgetfree.experiments import (
+from forgetfree.jobs.experiments import (
     SCORE,
     draw_outcome,
     load_experiment_results,
@@ -23,7 +23,7 @@ from forgetfree.experiments import (
     share_of,
     sparsities_of,
 )
-from forgetfree.pages import Page, render_page
+from forgetfree.results.pages import Page, render_page
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.experiments import (
+from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
@@ -27,10 +27,10 @@ from forgetfree.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.figures import look, panels
-from forgetfree.metrics import reliability
 from forgetfree.models.state import ModelState
-from forgetfree.pages import Table
+from forgetfree.results.figures import look, panels
+from forgetfree.results.metrics import reliability
+from forgetfree.results.pages import Table
 
 MODELS = {"fine-tuned": "fine-tuned", "grafted": "graft", "retrained": "region re-trained", "bitfit": "BitFit"}
 

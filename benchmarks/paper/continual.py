@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.errors import TrainingError
-from forgetfree.experiments import (
+from forgetfree.jobs.experiments import (
     Claim,
     Experiment,
     Laboratory,
@@ -28,11 +28,11 @@ from forgetfree.experiments import (
     shown,
     verdict,
 )
-from forgetfree.figures import legend, look, panels
-from forgetfree.pages import CONSTANT, NULL, Table, percent
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.runner import run
 from forgetfree.registry import DEFAULT_STRATEGIES
-from forgetfree.run_config import RunConfig
-from forgetfree.runner import run
+from forgetfree.results.figures import legend, look, panels
+from forgetfree.results.pages import CONSTANT, NULL, Table, percent
 
 STREAM = ("qnli", "ag_news", "sst2")
 #: Table 4: after the last task, RoBERTa-base, 4096-shot.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.experiments import (
+from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
@@ -28,8 +28,8 @@ from forgetfree.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.figures import legend, look, panels
-from forgetfree.pages import Table
+from forgetfree.results.figures import legend, look, panels
+from forgetfree.results.pages import Table
 
 
 class Localization(Experiment):

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.core.graft import interpolate
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.sampling import representative
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.experiments import (
+from forgetfree.jobs.experiments import (
     Claim,
     Experiment,
     Laboratory,
@@ -29,9 +30,8 @@ from forgetfree.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.figures import legend, look, panels
-from forgetfree.grafting import interpolate
-from forgetfree.pages import CONSTANT, Table
+from forgetfree.results.figures import legend, look, panels
+from forgetfree.results.pages import CONSTANT, Table
 
 #: Source to targets; of a target's names the first whose data is there.
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {

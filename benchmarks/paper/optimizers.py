@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import ADAMW, ADAMW_L1, PAPER, PAPER_ADAMW, PAPER_ADAMW_L1, SGD, SMALL
-from forgetfree.experiments import (
+from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
@@ -27,8 +27,8 @@ from forgetfree.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.figures import curves, legend, look
-from forgetfree.pages import Table
+from forgetfree.results.figures import curves, legend, look
+from forgetfree.results.pages import Table
 
 OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")
 

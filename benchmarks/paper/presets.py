@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forgetfree.experiments import Preset
+from forgetfree.jobs.experiments import Preset
 
 #: SGD with momentum and clipped gradients learns in hundreds of steps what plain SGD learns in the paper's thousands.
 SGD = {

@@ -9,7 +9,10 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.experiments import (
+from forgetfree.core.base_regions import budget, top
+from forgetfree.core.graft import pruned_theta
+from forgetfree.core.regions import Region
+from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
@@ -26,11 +29,9 @@ from forgetfree.experiments import (
     verdict,
     with_constant,
 )
-from forgetfree.figures import curves, legend, look
-from forgetfree.grafting import budget, pruned_theta, top
 from forgetfree.models.state import ModelState
-from forgetfree.pages import Table
-from forgetfree.regions import Region
+from forgetfree.results.figures import curves, legend, look
+from forgetfree.results.pages import Table
 
 
 class WhatFails(Experiment):

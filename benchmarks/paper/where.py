@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.experiments import (
+from forgetfree.core.regions import Region, distribution, kind_of, layer_of
+from forgetfree.jobs.experiments import (
     Claim,
     Experiment,
     Laboratory,
@@ -25,9 +26,8 @@ from forgetfree.experiments import (
     shown,
     verdict,
 )
-from forgetfree.figures import legend, marks, panels
-from forgetfree.pages import Table
-from forgetfree.regions import Region, distribution, kind_of, layer_of
+from forgetfree.results.figures import legend, marks, panels
+from forgetfree.results.pages import Table
 
 BY = {"layer": layer_of, "kind": kind_of}
 #: What figure 10 finds most of.

@@ -16,10 +16,10 @@ import torch
 from torch.nn import functional as F
 
 from forgetfree import registry
+from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.data.sampling import plan_batches
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.seeds import derive_seed
-from forgetfree.streams import Stream, load_stream
-from forgetfree.training import TrainingOptions
 
 TARGET = 1.10
 

@@ -33,12 +33,13 @@ from avalanche.models import SimpleMLP
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from forgetfree import metrics, registry
+from forgetfree import registry
+from forgetfree.continual.streams import Stream, benchmark_stream
 from forgetfree.errors import TrainingError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.options import build
-from forgetfree.pages import CONSTANT
-from forgetfree.streams import Stream, benchmark_stream
+from forgetfree.results import metrics
+from forgetfree.results.pages import CONSTANT
 
 STREAMS = ("permuted", "split-task", "split-class")
 TASKS = 5

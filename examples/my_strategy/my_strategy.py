@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.streams import StreamTask
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
-from forgetfree.strategy import ContinualStrategy
-from forgetfree.streams import StreamTask
-from forgetfree.training import TrainingOptions
 
 #: Task names, in order.
 STREAM = ("sst2", "qnli")

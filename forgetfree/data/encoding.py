@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.examples import Batch
 from forgetfree.data.rows import Rows
 from forgetfree.display import escaped
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
-
-Batch = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

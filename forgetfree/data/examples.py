@@ -1,44 +1,17 @@
-"""What training needs of a task's rows, and rows of any data set that can be indexed."""
+"""Rows of any data set that can be indexed, for training."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from forgetfree.data.encoding import Batch, EncodedRows
-
-
-class Examples(Protocol):
-    """The rows of one split of one task: `EncodedRows` for texts, `DatasetExamples` for anything else."""
-
-    @property
-    def task(self) -> int:
-        """The task label of every row."""
-
-    @property
-    def labels(self) -> Tensor:
-        """int64 ``(n,)``."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """Length per row, by which batches are put together; all 0 where every row is as long."""
-
-    @property
-    def digest(self) -> str:
-        """Names all inputs and labels."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """The mini-batch of the rows at ``indices``."""
-
-    def subset(self, indices: Sequence[int]) -> Examples:
-        """The rows at ``indices``, in that order."""
+from forgetfree.core.examples import Batch
+from forgetfree.data.encoding import EncodedRows
 
 
 class DatasetExamples:

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from forgetfree.binding import Binding, network_differences, network_of
+from forgetfree.core.binding import Binding, network_differences, network_of
+from forgetfree.core.body import POOLER, fingerprint_of
+from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
 from forgetfree.ledger.records import Ledger
-from forgetfree.models.checkpoint import POOLER
-from forgetfree.models.loading import fingerprint_of
-from forgetfree.models.state import persistent_buffers
 from forgetfree.tasks import TaskDefinition
 
 

@@ -15,7 +15,7 @@ and for record ``k``:
     buffer/k/name          …             buffers that training the task changed (BatchNorm's, say)
 
 and as metadata: format, schema, composition, the parameter space's layout and its hash, the base model's fingerprint, the
-binding (see `forgetfree.binding`), and a checksum of all of the above. Files of version 0.2: `forgetfree.ledger.legacy_file`.
+binding (see `forgetfree.core.binding`), and a checksum of all of the above. Files of version 0.2: `legacy_file`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.binding import Binding
+from forgetfree.core.binding import Binding
+from forgetfree.core.graft import Graft
+from forgetfree.core.graft_file import space_of
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
 from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, TaskError
 from forgetfree.files import signed_bytes
-from forgetfree.graft_file import space_of
-from forgetfree.grafting import Graft
 from forgetfree.json_file import parse_json
 from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
-from forgetfree.parameters import ParameterSpace
-from forgetfree.regions import Region
 from forgetfree.tasks import TaskDefinition
 
 FORMAT, SCHEMA = "forgetfree.ledger", 3

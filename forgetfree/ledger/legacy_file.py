@@ -19,10 +19,10 @@ from typing import Any
 
 from torch import Tensor
 
+from forgetfree.core.graft import Graft
+from forgetfree.core.graft_file import unpack, unpack_region
 from forgetfree.display import brief
 from forgetfree.errors import RegionError
-from forgetfree.graft_file import unpack, unpack_region
-from forgetfree.grafting import Graft
 from forgetfree.json_file import is_number, parse_json
 from forgetfree.ledger.file import append, check_header
 from forgetfree.ledger.records import Ledger, Record

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forgetfree.binding import Binding
+from forgetfree.core.binding import Binding
+from forgetfree.core.graft import Graft
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, RegionError, TaskError
 from forgetfree.files import StrPath, write_atomically
-from forgetfree.grafting import Graft
-from forgetfree.parameters import ParameterSpace
-from forgetfree.regions import Region
 from forgetfree.tasks import TaskDefinition
 
 #: What a task is inferred with, on top of θ_pre: the ``union`` of all regions up to its own; its own region with the

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.graft import Graft
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import LedgerError
-from forgetfree.grafting import Graft
 from forgetfree.ledger.belonging import check_weights
 from forgetfree.ledger.records import Ledger
-from forgetfree.models.state import persistent_buffers
-from forgetfree.regions import Region
 
 
 class LedgerSwitch:

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from forgetfree.core.body import POOLER
+from forgetfree.core.parameters import HEADS
 from forgetfree.errors import ModelError
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.models.architecture import TEXT_ENCODER
-from forgetfree.parameters import HEADS
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: A part of BERT's body that some of its models are loaded without.
-POOLER = r"(^|\.)pooler\."
 #: Buffers that older versions of transformers wrote to the files, and that networks make by themselves.
 _BUFFERS = (
     r"(^|\.)(position_ids|token_type_ids|inv_freq|(attn|attention)\.((masked_)?bias|causal_mask|scale_attn)|version)$"

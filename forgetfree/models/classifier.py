@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from forgetfree.models.body import body_prefix
-from forgetfree.models.checkpoint import POOLER
+from forgetfree.core.body import POOLER, body_prefix
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 

@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.body import POOLER, body_of, fingerprint_of
+from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
+from forgetfree.core.tensors import load_tensors_, persistent_buffers
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.files import read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, parse_json
 from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_loader, language_model
-from forgetfree.models.body import body_of
-from forgetfree.models.checkpoint import POOLER, read_config, read_weights, weight_files
+from forgetfree.models.checkpoint import read_config, read_weights, weight_files
 from forgetfree.models.classifier import ClassifierModel, head_names
-from forgetfree.models.loading import LoadedModel, fingerprint_of, load_model
-from forgetfree.models.readout_model import ReadoutKind, ReadoutModel
-from forgetfree.models.state import load_tensors_, persistent_buffers
+from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: The part of an architecture's name that tells its head, how that is read, and what loads it.

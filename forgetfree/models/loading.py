@@ -12,17 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from forgetfree import registry
-from forgetfree.binding import Binding, network_of, tokenizer_digest
+from forgetfree.core.binding import Binding, network_of, tokenizer_digest
+from forgetfree.core.body import fingerprint_of
+from forgetfree.core.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
 from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
-from forgetfree.models.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -139,23 +139,6 @@ def config_of(backbone: nn.Module) -> Any:
     if config is None:
         return repr(backbone)
     return {key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"}
-
-
-def fingerprint_of(model: nn.Module, *, without: str | None = None) -> str:
-    """SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
-
-    Args:
-        model: any module.
-        without: regular expression; tensors in whose name it is found do not count.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if without and re.search(without, name):
-            continue
-        data = tensor.detach().cpu().contiguous()
-        digest.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
-        digest.update(data.view(-1).view(torch.uint8).numpy().data if data.numel() else b"")
-    return digest.hexdigest()
 
 
 def locate(name: str) -> str:

@@ -6,9 +6,9 @@ import copy
 
 from torch import Tensor, nn
 
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import ReadoutModel, TaskHead
 from forgetfree.errors import ModelError
-from forgetfree.models.readout_model import ReadoutModel, TaskHead
-from forgetfree.parameters import ParameterSpace
 
 
 class ModuleModel(ReadoutModel):

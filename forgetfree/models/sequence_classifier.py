@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.models.body import body_of
-from forgetfree.models.checkpoint import POOLER
+from forgetfree.core.body import POOLER, body_of
 from forgetfree.models.classifier import head_names
 
 #: ε: a power of two, so that products with it are exact. A logit u comes through tanh with an error of ε²u³/3: 2e-5 at 10.

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief, is_text
 from forgetfree.errors import ModelError
 from forgetfree.files import StrPath, read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, parse_json
-from forgetfree.models.readout_model import ReadoutModel
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 
@@ -187,21 +188,3 @@ class StateStore:
             state = make()
             self.put(key, state)
         return state
-
-
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of a module's parameters and persistent buffers, on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
-
-
-@torch.no_grad()
-def load_tensors_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors of these names into ``module``, bit for bit."""
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        tensor.copy_(tensors[name])
-
-
-def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that belong to a module's state, such as BatchNorm's: themselves, not copies."""
-    persistent = module.state_dict(keep_vars=True).keys()
-    return {name: buffer for name, buffer in module.named_buffers() if name in persistent}

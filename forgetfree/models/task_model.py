@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.models.readout_model import ReadoutKind, ReadoutModel
+from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
 from forgetfree.models.tokens import TokenLayout
 
 

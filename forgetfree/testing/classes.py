@@ -7,17 +7,17 @@ import inspect
 from typing import Any
 
 from forgetfree import registry
+from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions
 from forgetfree.errors import OptionError
-from forgetfree.strategy import ContinualStrategy, TaskwiseOptions
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.testing.faults import Faults, listed
 from forgetfree.testing.influences import three_tasks
-from forgetfree.training import TrainingOptions
 
 
 def check_class(cls: Any, faults: Faults) -> None:
     """A final subclass of `ContinualStrategy`, with options."""
     if not (isinstance(cls, type) and issubclass(cls, ContinualStrategy)) or cls is ContinualStrategy:
-        faults.add(f"class: expected a subclass of forgetfree.strategy.ContinualStrategy, got {cls!r}.")
+        faults.add(f"class: expected a subclass of forgetfree.continual.strategy.ContinualStrategy, got {cls!r}.")
         return
     constructor = inspect.unwrap(cls.__init__)  # Avalanche wraps that of every subclass
     if constructor is not inspect.unwrap(ContinualStrategy.__init__):

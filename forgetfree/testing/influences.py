@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.streams import Stream, make_stream
 from forgetfree.data.rows import TaskRows
-from forgetfree.strategy import ContinualStrategy
-from forgetfree.streams import Stream, make_stream
 from forgetfree.tasks import SPLITS
 from forgetfree.testing.faults import Faults, listed
 from forgetfree.testing.runs import Run, learn

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.monitor import PHASES, Monitor
+from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.testing.faults import Faults, differing, listed
 from forgetfree.testing.runs import Look, Run, look
 

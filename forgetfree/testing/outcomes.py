@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.models.state import StateStore
-from forgetfree.strategy import ContinualStrategy
-from forgetfree.streams import Stream, StreamTask
 from forgetfree.testing.faults import Faults, differing, listed
 from forgetfree.testing.runs import Look, Run, look
 

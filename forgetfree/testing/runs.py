@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forgetfree.strategy import ContinualStrategy
-from forgetfree.streams import Stream
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.streams import Stream
 from forgetfree.testing.faults import differing, listed, tensors
 
 Tensors = dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""Whether a strategy keeps the contract of `forgetfree.strategy.ContinualStrategy`."""
+"""Whether a strategy keeps the contract of `forgetfree.continual.strategy.ContinualStrategy`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.streams import Stream
 from forgetfree.errors import UsageError
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.strategy import ContinualStrategy
-from forgetfree.streams import Stream
 from forgetfree.testing.classes import check_class, check_defaults
 from forgetfree.testing.faults import Faults, tensors
 from forgetfree.testing.influences import (

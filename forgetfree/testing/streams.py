@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.data.examples import Examples
+from forgetfree.continual.streams import Stream, StreamTask, load_stream, make_stream
+from forgetfree.core.examples import Examples
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import default_data, load_tasks
-from forgetfree.streams import Stream, StreamTask, load_stream, make_stream
 from forgetfree.tasks import SPLITS
 from forgetfree.testing.faults import Faults, differing, listed
 from forgetfree.testing.tiny_streams import tiny_model
@@ -36,9 +36,9 @@ def check_stream(
         stream: one that is loaded; or a registered name, or task names separated by commas.
         data: where the rows of named tasks are: ``hub``, ``demo`` or a directory; default: ``FORGETFREE_DATA`` if set,
             else ``hub``.
-        model: that reads named tasks, see `forgetfree.streams.load_stream`; default: a tiny one, built in memory.
+        model: that reads named tasks, see `forgetfree.continual.streams.load_stream`; default: a tiny one, built in memory.
         readout: of that model.
-        arguments: ``shots``, ``seed``, ``test_limit`` and ``scenario`` of `forgetfree.streams.load_stream`.
+        arguments: ``shots``, ``seed``, ``test_limit`` and ``scenario`` of `forgetfree.continual.streams.load_stream`.
 
     Raises:
         ConformanceError: names every fault found.

@@ -12,11 +12,12 @@ from typing import Any, Literal, ParamSpec
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, BertModel
 
+from forgetfree.continual.streams import Stream, make_stream
+from forgetfree.core.body import fingerprint_of
 from forgetfree.data.rows import Rows, TaskRows
-from forgetfree.models.loading import LoadedModel, fingerprint_of
+from forgetfree.models.loading import LoadedModel
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
-from forgetfree.streams import Stream, make_stream
 from forgetfree.tasks import DEFAULT_TEMPLATE, Scenario, TaskDefinition
 from forgetfree.testing.tiny import (
     HIDDEN,

@@ -11,6 +11,7 @@ from fuzz import reading
 from fuzz.reading import bits
 from fuzz.samples import Samples
 
+from forgetfree.core.graft import Graft
 from forgetfree.errors import (
     DataError,
     ForgetfreeError,
@@ -21,14 +22,13 @@ from forgetfree.errors import (
     RunError,
     UsageError,
 )
-from forgetfree.experiments.laboratory import read_score
-from forgetfree.experiments.report import load_experiment_results
-from forgetfree.graft_report import load_graft_results
-from forgetfree.grafting import Graft
+from forgetfree.jobs.experiments.laboratory import read_score
+from forgetfree.jobs.experiments.report import load_experiment_results
 from forgetfree.ledger import Ledger
 from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState
-from forgetfree.run_results import load_results
+from forgetfree.results.graft_report import load_graft_results
+from forgetfree.results.run_results import load_results
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,23 @@ from fuzz.samples import TASKS, Samples
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.binding import Binding
-from forgetfree.config_file import load_run
+from forgetfree.core.binding import Binding
+from forgetfree.core.graft import Graft
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
 from forgetfree.data.notes import described, read_notes
 from forgetfree.errors import (
     ForgetfreeError,
 )
-from forgetfree.experiments.report import outcome
-from forgetfree.graft_report import lay_out_graft
-from forgetfree.grafting import Graft
+from forgetfree.jobs.experiments.report import outcome
+from forgetfree.jobs.run_directory import RunDirectory
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
-from forgetfree.pages import render_page
-from forgetfree.parameters import ParameterSpace
-from forgetfree.regions import Region
-from forgetfree.reports import render
-from forgetfree.run_directory import RunDirectory
-from forgetfree.run_results import load_results, merge
+from forgetfree.results.config_file import load_run
+from forgetfree.results.graft_report import lay_out_graft
+from forgetfree.results.pages import render_page
+from forgetfree.results.reports import render
+from forgetfree.results.run_results import load_results, merge
 from forgetfree.tasks import TaskDefinition
 
 

@@ -11,10 +11,10 @@ import tiny
 import torch
 
 from forgetfree import cli, registry
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.state import StateStore
-from forgetfree.strategy import ContinualStrategy
-from forgetfree.streams import Stream, load_stream
 
 TASKS = ("qnli", "ag_news")
 STRATEGIES = (

@@ -12,10 +12,10 @@ import pytest
 import torch
 from fuzz.mutations import HOSTILE
 
-from forgetfree.binding import Binding
+from forgetfree.core.binding import Binding
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import RegionError
 from forgetfree.files import signed_bytes
-from forgetfree.parameters import ParameterSpace
 
 LAYOUTS = {
     "a giant shape": '[["a",[4611686018427387904,4],"float32"]]',

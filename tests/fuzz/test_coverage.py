@@ -17,12 +17,12 @@ NOT_READ = ("*/report.md", "*.png", "*.svg", "graft/config.json", "data/*.jsonl"
 PARSERS = {
     "files": "signed files; the header that safetensors has just made",
     "json_file": "JSON files and JSON in them",
-    "graft_file": "whether a file is a graft",
+    "core/graft_file": "whether a file is a graft",
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
-    "binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
-    "lora": "what was written in the same call",
-    "run_results": "options that were written in the same call",
-    "run_directory": "what was written in the same call",
+    "core/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
+    "models/lora": "what was written in the same call",
+    "results/run_results": "options that were written in the same call",
+    "jobs/run_directory": "what was written in the same call",
     "experiments/measure": "what was written in the same call",
 }
 

@@ -12,16 +12,16 @@ import transformers
 from cards import card_probabilities
 
 from forgetfree import cli
-from forgetfree.apply import apply_graft
+from forgetfree.core.graft import Graft
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
-from forgetfree.grafting import Graft
-from forgetfree.localization import LocalizationOptions
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.loading import load_model
-from forgetfree.parameters import ParameterSpace
-from forgetfree.regions import Region
-from forgetfree.single_task import SingleTask
-from forgetfree.training import TrainingOptions
+from forgetfree.serve.apply import apply_graft
 
 GRAFTED = (
     *(

@@ -13,10 +13,10 @@ import torch
 from families import FAMILIES
 from tiny import LAYERS, POSITIONS
 
+from forgetfree.core.parameters import kind_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.parameters import kind_of
 from forgetfree.tasks import TaskDefinition
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)

@@ -20,10 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forgetfree import registry
+from forgetfree.core.body import fingerprint_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.models import loading
-from forgetfree.models.loading import fingerprint_of, load_model
+from forgetfree.models.loading import load_model
 from forgetfree.tasks import TaskDefinition
 
 ModelDirectory = Callable[[str], Path]

@@ -7,9 +7,9 @@ import small_vision as vision
 import torch
 from torch import nn
 
+from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import ModelError
 from forgetfree.models.module_model import ModuleModel
-from forgetfree.models.readout_model import TaskHead
 
 X = vision.digits()[0][:5]
 

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
-from forgetfree.models.body import body_of
+from forgetfree.core.body import body_of
 from forgetfree.models.sequence_classifier import TOLERANCE, sequence_classifier
 
 WIDTH = 32

@@ -11,16 +11,11 @@ import tiny
 import torch
 from safetensors.torch import load_file, save
 
+from forgetfree.core.readout_model import TaskHead
+from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.errors import ModelError
 from forgetfree.files import checksum
-from forgetfree.models.readout_model import TaskHead
-from forgetfree.models.state import (
-    ModelState,
-    StateStore,
-    load_tensors_,
-    persistent_buffers,
-    tensors_of,
-)
+from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 

@@ -9,8 +9,8 @@ import tiny
 import torch
 from torch import Tensor
 
+from forgetfree.core.readout_model import TaskHead
 from forgetfree.errors import ModelError, TaskError
-from forgetfree.models.readout_model import TaskHead
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 

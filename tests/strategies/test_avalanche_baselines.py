@@ -19,7 +19,7 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.adapter import PluginStrategy, held_bytes
+from forgetfree.continual.adapter import PluginStrategy, held_bytes
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.models.state import ModelState
 from forgetfree.options import build, option

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree import registry
+from forgetfree.learning.training import TrainingOptions, plan
 from forgetfree.seeds import derive_seed
-from forgetfree.training import TrainingOptions, plan
 
 MakeStream = Callable[..., Any]
 

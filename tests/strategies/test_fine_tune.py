@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.strategies.fine_tune import FineTune
 from forgetfree.testing.tiny_streams import tiny_stream
-from forgetfree.training import TrainingOptions
 
 
 def make(directory: Path, **more: Any) -> FineTune:

@@ -23,15 +23,17 @@ from avalanche.logging import InteractiveLogger, TextLogger
 from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor
 
-from forgetfree import metrics, registry
+from forgetfree import registry
+from forgetfree.core.body import fingerprint_of
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import load_tensors_
 from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskError
+from forgetfree.learning.monitor import Monitor
+from forgetfree.learning.training import fine_tune, predict
 from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.models.loading import fingerprint_of
-from forgetfree.models.state import ModelState, load_tensors_
-from forgetfree.monitor import Monitor
-from forgetfree.regions import Region
+from forgetfree.models.state import ModelState
+from forgetfree.results import metrics
 from forgetfree.seeds import derive_seed
-from forgetfree.training import fine_tune, predict
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -345,7 +347,7 @@ def test_a_shared_fine_tuned_model_does_not_change_what_grafting_learns(tiny_str
 def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
     tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Avalanche's loop, `forgetfree.training.fine_tune` and step 1 of grafting end in the same bits."""
+    """Avalanche's loop, `forgetfree.learning.training.fine_tune` and step 1 of grafting end in the same bits."""
     stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
     strategy = make("fine-tune", stream, **changes)
     for experience in stream.benchmark.train_stream:

@@ -17,20 +17,22 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
 from forgetfree import registry
+from forgetfree.cli.ledger_view import render_ledger
+from forgetfree.core.body import fingerprint_of
+from forgetfree.core.graft import Graft
+from forgetfree.core.parameters import ParameterSpace, weight_matrices
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
-from forgetfree.grafting import Graft
-from forgetfree.inference import Predictor
+from forgetfree.learning.monitor import Monitor
+from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.ledger.view import render_ledger
-from forgetfree.models.loading import fingerprint_of, load_model
-from forgetfree.models.state import ModelState, load_tensors_
-from forgetfree.monitor import Monitor
-from forgetfree.parameters import ParameterSpace, weight_matrices
-from forgetfree.regions import Region
+from forgetfree.models.loading import load_model
+from forgetfree.models.state import ModelState
+from forgetfree.serve.inference import Predictor
 from forgetfree.strategies.packnet import share
 from forgetfree.strategies.wsn import Winning
-from forgetfree.training import predict
 
 STEPS = 4
 GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 1}

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree import registry
-from forgetfree.grafting import Graft, RegionParameters, most_moved
+from forgetfree.continual.streams import Stream, benchmark_stream, make_stream
+from forgetfree.core.base_regions import most_moved
+from forgetfree.core.body import fingerprint_of
+from forgetfree.core.graft import Graft
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
+from forgetfree.core.trained import RegionParameters
 from forgetfree.ledger import Ledger, LedgerSwitch
-from forgetfree.models.loading import fingerprint_of
-from forgetfree.parameters import ParameterSpace
-from forgetfree.regions import Region
-from forgetfree.streams import Stream, benchmark_stream, make_stream
 from forgetfree.testing.tiny_streams import tiny_model, tiny_task
 
 TASKS = ("qnli", "ag_news", "sst2")

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from forgetfree import cli, registry
+from forgetfree.continual.streams import benchmark_stream
 from forgetfree.errors import OptionError, RunError, TaskError
-from forgetfree.lora import LoraAdapters, overlap, targets
-from forgetfree.streams import benchmark_stream
+from forgetfree.models.lora import LoraAdapters, overlap, targets
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -199,7 +199,7 @@ def test_adapters_share_every_tensor_with_the_backbone(tiny_stream: MakeStream) 
 
 def test_torchs_own_encoder_layers_are_not_adapted() -> None:
     """In evaluation they read their layers' weights past any adapter."""
-    from forgetfree.parameters import ParameterSpace
+    from forgetfree.core.parameters import ParameterSpace
 
     encoder = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     model = nn.Sequential(nn.Linear(8, 8), encoder, nn.MultiheadAttention(8, 2))
@@ -494,7 +494,10 @@ def _retell(path: Path) -> None:
         (_retell, "do not match its checksum"),
         (lambda path: path.write_bytes(path.read_bytes()[:-40]), "cannot be read"),
         (lambda path: path.write_bytes(b""), "cannot be read"),
-        (lambda path: save_file({"a": torch.ones(1)}, path), "expected the format 'forgetfree.lora', got 'none'"),
+        (
+            lambda path: save_file({"a": torch.ones(1)}, path),
+            "expected the format 'forgetfree.models.lora', got 'none'",
+        ),
         (lambda path: path.unlink(), "There are no adapters at"),
     ],
     ids=["flipped", "retold", "cut", "empty", "other", "gone"],

@@ -12,9 +12,9 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from forgetfree import registry
+from forgetfree.continual.streams import make_stream
 from forgetfree.errors import RunError
 from forgetfree.options import build
-from forgetfree.streams import make_stream
 from forgetfree.testing.tiny_streams import tiny_model, tiny_stream, tiny_task
 
 SMALL: dict[str, Any] = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.1}

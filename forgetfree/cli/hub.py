@@ -1,0 +1,62 @@
+"""Whether the Hugging Face hub can be reached, known before its client begins to wait for it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from forgetfree.cli.shared import say
+from forgetfree.errors import first_line
+from forgetfree.files import is_place
+
+#: Seconds that the hub has to answer.
+_PATIENCE = 2.5
+
+
+def needs_hub(model: str, data: str = "") -> bool:
+    """Whether one of them is read from the hub."""
+    return data == "hub" or not (model == "minilm" or Path(model).is_dir() or is_place(model))
+
+
+def go_offline_if_cut_off() -> None:
+    """Let the hub's client work from its cache alone if the hub does not answer; it would try again for minutes.
+
+    The client is asked itself, so that ``HF_ENDPOINT``, proxies and certificates count as they will later. Whoever sets
+    ``HF_HUB_OFFLINE`` decides.
+    """
+    if "HF_HUB_OFFLINE" in os.environ:
+        return
+    from huggingface_hub import constants
+
+    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    if not constants.HF_HUB_OFFLINE and (reason := _silence(endpoint)):
+        say(
+            f"note: the hub ({urlsplit(endpoint).hostname}) cannot be reached ({reason}): only what its cache holds can be "
+            "used. Set HF_HUB_OFFLINE=0 to wait for it."
+        )
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = True
+
+
+def _silence(endpoint: str) -> str:
+    """Why an endpoint does not answer; nothing where it does, even if it answers with an error."""
+    from huggingface_hub import get_session
+
+    answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            get_session().head(endpoint, timeout=_PATIENCE)
+            answer.put("")
+        except Exception as error:  # of whichever HTTP library the client uses
+            answer.put(first_line(error))
+
+    # Resolving a name knows no time limit, so nobody waits for the thread.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.get(timeout=_PATIENCE)
+    except queue.Empty:
+        return f"no answer in {_PATIENCE} seconds"

@@ -1,0 +1,91 @@
+"""``forgetfree ledger``: look into a ledger, or check it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.display import escaped
+from forgetfree.errors import LedgerError
+
+if TYPE_CHECKING:
+    from forgetfree.cli.shared import Commands, Parser
+    from forgetfree.ledger import Ledger
+
+
+_REMEDY = "Restore it from a copy: the ledger lies in its run."
+
+
+def add(commands: Commands, common: Parser) -> None:
+    """The command and its arguments."""
+    ledger = commands.add_parser("ledger", help="look into a ledger, or check it")
+    actions = ledger.add_subparsers(metavar="ACTION", required=True)
+    for action, text in (("show", "who owns what"), ("verify", "check everything about it")):
+        sub = actions.add_parser(action, parents=[common], help=text)
+        sub.set_defaults(command=command, action=action, model=None)
+        sub.add_argument("file", metavar="FILE")
+        if action == "verify":
+            sub.add_argument(
+                "--model", metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"
+            )
+
+
+def command(options: argparse.Namespace) -> int:
+    """Show or verify."""
+    from forgetfree.cli.ledger_view import render_ledger
+    from forgetfree.ledger import Ledger
+
+    path = Path(options.file)
+    ledger = Ledger.load(path)
+    if options.action == "show":
+        print(render_ledger(ledger, path))
+        return 0
+    disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
+    checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
+    if run := _verify_run(ledger, path):
+        checked.append(f"labels and prompts of {run}")
+    if options.model:
+        if needs_hub(options.model):
+            go_offline_if_cut_off()
+        _verify_model(ledger, options.model, path)
+        beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
+        checked.append(f"weights{beside} of {options.model}")
+    what = f"{len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {', and the '.join(checked)}."
+    print(escaped(f"{path}: sound. {what}"))
+    if not ledger.binding:
+        print(
+            "note: written by version 0.2, it does not say which configuration, tokenizer, labels and prompts it needs."
+        )
+    return 0
+
+
+def _verify_run(ledger: Ledger, path: Path) -> Path | None:
+    """The config.json of the run that the ledger lies in, compared with the ledger; none where it lies in no run."""
+    from forgetfree.ledger import check_definitions
+    from forgetfree.results.config_file import load_run
+    from forgetfree.tasks import TaskDefinition
+
+    config = path.absolute().parents[2] / "config.json"
+    if path.name != "ledger.safetensors" or not path.absolute().parent.name.startswith("seed-") or not config.is_file():
+        return None
+    tasks = [TaskDefinition.of_fields(fields) for fields in load_run(config.parent, _REMEDY)["tasks"]]
+    check_definitions(ledger, {task.name: task for task in tasks}, str(config))
+    return config
+
+
+def _verify_model(ledger: Ledger, name: str, path: Path) -> None:
+    """Raise ``LedgerError`` unless the ledger belongs to the model, and would answer with it as it did."""
+    from forgetfree.ledger import check_binding, check_weights
+    from forgetfree.models.loading import load_model
+
+    if bound := ledger.binding:
+        loaded = load_model(name, bound.readout, max_length=bound.max_length)
+        check_weights(ledger, loaded.model.backbone, loaded.fingerprint)
+        check_binding(ledger, loaded.binding(bound.precision), str(path))
+        return
+    try:
+        check_weights(ledger, load_model(name).model.backbone)
+    except LedgerError:
+        check_weights(ledger, load_model(name, "linear").model.backbone)

@@ -1,0 +1,1 @@
+"""Streams of tasks on Avalanche: benchmarks, strategies, the adapter for its plugins."""

@@ -1,0 +1,1 @@
+"""One model and its parameters: regions, grafts, masks. It imports torch alone."""

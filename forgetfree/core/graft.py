@@ -1,0 +1,204 @@
+"""Grafts: a region and the values a model takes there, θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (paper, §2, eq. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.binding import network_differences, network_of
+from forgetfree.core.body import body_fingerprint, body_of
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import ReadoutKind
+from forgetfree.core.regions import Region
+from forgetfree.core.tensors import persistent_buffers
+from forgetfree.errors import GraftError, RegionError
+from forgetfree.files import StrPath, write_atomically
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+
+
+@dataclass(frozen=True)
+class GraftOrigin:
+    """Where a graft comes from: what else is needed to answer with it.
+
+    Attributes:
+        task: what it was made for.
+        readout: how its logits are read: ``linear``, ``prompt``, ``causal`` or ``classifier``.
+        model: the base model's name, as it was asked for.
+        fingerprint: of the base model's body, see `forgetfree.core.body.body_fingerprint`.
+        sparsity: the share of the space that its region was allowed.
+        architecture: of ``classifier``: the Hugging Face class whose head the readout is.
+        classes: of ``classifier``: of each of the task's labels, the number of the head's class.
+        max_length: tokens a row was read at, at most.
+        network: what the base model computes beside its weights, see `forgetfree.core.binding.network_of`; of
+            ``classifier``, the fine-tuned model. Empty where nobody says it.
+        tokenizer: what its tokenizer does, see `forgetfree.core.binding.tokenizer_digest`; empty likewise.
+    """
+
+    task: TaskDefinition
+    readout: ReadoutKind
+    model: str
+    fingerprint: str
+    sparsity: float
+    architecture: str = ""
+    classes: tuple[int, ...] = ()
+    max_length: int = MAX_LENGTH
+    network: str = ""
+    tokenizer: str = ""
+
+
+@dataclass(frozen=True)
+class Graft:
+    """A region and the values the model takes there. With a space of its own it can go out into the world.
+
+    Attributes:
+        region: γ.
+        values: ``(s,)``.
+        space: what the region's indices mean: names, shapes and dtypes of tensors in the *body* of the model.
+        readout: the tensors that read out its task, by name.
+        buffers: the body's persistent buffers that training changed, by name.
+        origin: the task and the base model.
+    """
+
+    region: Region
+    values: Tensor
+    space: ParameterSpace | None = None
+    readout: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    origin: GraftOrigin | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, space: ParameterSpace, region: Region) -> Graft:
+        """What ``model`` holds at ``region``."""
+        return cls(region, space.gather(model, region.indices))
+
+    def apply_(self, model: nn.Module, space: ParameterSpace | None = None, *, check: bool = True) -> Graft:
+        """Write the graft into ``model`` and return what stood there: applying that undoes this, bit for bit.
+
+        Args:
+            model: any model with the body that the graft was made for, with a head or without one.
+            space: the space of ``model`` itself that the region belongs to; default: the graft's own, of the body.
+            check: compare the body's fingerprint with the origin's, where the graft has one (reads the whole body once).
+                Leave it out to put one graft on top of another.
+
+        Raises:
+            GraftError: the graft has no space, or does not belong to this model; nothing is changed.
+            RegionError: the model does not fit ``space``.
+        """
+        body = body_of(model)
+        target, own = (body, self._check(body, check)) if space is None else (model, space)
+        buffers = self._buffers_of(body)
+        before = replace(
+            self,
+            values=own.gather(target, self.region.indices),
+            readout={},
+            buffers={name: buffer.clone() for name, buffer in buffers.items()},
+            origin=None,
+        )
+        own.scatter_(target, self.region.indices, self.values)
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                buffer.copy_(self.buffers[name])
+        return before
+
+    def save(self, path: StrPath) -> None:
+        """Write it as one file, atomically: see `forgetfree.core.graft_file`.
+
+        Raises:
+            GraftError: it has no space of its own, or holds NaN or infinity.
+        """
+        from forgetfree.core.graft_file import serialize
+
+        write_atomically(Path(path), serialize(self))
+
+    @classmethod
+    def load(cls, path: StrPath) -> Graft:
+        """Read what `save` wrote and verify everything about it.
+
+        Raises:
+            GraftError: with the reason; a damaged file is never half-read.
+        """
+        from forgetfree.core.graft_file import read
+
+        return read(Path(path))
+
+    def _check(self, body: nn.Module, fingerprint: bool) -> ParameterSpace:
+        """The graft's own space, if ``body`` is one that the graft was made for."""
+        if self.space is None:
+            raise GraftError(
+                "This graft does not say which tensors its region means. Give the parameter space that it was made in: "
+                "apply_(model, space)."
+            )
+        try:
+            self.space.check(self.region.indices)
+            tensors = self.space.parameters(body)
+        except RegionError as error:
+            raise GraftError(f"The graft belongs to a model of another layout: {error}") from error
+        for spec, tensor in zip(self.space.tensors, tensors, strict=True):
+            if tensor.dtype != spec.dtype:
+                raise GraftError(
+                    f"The graft belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
+                    f"{tensor.dtype}. Load the model with dtype={spec.dtype}."
+                )
+        origin = self.origin
+        # Of a classifier, the network is the fine-tuned one's: what its head needs may be another than the base model's.
+        bound = origin is not None and origin.readout != "classifier" and origin.network
+        if bound and (differ := network_differences(bound, network_of(body))):
+            raise GraftError(
+                f"The graft belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json "
+                "that the graft was made with."
+            )
+        if fingerprint and origin is not None:
+            got, expected = body_fingerprint(body), origin.fingerprint
+            if got != expected:
+                raise GraftError(
+                    f"The graft belongs to other weights, those of {origin.model!r}: expected fingerprint "
+                    f"{expected[:12]}, the model's is {got[:12]}. Load the very weights it was made from. In Python, "
+                    "check=False puts it on top of another graft."
+                )
+        return self.space
+
+    def _buffers_of(self, body: nn.Module) -> dict[str, Tensor]:
+        """The body's own buffers of the names that the graft has."""
+        found = persistent_buffers(body) if self.buffers else {}
+        for name, wanted in self.buffers.items():
+            if name not in found or found[name].shape != wanted.shape or found[name].dtype != wanted.dtype:
+                raise GraftError(
+                    f"The graft belongs to a model of another layout: it has no buffer {name!r} of shape "
+                    f"{tuple(wanted.shape)} in {wanted.dtype}. Load the model it was made from."
+                )
+        return {name: found[name] for name in self.buffers}
+
+
+@contextmanager
+def grafted(model: nn.Module, space: ParameterSpace, graft: Graft) -> Iterator[None]:
+    """The model with ``graft`` inside, and exactly as it was after."""
+    before = graft.apply_(model, space)
+    try:
+        yield
+    finally:
+        before.apply_(model, space)
+
+
+# -- θ by a formula: flat vectors (N,) -------------------------------------------------------------------
+
+
+def graft_theta(theta_pre: Tensor, theta_ft: Tensor, region: Region) -> Tensor:
+    """Eq. 1: γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre."""
+    theta = theta_pre.clone()
+    theta[region.indices] = theta_ft[region.indices]
+    return theta
+
+
+def pruned_theta(theta_ft: Tensor, region: Region) -> Tensor:
+    """A lottery ticket: γ ⊙ θ_ft, all else set to 0 (paper, fig. 4)."""
+    return graft_theta(torch.zeros_like(theta_ft), theta_ft, region)
+
+
+def interpolate(theta_pre: Tensor, theta: Tensor, alpha: float) -> Tensor:
+    """WiSE-FT (Wortsman et al., 2022): (1 − α) θ_pre + α θ; exactly θ_pre at α = 0 and θ at α = 1."""
+    return torch.lerp(theta_pre, theta, alpha)

@@ -1,0 +1,204 @@
+"""A backbone and readouts by task: ``forward(x, task_labels)``, whatever the backbone reads."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.errors import TaskError
+from forgetfree.seeds import derive_seed
+
+#: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
+ReadoutKind = Literal["linear", "prompt", "causal", "classifier"]
+READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
+#: The logit of a label that a row's task does not have.
+LOWEST = torch.finfo(torch.float32).min
+
+
+class Current(Enum):
+    """In place of task labels: the task in training or evaluation."""
+
+    TASK = "current"
+
+
+@dataclass(frozen=True)
+class TaskHead:
+    """What a readout needs to know of a task: name, label count, label-word ids (none for ``linear``)."""
+
+    name: str
+    n_labels: int
+    label_words: tuple[int, ...] = ()
+
+
+class ReadoutModel(nn.Module):
+    """Backbone plus readouts; subclasses say what the backbone reads (`features`, `hidden_size`).
+
+    Everything frozen but what a strategy trains is left to the strategies.
+
+    Args:
+        backbone: from inputs to features, or to the vocabulary's logits.
+        readout: ``linear`` adds a layer per task, ``prompt`` and ``causal`` add none.
+        dropout: before the linear layer.
+        graftable: regular expression over parameter names; only tensors it is found in are in `space`.
+        shared_readout: one linear layer for all tasks: where a task is not known at inference, it cannot choose one.
+    """
+
+    #: Of forward passes; logits are float32 in any case.
+    precision: str = "fp32"
+    #: The label of the task in training or evaluation, which rows belong to where nothing else is said.
+    current_task: int | None = None
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        readout: ReadoutKind,
+        *,
+        dropout: float = 0.0,
+        graftable: str | None = None,
+        shared_readout: bool = False,
+    ) -> None:
+        super().__init__()
+        self._graftable = graftable or "."
+        self.backbone = backbone
+        self.readout: ReadoutKind = readout
+        self.shared_readout = shared_readout
+        self.heads: list[TaskHead] = []
+        self.linears = nn.ModuleDict()
+        self.dropout = nn.Dropout(dropout)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
+        raise NotImplementedError
+
+    @property
+    def hidden_size(self) -> int:
+        """Width H of the hidden states."""
+        raise NotImplementedError
+
+    def add_task(self, head: TaskHead, seed: int = 0) -> int:
+        """Add a task and return its task label: 0 for the first, 1 for the second, and so on.
+
+        The linear layer's weights are drawn by ``seed`` and the task's name, so they do not depend on the
+        stream.
+        """
+        if any(known.name == head.name for known in self.heads):
+            raise TaskError(f"The model already reads out task {head.name!r}. Give the task another name.")
+        key = self._key(len(self.heads))
+        if self.readout == "linear" and key not in self.linears:
+            self.linears[key] = self.make_linear(head, seed)
+        self.heads.append(head)
+        return len(self.heads) - 1
+
+    def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
+        """A task's untrained linear layer."""
+        # Its usual first weights would be drawn from the global generator, and so shift every later draw.
+        linear = nn.Linear(self.hidden_size, head.n_labels, device="meta").to_empty(device="cpu")
+        name = "shared" if self.shared_readout else head.name
+        generator = torch.Generator().manual_seed(derive_seed(seed, "readout", name))
+        nn.init.normal_(linear.weight, std=0.02, generator=generator)
+        nn.init.zeros_(linear.bias)
+        return linear
+
+    def _key(self, task: int) -> str:
+        return "shared" if self.shared_readout else str(task)
+
+    def task_label(self, name: str) -> int:
+        """The task label of a name.
+
+        Raises:
+            TaskError: no such task.
+        """
+        for label, head in enumerate(self.heads):
+            if head.name == name:
+                return label
+        known = ", ".join(head.name for head in self.heads)
+        raise TaskError(f"The model has no task {name!r}. It reads out: {known or 'none'}.")
+
+    def readout_module(self, task: int) -> nn.Module:
+        """The module that reads out task ``task``; without parameters for ``prompt`` and ``causal``."""
+        return self.linears[self._key(task)] if self.readout == "linear" else nn.Module()
+
+    def readouts(self) -> list[nn.Parameter]:
+        """The parameters of all readouts, each once."""
+        return list(self.linears.parameters())
+
+    def forward(self, x: Tensor, task_labels: Tensor | int | Current | None = Current.TASK) -> Any:
+        """Logits of the labels, float32.
+
+        Args:
+            x: inputs ``(B, …)``; token ids ``(B, L)`` for language models.
+            task_labels: one task for all rows, or one a row ``(B,)``; ``None``: all tasks. Default: the task in training or
+                evaluation, for plugins and metrics that know of no task labels; where there is one readout, that.
+
+        Returns:
+            ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
+            does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task.
+
+        Raises:
+            TaskError: the model has no such task; or no task labels are given, and no task is in training or evaluation.
+        """
+        with autocast(self.precision, x.device.type):
+            features = self.features(x)
+            if task_labels is None:
+                tasks = [0] if self.shared_readout else range(len(self.heads))
+                return {task: self.read(features, task).float() for task in tasks}
+            if self.shared_readout:
+                return self.read(features, 0).float()
+            if isinstance(task_labels, Current):
+                task_labels = self._current()
+            if isinstance(task_labels, int):
+                return self.read(features, task_labels).float()
+            return self._read_rows(features, task_labels).float()
+
+    def _current(self) -> int:
+        if self.current_task is not None:
+            return self.current_task
+        if len(self.heads) == 1:
+            return 0
+        raise TaskError(
+            f"The model has {len(self.heads)} readouts and no task is in training or evaluation: give task_labels, one of "
+            f"{', '.join(f'{label} ({head.name})' for label, head in enumerate(self.heads))}."
+        )
+
+    def _read_rows(self, features: Tensor, task_labels: Tensor) -> Tensor:
+        tasks = sorted(set(task_labels.tolist()))
+        if len(tasks) == 1:
+            return self.read(features, tasks[0])
+        width = max(self._head(task).n_labels for task in tasks)
+        logits = features.new_full((len(features), width), LOWEST, dtype=torch.float32)
+        for task in tasks:
+            rows = task_labels == task
+            read = self.read(features[rows], task)
+            logits[rows, : read.shape[1]] = read.to(logits.dtype)
+        return logits
+
+    def read(self, features: Tensor, task: int) -> Tensor:
+        """Logits ``(B, n)`` of one task from `features`."""
+        head = self._head(task)
+        if self.readout == "linear":
+            linear: Any = self.linears[self._key(task)]
+            logits: Tensor = linear(self.dropout(features).to(linear.weight.dtype))  # a backbone may be narrower
+            return logits
+        return features[:, list(head.label_words)]
+
+    def _head(self, task: int) -> TaskHead:
+        if not 0 <= task < len(self.heads):
+            raise TaskError(f"The model has no task label {task}; it has {len(self.heads)} tasks.")
+        return self.heads[task]
+
+    def space(self) -> ParameterSpace:
+        """The backbone's graftable entries."""
+        return ParameterSpace.of(self.backbone, include=(self._graftable,))
+
+
+def autocast(precision: str, device: str) -> AbstractContextManager[object]:
+    """Mixed precision on ``device``, for forward passes; a no-op for fp32. Losses are taken outside, in float32."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device, dtype=torch.float16 if precision == "fp16" else torch.bfloat16)

@@ -1,0 +1,112 @@
+"""Regions: the binary γ of the paper (§2), stored as the sorted flat indices of its ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forgetfree.core.parameters import ParameterSpace, kind_of, layer_of
+from forgetfree.errors import ModelError, RegionError
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A set of entries of one parameter space: int64 ``(s,)``, sorted, without repeats, on the CPU."""
+
+    indices: Tensor
+
+    def __post_init__(self) -> None:
+        indices = self.indices
+        if indices.dim() != 1 or indices.dtype != torch.int64 or indices.device.type != "cpu":
+            raise RegionError(
+                "A region needs one int64 vector of indices on the CPU, got "
+                f"{indices.dtype} of shape {tuple(indices.shape)} on {indices.device}. Use Region.of(...)."
+            )
+        if len(indices) and (int(indices[0]) < 0 or not bool((indices[1:] > indices[:-1]).all())):
+            raise RegionError(
+                "A region's indices must be non-negative, sorted and without repeats. Use Region.of(...)."
+            )
+
+    @classmethod
+    def of(cls, indices: Tensor | Iterable[int]) -> Region:
+        """A region from indices in any order, repeats allowed."""
+        tensor = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), dtype=torch.int64)
+        return cls(torch.unique(tensor.to("cpu", torch.int64)))
+
+    @classmethod
+    def empty(cls) -> Region:
+        """The region without entries."""
+        return cls(torch.empty(0, dtype=torch.int64))
+
+    @classmethod
+    def from_mask(cls, mask: Tensor) -> Region:
+        """The region of a boolean vector ``(N,)``."""
+        return cls(mask.nonzero().squeeze(1).cpu())
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Region) and torch.equal(self.indices, other.indices)
+
+    __hash__ = None  # type: ignore[assignment]  # equal by content, and content is a tensor
+
+    def mask(self, size: int) -> Tensor:
+        """The region as a boolean vector ``(size,)``."""
+        mask = torch.zeros(size, dtype=torch.bool)
+        mask[self.indices] = True
+        return mask
+
+    def __or__(self, other: Region) -> Region:
+        return Region(torch.unique(torch.cat([self.indices, other.indices])))
+
+    def __and__(self, other: Region) -> Region:
+        return Region(self.indices[torch.isin(self.indices, other.indices, assume_unique=True)])
+
+    def __sub__(self, other: Region) -> Region:
+        return Region(self.indices[~torch.isin(self.indices, other.indices, assume_unique=True)])
+
+    def __contains__(self, index: int) -> bool:
+        return bool((self.indices == index).any())
+
+    def isdisjoint(self, other: Region) -> bool:
+        """True where no entry lies in both."""
+        return len(self & other) == 0
+
+
+def biases(space: ParameterSpace) -> Region:
+    """All entries of tensors that are biases, those of LayerNorm included.
+
+    Raises:
+        ModelError: there is none.
+    """
+    found = [torch.arange(t.offset, t.offset + t.size) for t in space.tensors if t.name.endswith("bias")]
+    if not found:
+        raise ModelError(
+            f"The model has no graftable bias: expected a name that ends in 'bias' among its {len(space.tensors)} "
+            "graftable tensors. Choose a model with biases, or another strategy or region."
+        )
+    return Region(torch.cat(found))
+
+
+def overlap(region: Region, other: Region) -> float:
+    """The share of ``other`` that also lies in ``region``: ``|γ_i ∩ γ_j| / |γ_j|`` (paper, fig. 8)."""
+    return len(region & other) / len(other) if len(other) else 0.0
+
+
+def distribution(region: Region, space: ParameterSpace, by: Callable[[str], str]) -> dict[str, int]:
+    """Entries counted by a property of their tensor's name, e.g. ``layer_of`` (paper, fig. 9) or ``kind_of`` (fig. 10).
+
+    Every group of the space appears, in its order, also where it has none.
+    """
+    counts: Counter[str] = Counter({by(spec.name): 0 for spec in space.tensors})
+    for i, local, _ in space.split(region.indices):
+        counts[by(space.tensors[i].name)] += len(local)
+    return dict(counts)
+
+
+__all__ = ["Region", "biases", "distribution", "kind_of", "layer_of", "overlap"]

@@ -1,0 +1,1 @@
+"""What one command asks for: its units of work and its directory."""

@@ -1,0 +1,61 @@
+"""The paper's experiments by name: work done unit by unit, results.json, tables, claims and a figure.
+
+An experiment is one final class in one file of `forgetfree.benchmarks.paper`. It says what is measured on one unit
+(a task, a number of shots, a seed), and what follows from all rows together.
+"""
+
+from forgetfree.jobs.experiments.experiment import Claim, Experiment, load_experiment
+from forgetfree.jobs.experiments.laboratory import Laboratory, Trial
+from forgetfree.jobs.experiments.measure import run_experiment
+from forgetfree.jobs.experiments.preset import Preset, adjusted
+from forgetfree.jobs.experiments.report import draw_outcome, load_experiment_results, outcome, rows_of, write_outcome
+from forgetfree.jobs.experiments.rows import (
+    SCORE,
+    Row,
+    Unit,
+    distinct,
+    kept,
+    mean,
+    pivot,
+    ratio,
+    select,
+    share_of,
+    shown,
+    sparsities_of,
+    values,
+    verdict,
+    with_constant,
+)
+from forgetfree.jobs.experiments.workers import usual_jobs
+
+__all__ = [
+    "SCORE",
+    "Claim",
+    "Experiment",
+    "Laboratory",
+    "Preset",
+    "Row",
+    "Trial",
+    "Unit",
+    "adjusted",
+    "distinct",
+    "draw_outcome",
+    "kept",
+    "load_experiment",
+    "load_experiment_results",
+    "mean",
+    "outcome",
+    "pivot",
+    "ratio",
+    "rows_of",
+    "run_experiment",
+    "select",
+    "share_of",
+    "shown",
+    "sparsities_of",
+    "usual_jobs",
+    "values",
+    "verdict",
+    "with_constant",
+    "write_outcome",
+]

@@ -1,0 +1,86 @@
+"""What an experiment is: one final class in one file of `forgetfree.benchmarks.paper`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, ClassVar
+
+from forgetfree import registry
+from forgetfree.errors import UnknownNameError
+from forgetfree.jobs.experiments.laboratory import Laboratory
+from forgetfree.jobs.experiments.preset import Preset
+from forgetfree.jobs.experiments.rows import Row, Unit
+from forgetfree.results.pages import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, what it measured, what we measure, and whether the claim holds here.
+
+    Attributes:
+        text: the claim.
+        paper: its number there; a dash where only the claim is at hand.
+        ours: ours.
+        holds: ``None`` where the rows do not tell.
+    """
+
+    text: str
+    paper: str
+    ours: str
+    holds: bool | None
+
+
+class Experiment:
+    """Base of all experiments. Subclasses are final, and say what they measure and what follows."""
+
+    #: What of the paper it repeats.
+    paper: ClassVar[str]
+    #: What it asks, in one sentence.
+    question: ClassVar[str]
+    presets: ClassVar[Mapping[str, Preset]]
+    #: What it looks at one of: several numbers of shots, or sparsities, would be taken for seeds.
+    single: ClassVar[tuple[str, ...]] = ("shots",)
+
+    def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
+        """The tasks whose data it needs, each under one name or several, of which the first that there is counts."""
+        return [(task,) for task in preset.tasks]
+
+    def units(self, preset: Preset) -> list[Unit]:
+        """What is measured one by one: by default every task, number of shots, and seed."""
+        return [
+            {"task": task, "shots": shots, "seed": seed}
+            for task, shots, seed in product(preset.tasks, preset.shots, preset.seeds)
+        ]
+
+    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+        """The rows of one unit; the unit's own keys are put before them."""
+        raise NotImplementedError
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Ours in tables."""
+        raise NotImplementedError
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """The paper's claims against ours."""
+        raise NotImplementedError
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """The paper's figure from our rows."""
+        raise NotImplementedError
+
+
+def load_experiment(name: str) -> Experiment:
+    """The experiment of a name.
+
+    Raises:
+        UnknownNameError: no such experiment.
+    """
+    if name not in registry.EXPERIMENTS:
+        raise UnknownNameError("experiment", name, registry.EXPERIMENTS)
+    experiment: Experiment = registry.EXPERIMENTS[name].load()()
+    return experiment

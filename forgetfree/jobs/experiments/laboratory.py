@@ -1,0 +1,217 @@
+"""What units are measured with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree.core.base_regions import BaseKind, budget
+from forgetfree.core.regions import Region, biases
+from forgetfree.data.rows import TaskRows
+from forgetfree.data.sampling import representative
+from forgetfree.data.sources import load_task
+from forgetfree.errors import MetricError, ModelError, NoDataError, RunError, TrainingError, UnknownNameError
+from forgetfree.files import write_json
+from forgetfree.jobs.experiments.preset import Preset
+from forgetfree.jobs.experiments.rows import Row, Unit
+from forgetfree.json_file import check, check_fields, is_number, read_json
+from forgetfree.learning.localization import LocalizationOptions, check_localization
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.models.loading import load_model
+from forgetfree.models.state import ModelState, StateStore
+from forgetfree.options import build
+from forgetfree.results.metrics import Predictions, agreement
+
+if TYPE_CHECKING:
+    from forgetfree.learning.monitor import Monitor
+
+
+class Laboratory:
+    """What units are measured with: tasks, models, options, and the fine-tuned models made so far.
+
+    Args:
+        preset: the setting.
+        data: as ``--data``.
+        device: where to train.
+        store: of fine-tuned models, shared by all experiments.
+        cache: its directory, for experiments that run whole streams.
+        monitor: makes the monitor of a unit from a title.
+    """
+
+    def __init__(
+        self, preset: Preset, data: str, device: str, store: StateStore, cache: Path, monitor: Callable[[str], Monitor]
+    ) -> None:
+        self.preset, self.data, self.device, self.cache = preset, data, device, cache
+        self.monitor = monitor
+        self._store = store
+        self._tasks: dict[str, TaskRows] = {}
+
+    def rows(self, task: str) -> TaskRows:
+        """A task and all its rows."""
+        if task not in self._tasks:
+            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on)
+        return self._tasks[task]
+
+    def missing(self, names: Sequence[str]) -> str:
+        """Why a task cannot be had under any of its names; nothing where it can."""
+        reason = ""
+        for i, name in enumerate(names):
+            try:
+                self.rows(name)
+            except UnknownNameError:
+                if i == 0:  # a typo; other names need not be known
+                    raise
+            except NoDataError as error:
+                reason = reason or str(error)
+            else:
+                return ""
+        return reason
+
+    def first_available(self, names: Sequence[str]) -> str:
+        """The first of several names of a task whose data is there."""
+        return next(name for name in names if not self.missing([name]))
+
+    def bench(self, unit: Unit) -> SingleTask:
+        """The workbench of a unit's task; of a label with fewer rows than ``shots``, all are taken."""
+        preset = self.preset
+        bench = SingleTask(
+            load_model(preset.model, preset.readout, graftable=preset.graftable, max_length=preset.max_length),
+            self.rows(unit["task"]),
+            shots=unit["shots"],
+            or_fewer=True,
+            seed=unit["seed"],
+            test_limit=preset.test_limit,
+            device=self.device,
+            store=self._store,
+            monitor=self.monitor(" · ".join(f"{key} {value}" for key, value in unit.items() if key != "task")),
+        )
+        for sparsity in preset.sparsities:  # before anything is trained
+            check_localization(self.options(sparsity=sparsity), bench.space)
+        return bench
+
+    def options(self, **changes: Any) -> LocalizationOptions:
+        """The preset's options, with changes."""
+        given = {"sparsity": self.preset.sparsity, **self.preset.options, **changes, **self.preset.fixed}
+        return build(LocalizationOptions, given, "the experiment")
+
+    def trial(self, unit: Unit, grid: Sequence[Mapping[str, Any]] | None = None) -> Trial:
+        """The unit's task with its fine-tuned model: of a grid of options, the one that scores best on validation rows.
+
+        Of several made here, only the best one's model is kept; of the others the score.
+
+        Args:
+            unit: which task, how many shots, which seed.
+            grid: options to choose from; default: the preset's.
+        """
+        bench = self.bench(unit)
+        choices = list(dict.fromkeys(self.options(**choice) for choice in grid or self.preset.grid))
+        if len(choices) == 1:
+            return Trial(bench, bench.fine_tuned(choices[0]), choices[0])
+        shared = {options for options in choices if bench.key(options) in self._store}
+        scores = [self._validation_score(bench, options) for options in choices]
+        if max(scores) == -math.inf:
+            raise TrainingError(
+                f"Training on {bench.task.name!r} diverged under each of the {len(choices)} choices of options. Set lower "
+                "rates, e.g. --set learning_rate=1e-3."
+            )
+        best = choices[scores.index(max(scores))]
+        trial = Trial(bench, bench.fine_tuned(best), best)
+        for options in choices:
+            if options is not best and options not in shared:
+                self._store.discard(bench.key(options))
+        return trial
+
+    def _validation_score(self, bench: SingleTask, options: LocalizationOptions) -> float:
+        """Of a fine-tuned model, which is not made again where its score is known; −∞ where training diverges."""
+        held_out = bench.task.validation
+        rows = held_out.subset(representative(held_out.labels.tolist(), options.validation_rows))
+        note = self.cache / f"{bench.key(options)}.json"
+        if (known := read_score(note, rows.digest)) is not None:
+            return known
+        try:
+            answers = bench.answers(bench.fine_tuned(options), rows, options)
+            score = answers.score(bench.task.definition.metric)
+        except (TrainingError, MetricError):
+            score = None
+        write_json(note, {"rows": rows.digest, "validation_score": score})
+        return -math.inf if score is None else score
+
+
+def read_score(note: Path, rows: str) -> float | None:
+    """The validation score in a note, −∞ where training diverged; ``None`` where it is of other rows, or there is none."""
+    try:
+        known = read_json(note, RunError, "", _check_note)
+    except RunError:  # it is computed again, as a damaged model is
+        return None
+    if known["rows"] != rows:
+        return None
+    return -math.inf if known["validation_score"] is None else float(known["validation_score"])
+
+
+def _check_note(known: Any) -> None:
+    check_fields("", known, {"rows": str})
+    score = known.get("validation_score", "nothing")
+    check("validation_score", score, score is None or is_number(score, 0.0, 1.0), "a number in [0, 1], or null")
+
+
+class Trial:
+    """One task, fine-tuned: what experiments measure around.
+
+    Args:
+        bench: the task on its model.
+        fine_tuned: θ_ft.
+        options: those it was made with.
+    """
+
+    def __init__(self, bench: SingleTask, fine_tuned: ModelState, options: LocalizationOptions) -> None:
+        self.bench, self.fine_tuned, self.options = bench, fine_tuned, options
+        self.pre = bench.pre
+        #: The model without a graft: θ_pre, under the fine-tuned readout where that was trained.
+        self.readout_alone = replace(fine_tuned, theta=bench.pre.theta)
+
+    @cached_property
+    def answers(self) -> Predictions:
+        """The fine-tuned model's, on the test rows."""
+        return self.bench.answers(self.fine_tuned, options=self.options)
+
+    def answers_of(self, state: ModelState) -> Predictions:
+        """A model's, on the test rows."""
+        return self.answers if state is self.fine_tuned else self.bench.answers(state, options=self.options)
+
+    def row(self, state: ModelState, **what: Any) -> Row:
+        """``what`` it is, with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
+        return {**what, **self.measures(self.answers_of(state))}
+
+    def measures(self, answers: Predictions) -> Row:
+        """Score, that of a constant answer, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
+        return {
+            "train_rows": len(self.bench.task.train),
+            "optimizer_used": f"{self.options.optimizer} {self.options.learning_rate:g}",
+            "score": answers.score(self.bench.task.definition.metric),
+            "constant": answers.constant_score(self.bench.task.definition.metric),
+            "ece": answers.ece,
+            "agreement": agreement(answers.logits, self.answers.logits),
+        }
+
+    def learned(self, *sparsities: float) -> list[Region]:
+        """γ by eqs. 3 and 4, one a sparsity."""
+        return [each.region for each in self.bench.localized(self.fine_tuned, self.options, sparsities)]
+
+    def base(self, kind: BaseKind, sparsity: float) -> Region:
+        """A region that is not learned."""
+        return self.bench.base(kind, self.fine_tuned, budget(len(self.bench.space), sparsity), self.options.fisher_rows)
+
+    def biases(self) -> list[Region]:
+        """All of them as one region; none where the model has no bias."""
+        try:
+            return [biases(self.bench.space)]
+        except ModelError:
+            return []
+
+    def graft(self, region: Region) -> ModelState:
+        """θ(γ) of eq. 1."""
+        return self.bench.grafted(self.fine_tuned, region)

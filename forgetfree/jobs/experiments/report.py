@@ -1,0 +1,131 @@
+"""What was measured, read back: claims, tables and the figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forgetfree import registry
+from forgetfree.errors import ReportError, RunError, first_line
+from forgetfree.files import StrPath, write_atomically
+from forgetfree.jobs.experiments.experiment import load_experiment
+from forgetfree.jobs.experiments.rows import Row
+from forgetfree.json_file import Fields, check, check_fields, is_number, read_json
+from forgetfree.results.pages import Page, Table, render_page
+from forgetfree.tasks import MAX_LENGTH
+
+SCHEMA = 1
+#: What a setting means that was written before one of these could be chosen.
+_DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
+
+_RESULTS: Fields = {
+    **{"experiment": str, "preset": str, "model": str, "device": str},
+    **{"setting": dict, "versions": dict, "data": dict, "skipped": dict, "units": list},
+}
+_SETTING: Fields = {"model": str, "readout": str, "tasks": list, "shots": list, "seeds": list}
+
+
+def load_experiment_results(path: StrPath) -> dict[str, Any]:
+    """The results.json of an experiment.
+
+    Raises:
+        ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
+    """
+    file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
+    results = read_json(file, ReportError, "Give what `forgetfree experiment --out` wrote.", _validate)
+    return _with_defaults(results)
+
+
+def _with_defaults(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {**results, "setting": {**_DEFAULTS, **results["setting"]}}
+
+
+def _validate(results: Any) -> None:
+    """Check that the report can be made of it, and that it can be resumed."""
+    whole = isinstance(results, dict) and {"experiment", "setting", "units"} <= results.keys()
+    if not whole or results.get("schema") != SCHEMA:
+        raise ValueError("it holds no results of an experiment")
+    check_fields("", results, _RESULTS)
+    name, known = results["experiment"], registry.EXPERIMENTS
+    check("experiment", name, name in known, f"one of {', '.join(sorted(known))}")
+    check_fields("setting", results["setting"], _SETTING)
+    for i, unit in enumerate(results["units"]):
+        check_fields(f"units[{i}]", unit, {"unit": dict, "rows": list})
+        for k, row in enumerate(unit["rows"]):
+            check_fields(f"units[{i}].rows[{k}]", row, {"seed": int})
+    seconds = results.get("seconds")
+    check("seconds", seconds, is_number(seconds, least=0.0), "a number of seconds")
+    if rows_of(results):
+        with _what_rows_lack():
+            render_page(outcome(_with_defaults(results)), "markdown")
+
+
+@contextmanager
+def _what_rows_lack() -> Iterator[None]:
+    """What an experiment cannot make of rows that were read back is a ``ValueError``: it alone knows what they must hold."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"a row lacks {error}, which this experiment measures") from error
+    except (TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:
+        raise ValueError(f"its rows are not those of this experiment ({first_line(error)})") from error
+
+
+def rows_of(results: Mapping[str, Any]) -> list[Row]:
+    """All rows, unit after unit."""
+    return [row for unit in results["units"] for row in unit["rows"]]
+
+
+def outcome(results: Mapping[str, Any]) -> Page:
+    """The experiment's report: claims, then tables.
+
+    Raises:
+        RunError: nothing is measured yet.
+    """
+    experiment, rows, setting = load_experiment(results["experiment"]), rows_of(results), results["setting"]
+    if not rows:
+        raise RunError("The experiment has no rows yet: its first unit is not done. Go on with --resume.")
+    seeds = len({row["seed"] for row in rows})
+    notes = [
+        experiment.question,
+        f"preset {results['preset']}: {setting['model']}, readout {setting['readout']}, "
+        f"{' and '.join(map(str, setting['shots']))} shots, {seeds} {'seed' if seeds == 1 else 'seeds: mean (std)'}; all in %",
+    ]
+    if (rows_are := setting.get("evaluate_on", "test")) != "test":
+        notes.append(f"scored on {rows_are} rows: to choose options by, not to report")
+    if results["skipped"]:
+        notes.append(f"no data at hand for: {', '.join(results['skipped'])}")
+    if not results.get("complete"):
+        notes.append("not finished: some units are missing")
+    verdicts = {True: "yes", False: "no", None: "not told"}
+    claims = Table(
+        "What the paper claims",
+        ("claim", "paper", "here", "holds here"),
+        tuple((c.text, c.paper, c.ours, verdicts[c.holds]) for c in experiment.claims(rows)),
+    )
+    return Page(f"{results['experiment']}: {experiment.paper}", tuple(notes), (claims, *experiment.tables(rows)))
+
+
+def write_outcome(results: Mapping[str, Any], out: Path) -> None:
+    """report.md and the figure."""
+    write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
+    draw_outcome(results, out)
+
+
+def draw_outcome(results: Mapping[str, Any], out: Path) -> None:
+    """The figure, as PNG and SVG.
+
+    Raises:
+        ReportError: the rows lack what it shows.
+    """
+    from forgetfree.results.figures import save_figure
+
+    name = results["experiment"]
+    try:
+        with _what_rows_lack():
+            figure = load_experiment(name).draw(rows_of(results))
+    except ValueError as error:
+        raise ReportError(f"The figure of {name!r} cannot be drawn: {error}. Measure it again.") from error
+    save_figure(figure, out / name)

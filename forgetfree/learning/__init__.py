@@ -1,0 +1,1 @@
+"""One task: fine-tune, localise, train, predict."""

@@ -1,0 +1,89 @@
+"""θ_ft: the model fine-tuned on one task alone, under a key that names everything that determines it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from forgetfree import __version__
+from forgetfree.core.steps import OnStep
+from forgetfree.learning.stream_task import StreamTask
+from forgetfree.learning.training import TrainingOptions, fine_tune, paper_steps
+from forgetfree.models.loading import LoadedModel, config_of
+from forgetfree.models.state import ModelState
+
+
+def full_steps(options: TrainingOptions, task: StreamTask) -> int:
+    """``options.steps``, or the paper's rule."""
+    return options.steps or paper_steps(len(task.definition.labels), task.shots)
+
+
+def fine_tuned_key(
+    loaded: LoadedModel, task: StreamTask, pre: ModelState, options: TrainingOptions, seed: int, device: torch.device
+) -> str:
+    """The beginning of the task's name and a digest of everything that determines its fine-tuned model.
+
+    Args:
+        loaded: the model.
+        task: the task, its sample drawn.
+        pre: θ_pre, with the task's untrained readout.
+        options: how; what is no training option does not count.
+        seed: of the run; that of batches and dropout derives from it.
+        device: where it is trained.
+    """
+    model = loaded.model
+    training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
+    content = {
+        "model": loaded.fingerprint,
+        "readout": model.readout,
+        "label words": model.heads[task.label].label_words,
+        "tokens": repr(getattr(model, "tokens", None)),
+        "head": {name: _digest(tensor) for name, tensor in pre.readouts[task.name].items()},
+        "rows": task.train.digest,
+        "task": asdict(task.definition) | {"hub": None},
+        "options": training | {"steps": full_steps(options, task), "evaluation_batch_size": None},
+        "seed": seed,
+        "config": config_of(model.backbone),
+        "graftable": model.space().layout_hash,
+        "versions": [__version__, torch.__version__, version("transformers")],
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, which may not be of any length
+
+
+def fine_tuned_state(
+    loaded: LoadedModel,
+    task: StreamTask,
+    pre: ModelState,
+    options: TrainingOptions,
+    seed: int,
+    on_step: OnStep | None = None,
+) -> ModelState:
+    """Fine-tune θ_pre on ``task``; the model holds θ_pre before and after, and the readouts of other tasks stay.
+
+    Args:
+        loaded: the model.
+        task: the task, its sample drawn.
+        pre: θ_pre, with the task's untrained readout.
+        options: how.
+        seed: of batches and dropout.
+        on_step: told of every update.
+    """
+    model = loaded.model
+    pre.load_(model, [task.name])
+    try:
+        fine_tune(model, task.train, options, steps=full_steps(options, task), seed=seed, on_step=on_step)
+        return ModelState.of(model, [task.name])
+    finally:
+        pre.load_(model, [task.name])
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()

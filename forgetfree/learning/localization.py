@@ -1,0 +1,235 @@
+"""Localising the skill of one task: from a fine-tuned model and its rows to a region (paper, §2, eqs. 3 and 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from forgetfree.core.base_regions import BaseKind, base_region, budget, most_moved, top
+from forgetfree.core.examples import Batch, Examples
+from forgetfree.core.fisher import diagonal_fisher
+from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.regions import Region, biases
+from forgetfree.core.steps import OnStep
+from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
+from forgetfree.data.sampling import micro_batches, plan_batches, representative
+from forgetfree.errors import OptionError
+from forgetfree.learning.stream_task import StreamTask
+from forgetfree.learning.training import TrainingOptions, predict
+from forgetfree.models.state import ModelState
+from forgetfree.options import option
+from forgetfree.results.metrics import Predictions
+from forgetfree.seeds import derive_seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalizationOptions(TrainingOptions):
+    """Fine-tuning, then localising."""
+
+    sparsity: float = option(
+        1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1
+    )
+    base: BaseKind = option(
+        "movement",
+        "γ_base: the most moved entries (§2), none (§5.1), random ones, those of largest Fisher information at θ_pre (FISH "
+        "masks, Sung et al., 2021), or the most moved of the biases",
+    )
+    base_fraction: float = option(
+        0.1,
+        "size of γ_base as a share of the entries that the region may have, the rest is left to S; the paper: 0.1 (§3.1). "
+        "With mask_steps=0, γ_base is the whole region",
+        above=0,
+        at_most=1,
+    )
+    fisher_rows: int = option(256, "training rows that base=fisher reads, at most", at_least=1)
+    mask_steps: int | None = option(
+        None,
+        "SGD steps on the mask scores S, 0 to keep γ_base; none: as many as read the rows fine-tuning read, at "
+        "most the paper's 100",
+        at_least=0,
+    )
+    mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
+    mask_micro_batch_size: int = option(64, "rows per forward pass of such a step", at_least=1)
+    mask_score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5")
+    mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
+    mask_evaluations: int = option(4, "hard masks tried on validation rows while S is learned", at_least=1)
+    validation_rows: int = option(512, "validation rows those are scored on, at most", at_least=1)
+
+
+def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
+    """Raise ``OptionError`` unless the sparsity leaves an entry, and something chooses the region."""
+    budget(len(space), options.sparsity)
+    if options.base == "empty" and options.mask_steps == 0:
+        raise OptionError("base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or base=movement.")
+
+
+def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int) -> MaskOptions:
+    """How S is learned on ``rows`` training rows, after as many updates of fine-tuning."""
+    size = min(options.mask_batch_size, rows)
+    steps = options.mask_steps
+    if steps is None:
+        steps = min(100, max(1, fine_tuning_steps * options.batch_size // size))
+    return MaskOptions(
+        steps=steps,
+        batch_size=size,
+        micro_batch_size=options.mask_micro_batch_size,
+        score_init=options.mask_score_init,
+        learning_rate=options.mask_learning_rate,
+        evaluate_every=max(1, -(-steps // options.mask_evaluations)),
+        precision=options.precision,
+    )
+
+
+def choose_base(
+    kind: BaseKind,
+    model: ReadoutModel,
+    rows: Examples,
+    theta_pre: Tensor,
+    theta_ft: Tensor,
+    count: int,
+    *,
+    seed: int,
+    fisher_rows: int,
+) -> Region:
+    """γ_base of any kind, of at most ``count`` entries.
+
+    Args:
+        kind: which.
+        model: holds θ_pre and the task's fine-tuned readout.
+        rows: the task's training rows.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        count: entries.
+        seed: of random entries.
+        fisher_rows: read at most so many rows for the Fisher information, spread evenly.
+    """
+    if kind == "bias":
+        return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
+    if kind == "fisher":
+        read = rows.subset(representative(rows.labels.tolist(), fisher_rows))
+        return top(diagonal_fisher(model, model.space(), read), count, theta_ft != theta_pre)
+    return base_region(kind, theta_pre, theta_ft, count, seed)
+
+
+def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> int:
+    """Entries of γ_base for a region of at most ``count``: all of them where no S is learned."""
+    return count if mask.steps == 0 else max(1, int(options.base_fraction * count + 1e-6))
+
+
+def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int) -> int:
+    """How many searches for S the sparsities take: one, or one each where each has a γ_base of its own size.
+
+    Args:
+        options: the kind of base, where none is given.
+        sparsities: of the regions.
+        base: γ_base, if it is given: of one that is too large the most moved entries are taken.
+        space_size: entries of the parameter space.
+    """
+    smallest = budget(space_size, min(sparsities))
+    sized = options.base != "empty" if base is None else len(base) > smallest
+    return len(sparsities) if sized else 1
+
+
+def _later(on_step: OnStep, before: int, step: int, loss: float) -> None:
+    on_step(before + step, loss)
+
+
+def localize(
+    model: ReadoutModel,
+    task: StreamTask,
+    pre: ModelState,
+    fine_tuned: ModelState,
+    options: LocalizationOptions,
+    mask: MaskOptions,
+    *,
+    sparsities: Sequence[float],
+    seed: int,
+    base: Region | None = None,
+    on_step: OnStep | None = None,
+) -> list[LearnedRegion]:
+    """γ of one task by eqs. 3 and 4, with the fine-tuned readout: one a sparsity, each as if asked for alone.
+
+    Args:
+        model: holds θ_pre, before and after.
+        task: its training rows teach S, its validation rows choose between hard masks.
+        pre: θ_pre.
+        fine_tuned: θ_ft, with the task's readout.
+        options: base, rows to validate on.
+        mask: how S is learned, see `mask_options`.
+        sparsities: the shares of the space that the regions may have.
+        seed: of a random base and of the batches.
+        base: γ_base; of a larger one the most moved of its entries. Default: of the kind the options name.
+        on_step: told of every step.
+    """
+    space = model.space()
+    if searches(options, sparsities, base, len(space)) > 1:
+        found = []
+        for i, each in enumerate(sparsities):
+            told = on_step and partial(_later, on_step, i * mask.steps)
+            how: dict[str, Any] = {"sparsities": [each], "seed": seed, "base": base, "on_step": told}
+            found += localize(model, task, pre, fine_tuned, options, mask, **how)
+        return found
+    counts = [budget(len(space), sparsity) for sparsity in sparsities]
+    device = next(model.parameters()).device
+    theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
+    validation = task.validation.subset(representative(task.validation.labels.tolist(), options.validation_rows))
+
+    def score() -> float:
+        logits = predict(model, validation, batch_size=options.evaluation_batch_size, precision=options.precision)
+        return Predictions(logits.numpy(), validation.labels.numpy()).score(task.definition.metric)
+
+    def batches() -> Iterator[list[Batch]]:
+        draw = derive_seed(seed, "batches")
+        # Each step moves every score: rows of one length would speak for their kind alone.
+        for rows in plan_batches(task.train.lengths, mask.batch_size, mask.steps, draw, group_by_length=False):
+            yield [task.train.batch(part) for part in micro_batches(rows, mask.micro_batch_size)]
+
+    readout = model.readout_module(task.label)
+    untrained = tensors_of(readout)
+    load_tensors_(readout, fine_tuned.readouts[task.name])
+    # BatchNorm's statistics of the task: a mask is judged as the trained region will be.
+    _load_buffers(model, fine_tuned)
+    mode = model.training
+    model.eval()  # no dropout, the readout's included
+    try:
+        if base is None:
+            base = choose_base(
+                options.base,
+                model,
+                task.train,
+                theta_pre,
+                theta_ft,
+                base_size(options, mask, counts[0]),
+                seed=derive_seed(seed, "base"),
+                fisher_rows=options.fisher_rows,
+            )
+        elif len(base) > counts[0]:
+            base = most_moved(theta_pre, theta_ft, counts[0], among=base)
+        return learn_regions(
+            model.backbone,
+            space,
+            theta_pre,
+            theta_ft,
+            batches(),
+            model,
+            sparsities=sparsities,
+            base=base,
+            options=mask,
+            validate=score,
+            on_step=on_step,
+        )
+    finally:
+        model.train(mode)
+        load_tensors_(readout, untrained)
+        _load_buffers(model, pre)
+
+
+def _load_buffers(model: ReadoutModel, state: ModelState) -> None:
+    for name, buffer in persistent_buffers(model.backbone).items():
+        buffer.copy_(state.buffers[name])

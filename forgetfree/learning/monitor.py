@@ -1,0 +1,102 @@
+"""What a strategy tells the world while it works. The silent monitor is the default; the command line shows it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, TextIO
+
+from forgetfree.display import escaped
+
+Phase = Literal["fine_tune", "localize", "train", "evaluate"]
+PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")
+
+#: Seconds between plain lines of one phase.
+_INTERVAL = 20.0
+PHASE_NAMES: dict[Phase, str] = {
+    "fine_tune": "fine-tune",
+    "localize": "localise",
+    "train": "train",
+    "evaluate": "evaluate",
+}
+
+
+class Monitor:
+    """Hears of every phase and step, and shows nothing."""
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """One phase of one task.
+
+        Args:
+            task: its name.
+            phase: which.
+            steps: how many steps it will take.
+
+        Yields:
+            What to call after each step, with its number and its loss (NaN where there is none).
+        """
+        yield lambda step, loss: None
+
+
+class Stopwatch(Monitor):
+    """Passes everything on to another monitor, and adds up the seconds of each phase.
+
+    Attributes:
+        seconds: by phase, of those that took place.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self.seconds: dict[Phase, float] = {}
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """One phase of one task."""
+        begin = time.perf_counter()
+        try:
+            with self._monitor.phase(task, phase, steps) as on_step:
+                yield on_step
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+
+class PlainMonitor(Monitor):
+    """A line when a phase begins, at most one every 20 seconds while it lasts, and one when it ends."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title, self._stream = title, stream
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Lines such as ``qnli-agnews-sst2 · fine-tune · seed 0 · qnli · train 40/800 loss 0.61 (2:31 left)``."""
+        start = spoken = time.monotonic()
+        done, last = 0, math.nan
+
+        def on_step(step: int, loss: float) -> None:
+            nonlocal spoken, done, last
+            done, last = step, loss
+            now = time.monotonic()
+            if now - spoken >= _INTERVAL:
+                spoken = now
+                left = (now - start) / step * (steps - step)
+                self._say(task, phase, f"{step}/{steps}{shown_loss(loss)} ({_clock(left)} left)")
+
+        yield on_step
+        self._say(task, phase, f"{done}/{steps}{shown_loss(last)} done in {_clock(time.monotonic() - start)}")
+
+    def _say(self, task: str, phase: Phase, text: str) -> None:
+        print(escaped(f"{self._title} · {task} · {PHASE_NAMES[phase]} {text}"), file=self._stream, flush=True)
+
+
+def shown_loss(loss: float) -> str:
+    """The loss behind a step; nothing for NaN."""
+    return "" if math.isnan(loss) else f" loss {loss:.3f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

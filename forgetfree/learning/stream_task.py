@@ -1,0 +1,150 @@
+"""One task as a model reads it: sampled, tokenised, with its readout added to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from forgetfree.core.examples import Examples
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.data.sampling import k_shot, representative
+from forgetfree.errors import DataError, UsageError
+from forgetfree.learning.training import MOST_SHOTS
+from forgetfree.models.loading import LoadedModel
+from forgetfree.seeds import derive_seed
+from forgetfree.tasks import Scenario, TaskDefinition
+
+
+@dataclass(frozen=True)
+class StreamTask:
+    """One task of a stream, encoded for its model.
+
+    Attributes:
+        definition: what it is.
+        label: its position in the stream; in mini-batches its task label, unless the stream withholds that.
+        shots: training rows per label that were asked for; where all are taken, those of the rarest label, at most 512:
+            more rows mean no more updates (`paper_steps`).
+        train, validation, test: the rows.
+        fingerprint: of all the task's rows, before sampling.
+        classes: the labels it may have, as its rows and the logits number them.
+    """
+
+    definition: TaskDefinition
+    label: int
+    shots: int
+    train: Examples
+    validation: Examples
+    test: Examples
+    fingerprint: str
+    classes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.definition.name
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """How a task's labels are numbered among those that its readout tells apart.
+
+    Attributes:
+        width: of the logits; ``None``: the task's own label count.
+        first: the number of the task's first label.
+        task_known: whether mini-batches carry the task's label, or 0.
+    """
+
+    width: int | None = None
+    first: int = 0
+    task_known: bool = True
+
+
+def encode_task(
+    rows: TaskRows,
+    loaded: LoadedModel,
+    *,
+    shots: int | None = None,
+    or_fewer: bool = False,
+    seed: int = 0,
+    test_limit: int | None = None,
+    labels: LabelSpace = LabelSpace(),  # frozen
+) -> StreamTask:
+    """Add the task's readout to the model, draw its sample, tokenise once.
+
+    Args:
+        rows: the task and all its rows.
+        loaded: the model; it gets one readout more.
+        shots: training rows per label; default: all.
+        or_fewer: take all rows of a label that has fewer, instead of refusing.
+        seed: of the sample and of the readout's first weights.
+        test_limit: keep at most this many test rows, spread evenly; default: all.
+        labels: how its labels are numbered.
+
+    Raises:
+        DataError: the task is measured by F1, and its validation or test rows cannot tell it.
+        UsageError: a label has fewer than ``shots`` rows.
+    """
+    _check_metric(rows)
+    definition, train = rows.task, rows.train
+    head = loaded.head(definition)
+    label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
+    encoder = loaded.encoder(definition)
+    if shots is not None:
+        train = k_shot(train, shots, derive_seed(seed, "shots", definition.name), definition.name, or_fewer)
+
+    def encode(part: Rows) -> EncodedRows:
+        task = label if labels.task_known else 0
+        return EncodedRows.of(encoder(part), [y + labels.first for y in part.labels], task, loaded.pad)
+
+    return StreamTask(
+        definition,
+        label,
+        shots or min(MOST_SHOTS, *(train.labels.count(i) for i in range(len(definition.labels)))),
+        encode(train),
+        encode(rows.validation),
+        encode(rows.test.take(representative(rows.test.labels, test_limit))),
+        rows.fingerprint(),
+        tuple(range(labels.first, labels.first + len(definition.labels))),
+    )
+
+
+def _check_metric(rows: TaskRows) -> None:
+    """F1 is 0 for every model on rows without label 1: it would choose the first of all masks, and report it as a failure."""
+    for split in ("validation", "test"):
+        if rows.task.metric == "f1" and 1 not in getattr(rows, split).labels:
+            raise DataError(
+                f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
+                f"{len(getattr(rows, split))} {split} rows has that label. Add such rows, or set metric to 'accuracy' in its "
+                "source.json."
+            )
+
+
+def label_spaces(
+    tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
+) -> tuple[list[TaskDefinition], list[LabelSpace]]:
+    """Definitions and label numbers of each task, as the scenario has them.
+
+    Raises:
+        UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
+    """
+    sizes = [len(task.labels) for task in tasks]
+    if scenario == "task":
+        return list(tasks), [LabelSpace()] * len(tasks)
+    if loaded.readout != "linear":
+        raise UsageError(
+            f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
+            "away."
+        )
+    if scenario == "domain":
+        if len(set(sizes)) > 1:
+            counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
+            raise UsageError(
+                f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
+            )
+        return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
+    return (
+        # F1 is about one label of two; among the labels of all tasks, accuracy is what compares.
+        [replace(task, metric="accuracy") for task in tasks],
+        [LabelSpace(sum(sizes), sum(sizes[:i]), task_known=False) for i in range(len(tasks))],
+    )

@@ -1,0 +1,240 @@
+"""Training on one task: options, optimiser, the step, and the plain loop around it.
+
+The Avalanche strategies run their own loop around the same `Update`, on the same batches and seeds, and so
+end in the same bits (a test holds them together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forgetfree.core.examples import Examples
+from forgetfree.core.readout_model import ReadoutModel, autocast
+from forgetfree.core.steps import OnStep, check_loss, trainable
+from forgetfree.core.trained import Trained, WholeTensors
+from forgetfree.data.sampling import by_length, plan_batches
+from forgetfree.options import Options, option
+from forgetfree.seeds import derive_seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(Options):
+    """How a task is trained. Defaults are the paper's (A.2 and §3) where nothing else is said."""
+
+    optimizer: Literal["sgd", "adamw"] = option(
+        "sgd", "the paper fine-tunes by SGD: its moves localise well (§3.2, fig. 5)"
+    )
+    learning_rate: float = option(1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0)
+    readout_learning_rate: float | None = option(None, "of the task's linear readout; none: the backbone's", above=0)
+    momentum: float = option(0.0, "of SGD", at_least=0, at_most=1)
+    weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
+    l1: float = option(
+        0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localise (§3.2, fig. 5)", at_least=0
+    )
+    schedule: Literal["constant", "linear"] = option("linear", "the learning rate over the steps: linear falls to 0")
+    warmup: float = option(
+        0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
+    )
+    batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
+    accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
+    steps: int | None = option(
+        None,
+        "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for "
+        "all rows (A.2)",
+        at_least=1,
+    )
+    max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
+    dropout: bool = option(True, "the backbone's own dropout while training")
+    precision: Literal["fp32", "bf16", "fp16"] = option(
+        "fp32",
+        "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it",
+    )
+    evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
+
+
+#: So many shots set the number of updates where there are thousands.
+MOST_SHOTS = 512
+
+
+def paper_steps(n_labels: int, shots: int) -> int:
+    """The paper's number of updates: 16·n·k for k shots, 16·n·512 from 4096 shots on (A.2).
+
+    >>> paper_steps(2, 64), paper_steps(2, 4096)
+    (2048, 16384)
+    """
+    return 16 * n_labels * (shots if shots < 4096 else MOST_SHOTS)
+
+
+def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
+    """The factor on the learning rate after ``done`` of ``steps`` updates: up over the warm-up, then by the schedule."""
+    rising = round(options.warmup * steps)
+    if done < rising:
+        return (done + 1) / rising
+    return 1.0 if options.schedule == "constant" else max(0.0, (steps - done) / max(1, steps - rising))
+
+
+class Update:
+    """One optimiser with its schedule, penalty and precision: `backward` per mini-batch, `step` per update.
+
+    Args:
+        backbone: graftable tensors (or a region's values) to train.
+        readout: the task's own tensors.
+        options: how.
+        steps: updates to come, for the schedule.
+        anchors: θ_pre of ``backbone``, tensor by tensor: what the ℓ1 penalty pulls towards.
+    """
+
+    def __init__(
+        self,
+        backbone: Sequence[nn.Parameter],
+        readout: Sequence[nn.Parameter],
+        options: TrainingOptions,
+        steps: int,
+        anchors: Sequence[Tensor] = (),
+    ) -> None:
+        self._options = options
+        self._backbone = list(backbone)
+        self._anchors = list(anchors) if options.l1 else []
+        rate, decay = options.learning_rate, options.weight_decay
+        groups = [
+            {"params": list(backbone), "lr": rate},
+            {"params": list(readout), "lr": options.readout_learning_rate or rate},
+        ]
+        groups = [group for group in groups if group["params"]]
+        self.optimizer: torch.optim.Optimizer
+        if options.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
+        else:
+            self.optimizer = torch.optim.AdamW(groups, weight_decay=decay)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: rate_at(done, steps, options))
+        self.trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self._device = self.trained[0].device.type
+        self._scaler = torch.amp.GradScaler(self._device, enabled=options.precision == "fp16")
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of one mini-batch's (already weighted) loss."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def before_step(self) -> None:
+        """Make the gradients true: unscaled, with the penalty's, clipped."""
+        if self._options.precision == "fp16":
+            self._scaler.unscale_(self.optimizer)
+        for parameter, anchor in zip(self._backbone, self._anchors, strict=False):
+            if parameter.grad is not None:  # ∂‖θ − θ_pre‖₁ = sign(θ − θ_pre)
+                parameter.grad.add_((parameter.detach() - anchor).sign_(), alpha=self._options.l1)
+        if self._options.max_gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self.trained, self._options.max_gradient_norm)
+
+    def step(self) -> None:
+        """Move the weights."""
+        scale = self._scaler.get_scale()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        if self._scaler.get_scale() >= scale:  # else the gradients overflowed and the step was skipped
+            self._schedule.step()
+
+
+def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int) -> list[list[int]]:
+    """Row numbers of every batch of a training phase."""
+    return plan_batches(lengths, options.batch_size, steps, derive_seed(seed, "batches"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one forward pass takes of a batch: its rows, their share of it, and whether it opens or closes an update."""
+
+    rows: Sequence[int]
+    share: float
+    first: bool
+    last: bool
+
+
+def parts(batch: Sequence[int], accumulation: int) -> Iterator[Part]:
+    """A batch cut into ``accumulation`` parts of nearly equal size (fewer where it has fewer rows)."""
+    count = min(accumulation, len(batch))
+    for i in range(count):
+        rows = batch[len(batch) * i // count : len(batch) * (i + 1) // count]
+        yield Part(rows, len(rows) / len(batch), i == 0, i == count - 1)
+
+
+def training_mode(model: nn.Module, dropout: bool) -> None:
+    """Put ``model`` into training mode; without ``dropout`` only what gathers statistics, such as BatchNorm."""
+    model.train(dropout)
+    if not dropout:
+        for module in model.modules():
+            if getattr(module, "track_running_stats", False):
+                module.train()
+
+
+def fine_tune(
+    model: ReadoutModel,
+    rows: Examples,
+    options: TrainingOptions,
+    *,
+    steps: int,
+    seed: int,
+    on_step: OnStep | None = None,
+    trained: Trained | None = None,
+) -> None:
+    """Fine-tune graftable entries and the task's readout, from the weights the model has, in place.
+
+    Args:
+        model: the model; its backbone and the readout of ``rows.task`` change, nothing else.
+        rows: the training rows of one task.
+        options: how.
+        steps: updates.
+        seed: of batches and dropout.
+        on_step: told of every update.
+        trained: what is trained of the backbone; default: all graftable tensors.
+
+    Raises:
+        TrainingError: the loss is not finite.
+    """
+    trained = trained or WholeTensors(model.space().parameters(model.backbone))
+    readout = list(model.readout_module(rows.task).parameters())
+    anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
+    device = next(model.parameters()).device
+    with trainable(model, [*trained.touched, *readout]):
+        update = Update(trained.parameters, readout, options, steps, anchors)
+        torch.manual_seed(derive_seed(seed, "dropout"))
+        training_mode(model, options.dropout)
+        for step, batch in enumerate(plan(rows.lengths, options, steps, seed), 1):
+            update.optimizer.zero_grad()
+            total = 0.0
+            for part in parts(batch, options.accumulation):
+                x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
+                with autocast(options.precision, device.type):
+                    logits = model(x, t)
+                loss = F.cross_entropy(logits.float(), y) * part.share
+                update.backward(loss)
+                total += check_loss(loss, step)
+            trained.collect()
+            update.before_step()
+            update.step()
+            trained.write()
+            if on_step:
+                on_step(step, total)
+
+
+@torch.no_grad()
+def predict(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
+    """Logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode."""
+    device = next(model.parameters()).device
+    mode = model.training
+    model.eval()
+    outputs: list[Tensor] = []
+    order: list[int] = []
+    for batch in by_length(rows.lengths, batch_size):
+        x, _, t = rows.batch(batch)
+        with autocast(precision, device.type):
+            outputs.append(model(x.to(device), t.to(device)).float().cpu())
+        order += batch
+    model.train(mode)
+    logits = torch.cat(outputs)
+    return logits[torch.argsort(torch.tensor(order))]

@@ -1,0 +1,1 @@
+"""Scores, metrics, tables, figures and pages: numbers and names, no model."""

@@ -1,0 +1,152 @@
+"""The tables of ``forgetfree graft``: how the models score, and where the region lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from forgetfree.errors import ReportError
+from forgetfree.json_file import Fields, check, check_fields, is_number, read_json
+from forgetfree.results.pages import CONSTANT, NULL, Page, Table, cell, percent
+from forgetfree.results.run_results import USUAL
+
+Json = Mapping[str, Any]
+_RESULTS: Fields = {
+    **{"task": str, "metric": str, "base": str, "model": dict, "data": dict, "space": dict},
+    **{"rows": list, "regions": list},
+}
+_MODEL: Fields = {"name": str, "readout": str}
+_PLACES: Fields = {"layers": dict, "kinds": dict}
+
+
+def load_graft_results(path: Path) -> Json:
+    """Read and check the results of a graft.
+
+    Args:
+        path: its directory, or the results.json in it.
+
+    Raises:
+        ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
+    """
+    file = path / "results.json" if path.is_dir() else path
+    results: Json = read_json(
+        file, ReportError, "Restore it from a copy, or graft again with another --out.", _validate
+    )
+    return results
+
+
+def _validate(results: Any) -> None:
+    """Check everything that the report reads."""
+    check_fields("", results, _RESULTS)
+    check_fields("model", results["model"], _MODEL)
+    check_fields("data", results["data"], {"test_rows": int})
+    check_fields("space", results["space"], _PLACES)
+    given = results.get("fine_tuned")
+    if given is not None:
+        check_fields("fine_tuned", given, {"architecture": str, "left_out": list})
+    if results.get("floors") is not None:
+        check_fields("floors", results["floors"], {})
+        constant = results["floors"].get("constant", "nothing")
+        check("floors.constant", constant, is_number(constant, 0.0, 1.0), "a number in [0, 1]")
+    check("rows", results["rows"], bool(results["rows"]), "a list of at least one row")
+    for number, row in enumerate(results["rows"]):
+        key = f"rows[{number}]"
+        check_fields(key, row, {"seed": int, "model": str})
+        for name in ("score", "ece", "agreement"):
+            value = row.get(name, "nothing")
+            check(f"{key}.{name}", value, is_number(value, 0.0, 1.0), "a number in [0, 1]")
+        for name in ("sparsity", "entries"):
+            value = row.get(name, "nothing")
+            check(f"{key}.{name}", value, value is None or is_number(value, 0.0), "a number of at least 0, or null")
+    for number, region in enumerate(results["regions"]):
+        key = f"regions[{number}]"
+        check_fields(key, region, _PLACES)
+        check(f"{key}.sparsity", region.get("sparsity"), is_number(region.get("sparsity"), 0.0, 1.0), "a share")
+    for number, region in enumerate([results["space"], *results["regions"]]):
+        for name in _PLACES:
+            right = region[name].keys() == results["space"][name].keys() and all(map(is_number, region[name].values()))
+            place = f"regions[{number - 1}].{name}" if number else f"space.{name}"
+            check(place, region[name], right, f"a number of entries for each of space.{name}")
+
+
+def lay_out_graft(results: Json) -> Page:
+    """The report of a results.json."""
+    return Page(
+        f"forgetfree graft: {results['task']}",
+        tuple(_notes(results)),
+        (_scores(results), _places(results, "layers", "layer"), _places(results, "kinds", "kind")),
+    )
+
+
+def _scores(results: Json) -> Table:
+    rows: dict[tuple[str, float | None], list[Json]] = {}
+    for row in results["rows"]:
+        rows.setdefault((row["model"], row["sparsity"]), []).append(row)
+    body = []
+    for (model, sparsity), those in rows.items():
+        name = model if sparsity is None else f"{model}, sparsity {sparsity:g}"
+        entries = cell((row["entries"] for row in those), _count)
+        body.append(
+            (name, entries, *(cell((row[key] for row in those), percent) for key in ("score", "ece", "agreement")))
+        )
+    if floors := results.get("floors"):
+        body.append((CONSTANT, NULL, percent(floors["constant"]), NULL, NULL))
+    which = results.get("evaluated_on", USUAL["evaluated_on"])
+    return Table(
+        f"On {results['data']['test_rows']:,} {which} rows (in %; ECE in percentage points)",
+        ("model", "entries", results["metric"], "ECE", "agreement with fine-tuned"),
+        tuple(body),
+    )
+
+
+def _places(results: Json, key: str, word: str) -> Table:
+    """The share of a region's entries in every layer, or of every kind."""
+    regions: dict[float, list[Mapping[str, int]]] = {}
+    for region in results["regions"]:
+        regions.setdefault(region["sparsity"], []).append(region[key])
+    whole: Mapping[str, int] = results["space"][key]
+    return Table(
+        f"Where the region lies, by {word} (share of its entries in %{', mean over seeds' if _seeds(results) > 1 else ''})",
+        (word, *(f"sparsity {sparsity:g}" for sparsity in regions), "all graftable"),
+        tuple(
+            (
+                name,
+                *(percent(_mean_share(those, name)) for those in regions.values()),
+                percent(_mean_share([whole], name)),
+            )
+            for name in whole
+        ),
+    )
+
+
+def _mean_share(counts: list[Mapping[str, int]], name: str) -> float:
+    return sum(each[name] / max(1, sum(each.values())) for each in counts) / len(counts)
+
+
+def _notes(results: Json) -> Iterator[str]:
+    model, data, given = results["model"], results["data"], results.get("fine_tuned")
+    setup = {
+        "model": model["name"],
+        "readout": model["readout"],
+        "fine-tuned": given and given["architecture"],
+        "base": results["base"],
+        "shots": data.get("shots"),
+        "steps": data.get("steps"),
+    }
+    yield f"Set-up: {', '.join(f'{key} {value}' for key, value in setup.items() if value is not None)}."
+    if _seeds(results) > 1:
+        yield f"Cells are mean (standard deviation, n - 1) over {_seeds(results)} seeds."
+    if given and (left_out := given["left_out"]):
+        yield (
+            f"{len(left_out)} tensor{'s' if len(left_out) > 1 else ''} of the fine-tuned model that cannot be grafted differ "
+            f"from the pre-trained one's, e.g. {left_out[0]}: a graft does not carry them."
+        )
+
+
+def _seeds(results: Json) -> int:
+    return len({row["seed"] for row in results["rows"]})
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"

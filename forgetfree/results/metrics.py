@@ -1,0 +1,421 @@
+"""What was learned, what was forgotten, and how well the model knows it.
+
+Two kinds of function live here. The first kind reads the *learning matrix* R of one run, with T tasks:
+shape (T+1, T), values in [0, 1]; row 0 is measured before any training, row i after learning task i, and
+column k belongs to the k-th task. Counting from zero as Python does, task k is learned between row k and
+row k + 1. The second kind reads logits of shape (n, n_labels) and labels of shape (n,).
+
+All results are fractions, never percent. All arithmetic is in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forgetfree.errors import MetricError
+
+__all__ = [
+    "Predictions",
+    "Reliability",
+    "accuracy",
+    "agreement",
+    "average_accuracy",
+    "backward_transfer",
+    "constant_score",
+    "constant_scores",
+    "expected_calibration_error",
+    "f1",
+    "forgetting",
+    "forgetting_per_task",
+    "forward_transfer",
+    "intransigence",
+    "reliability",
+    "summarize",
+]
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+# ---- metrics of a learning matrix -----------------------------------------------------------------------
+
+
+def average_accuracy(matrix: npt.ArrayLike) -> float:
+    """Mean over tasks of the last row: every task counts the same, whatever the size of its test set.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        A fraction in [0, 1].
+    """
+    return _mean(_learning_matrix(matrix)[-1])
+
+
+def forgetting(matrix: npt.ArrayLike) -> float:
+    """Mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3).
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        A fraction in [-1, 1], negative where tasks got better later; 0.0 for a stream of one task.
+    """
+    return _mean(forgetting_per_task(matrix)[:-1])
+
+
+def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
+    """How far each task has fallen from its best: max over the earlier rows since it was learned − last row.
+
+    Chaudhry et al. (ECCV 2018, eq. 2) take the maximum over all earlier rows. We take only those from the
+    learning of the task on: what was never learned cannot be forgotten.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
+    """
+    scores = _learning_matrix(matrix)
+    best = [scores[task + 1 : -1, task].max() for task in range(_tasks(scores) - 1)]
+    return [float(top - last) for top, last in zip(best, scores[-1], strict=False)] + [0.0]
+
+
+def backward_transfer(matrix: npt.ArrayLike) -> float:
+    """Mean over tasks but the last of (last row − row right after learning) (Lopez-Paz & Ranzato, 2017).
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
+    """
+    scores = _learning_matrix(matrix)
+    return _mean((scores[-1] - _right_after_learning(scores))[:-1])
+
+
+def forward_transfer(matrix: npt.ArrayLike) -> float:
+    """Mean over tasks but the first of (row just before learning − row 0) (Lopez-Paz & Ranzato, 2017).
+
+    Their baseline is a randomly initialised model; ours is the pre-trained model, which is row 0.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+
+    Returns:
+        A fraction in [-1, 1], positive where earlier tasks helped; 0.0 for a stream of one task.
+    """
+    scores = _learning_matrix(matrix)
+    return _mean((np.diagonal(scores) - scores[0])[1:])
+
+
+def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> float | None:
+    """Mean over tasks of (reference − row right after learning) (Chaudhry et al., ECCV 2018, eq. 4).
+
+    Their reference is a model trained on all tasks so far; ours is the model fine-tuned on the task alone.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+        reference: one result of separate fine-tuning per task, shape (T,), in [0, 1]; None if unknown.
+
+    Returns:
+        A fraction in [-1, 1], positive where the strategy learned less than fine-tuning did; None without a
+        reference.
+    """
+    if reference is None:
+        return None
+    scores = _learning_matrix(matrix)
+    expected = _fractions(reference, "reference")
+    if expected.shape != (_tasks(scores),):
+        raise MetricError(
+            f"reference must hold one fine-tuning result per task, shape ({_tasks(scores)},); "
+            f"got shape {expected.shape}."
+        )
+    return _mean(expected - _right_after_learning(scores))
+
+
+def summarize(
+    matrix: npt.ArrayLike, ece: npt.ArrayLike, reference: npt.ArrayLike | None = None
+) -> dict[str, float | None]:
+    """The six numbers kept as `summary` in results.json.
+
+    Args:
+        matrix: learning matrix, shape (T+1, T), in [0, 1].
+        ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1].
+        reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
+
+    Returns:
+        Fractions under `average`, `forgetting`, `bwt`, `fwt`, `intransigence` (None without reference) and
+        `ece` (mean over tasks of the last row).
+    """
+    scores, calibration = _learning_matrix(matrix), _learning_matrix(ece, "ece")
+    if calibration.shape != scores.shape:
+        raise MetricError(
+            f"ece must have the shape of matrix, {scores.shape}; got {calibration.shape}. "
+            "Both have a row before training and a row after each task."
+        )
+    return {
+        "average": average_accuracy(scores),
+        "forgetting": forgetting(scores),
+        "bwt": backward_transfer(scores),
+        "fwt": forward_transfer(scores),
+        "intransigence": intransigence(scores, reference),
+        "ece": _mean(calibration[-1]),
+    }
+
+
+# ---- metrics of predictions -----------------------------------------------------------------------------
+
+
+def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Share of examples whose largest logit is at the label; on a tie the lower label is the prediction.
+
+    Args:
+        logits: shape (n, n_labels), finite.
+        labels: integers in [0, n_labels), shape (n,).
+
+    Returns:
+        A fraction in [0, 1].
+    """
+    scores = _logits(logits)
+    return _mean(scores.argmax(axis=1) == _labels(labels, scores))
+
+
+def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """F1 of label 1 in a task of two labels, as GLUE scores QQP and MRPC: 2·TP / (2·TP + FP + FN).
+
+    Args:
+        logits: shape (n, 2), finite.
+        labels: 0 or 1, shape (n,).
+
+    Returns:
+        A fraction in [0, 1]; 0.0 where label 1 is neither present nor predicted, as scikit-learn has it.
+    """
+    scores = _logits(logits)
+    if scores.shape[1] != 2:
+        raise MetricError(
+            f"f1 is the F1 of label 1 and needs logits of shape (n, 2); got {scores.shape}. "
+            "Use accuracy for a task of more than two labels."
+        )
+    actual = _labels(labels, scores) == 1
+    predicted = scores.argmax(axis=1) == 1
+    # The denominator 2·TP + FP + FN counts every positive once in each of the two columns.
+    positives = int(actual.sum() + predicted.sum())
+    return 2 * int((actual & predicted).sum()) / positives if positives else 0.0
+
+
+def constant_score(labels: npt.ArrayLike, metric: str = "accuracy") -> float:
+    """The best score that one and the same answer to every example can have: what a model must beat to be worth running.
+
+    Args:
+        labels: integers from 0, shape (n,).
+        metric: `accuracy`: the share of the commonest label. `f1`: of answering 1 throughout, 2p / (p + n) for p examples of
+            label 1.
+
+    Returns:
+        A fraction in [0, 1].
+    """
+    counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=2)
+    if metric == "f1":
+        return float(2 * counts[1] / (counts[1] + counts.sum()))
+    return float(counts.max() / counts.sum())
+
+
+def constant_scores(labels: Sequence[npt.ArrayLike], metric: Sequence[str], *, task_known: bool = True) -> list[float]:
+    """`constant_score` of each task of a stream.
+
+    Args:
+        labels: of each task, as the readout numbers them.
+        metric: of each task.
+        task_known: whether the answer may depend on the task. Else it is one for all of them: that of the best mean score.
+    """
+    if task_known:
+        return [constant_score(each, name) for each, name in zip(labels, metric, strict=True)]
+    held = [np.asarray(each, dtype=np.int64) for each in labels]
+    answers = [
+        [
+            f1(np.eye(2)[np.full(len(each), answer)], each) if name == "f1" else float((each == answer).mean())
+            for each, name in zip(held, metric, strict=True)
+        ]
+        for answer in range(1 + max(int(each.max()) for each in held))
+    ]
+    return max(answers, key=sum)
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """A reliability diagram (Guo et al., ICML 2017, fig. 1): what a model's confidence is worth, bin by bin.
+
+    Attributes:
+        edges: of the bins over (0, 1], shape (bins + 1,).
+        counts: examples per bin, shape (bins,).
+        accuracy: share of them that are right; NaN in an empty bin.
+        confidence: mean of their largest softmax probability; NaN in an empty bin.
+    """
+
+    edges: Floats
+    counts: Integers
+    accuracy: Floats
+    confidence: Floats
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error (eq. 3 there): Σ_b n_b/n · |accuracy_b − confidence_b|, in [0, 1]."""
+        held = self.counts > 0
+        gaps = np.abs(self.accuracy[held] - self.confidence[held])
+        return float((self.counts[held] * gaps).sum() / self.counts.sum())
+
+
+def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> Reliability:
+    """Sort examples by their largest softmax probability into bins of equal width, open below and closed above.
+
+    Args:
+        logits: shape (n, n_labels), finite.
+        labels: integers in [0, n_labels), shape (n,).
+        bins: number of bins over (0, 1]; 15 as in the paper.
+    """
+    if bins < 1:
+        raise MetricError(f"bins must be at least 1; got {bins}. The usual number is 15.")
+    scores = _logits(logits)
+    correct = scores.argmax(axis=1) == _labels(labels, scores)
+    # The largest probability is exp(0) / Σ exp(logit − largest): it cannot overflow, nor exceed 1.
+    confidence = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    # side="left" puts a confidence equal to an edge into the bin below it.
+    member = np.searchsorted(edges, confidence, side="left") - 1
+    counts = np.bincount(member, minlength=bins)
+    with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin
+        means = [np.bincount(member, weights=of, minlength=bins) / counts for of in (correct, confidence)]
+    return Reliability(edges, counts.astype(np.int64), *means)
+
+
+def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> float:
+    """Expected calibration error (Guo et al., ICML 2017, eq. 3): see `reliability`.
+
+    Args:
+        logits: shape (n, n_labels), finite.
+        labels: integers in [0, n_labels), shape (n,).
+        bins: number of bins over (0, 1]; 15 as in the paper.
+
+    Returns:
+        A fraction in [0, 1]; 0.0 is perfect calibration.
+    """
+    return reliability(logits, labels, bins).ece
+
+
+def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
+    """Share of examples for which two models predict the same label.
+
+    Args:
+        logits: shape (n, n_labels), finite.
+        other_logits: the same shape, finite, for the same examples.
+
+    Returns:
+        A fraction in [0, 1].
+    """
+    ours, theirs = _logits(logits), _logits(other_logits, "other_logits")
+    if ours.shape != theirs.shape:
+        raise MetricError(
+            f"agreement needs the logits of two models for the same examples; got shapes {ours.shape} "
+            f"and {theirs.shape}."
+        )
+    return _mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``."""
+
+    logits: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
+
+    def score(self, metric: str) -> float:
+        """``accuracy`` or ``f1``, in [0, 1]."""
+        return f1(self.logits, self.labels) if metric == "f1" else accuracy(self.logits, self.labels)
+
+    def constant_score(self, metric: str) -> float:
+        """The best score of a constant answer on these rows, see `forgetfree.results.metrics.constant_score`."""
+        return constant_score(self.labels, metric)
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, in [0, 1]."""
+        return expected_calibration_error(self.logits, self.labels)
+
+
+# ---- reading the arguments ------------------------------------------------------------------------------
+
+
+def _learning_matrix(values: npt.ArrayLike, name: str = "matrix") -> Floats:
+    """The checked matrix, shape (T+1, T) with T ≥ 1."""
+    matrix = _fractions(values, name)
+    if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
+        raise MetricError(
+            f"{name} must have shape (T+1, T), a row before training and a row after each of T tasks; "
+            f"got shape {matrix.shape}."
+        )
+    return matrix
+
+
+def _fractions(values: npt.ArrayLike, name: str) -> Floats:
+    array = _floats(values, name)
+    outside = array[~((array >= 0.0) & (array <= 1.0))]  # written so that NaN is outside
+    if outside.size:
+        raise MetricError(f"{name} must hold fractions in [0, 1], not percent; got {outside[0]}.")
+    return array
+
+
+def _logits(values: npt.ArrayLike, name: str = "logits") -> Floats:
+    logits = _floats(values, name)
+    if logits.size == 0:
+        raise MetricError(f"{name} is empty, shape {logits.shape}: there is no metric of no examples.")
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise MetricError(f"{name} must have shape (n, n_labels) with at least two labels; got shape {logits.shape}.")
+    damaged = np.flatnonzero(~np.isfinite(logits).all(axis=1))
+    if damaged.size:
+        raise MetricError(
+            f"{name} must be finite; {damaged.size} of {len(logits)} rows are not, the first is row "
+            f"{damaged[0]}. A learning rate too high for the model is the usual cause."
+        )
+    return logits
+
+
+def _labels(values: npt.ArrayLike, logits: Floats) -> Integers:
+    """The checked labels of the examples that `logits` (n, n_labels) belong to."""
+    labels = np.asarray(values)
+    n, n_labels = logits.shape
+    if labels.shape != (n,):
+        raise MetricError(f"labels must have shape ({n},), one per row of logits; got shape {labels.shape}.")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise MetricError(f"labels must be integers; got dtype {labels.dtype}.")
+    outside = labels[(labels < 0) | (labels >= n_labels)]
+    if outside.size:
+        raise MetricError(f"labels must be in [0, {n_labels}), as logits has it; got {outside[0]}.")
+    return labels.astype(np.int64)
+
+
+def _floats(values: npt.ArrayLike, name: str) -> Floats:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise MetricError(f"{name} must be an array of numbers with rows of equal length; {error}.") from error
+
+
+def _tasks(matrix: Floats) -> int:
+    return int(matrix.shape[1])
+
+
+def _right_after_learning(matrix: Floats) -> Floats:
+    """The score of each task in the row in which it was learned, shape (T,)."""
+    return np.diagonal(matrix, offset=-1)
+
+
+def _mean(values: npt.ArrayLike) -> float:
+    """The mean; 0.0 of nothing, which is what a stream of one task transfers and forgets."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(array.mean()) if array.size else 0.0

@@ -1,0 +1,304 @@
+"""Results of runs: reading and checking results.json, and bringing several together.
+
+>>> merge([load_results(Path("runs/a")), load_results(Path("runs/b"))])  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forgetfree.display import brief
+from forgetfree.errors import ReportError
+from forgetfree.files import StrPath
+from forgetfree.json_file import Fields, check, check_fields, is_number, is_table, read_json
+from forgetfree.results.pages import NULL
+
+__all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
+
+SCHEMA = 1
+Json = dict[str, Any]
+#: What files that do not say it mean, and reports pass over.
+USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
+#: In STRATEGY/seed-S/: how long each task took to learn.
+SECONDS_PER_TASK = "seconds-per-task.json"
+
+
+@dataclass(frozen=True)
+class StrategyRuns:
+    """One row of the comparison: the runs of one strategy in one configuration, one per seed.
+
+    Attributes:
+        label: the strategy's name, with the options in which it differs from its other rows.
+        runs: entries of `runs` in results.json, by rising seed.
+    """
+
+    label: str
+    runs: tuple[Json, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that may stand side by side: same tasks, model, readout, shots and data.
+
+    Attributes:
+        stream: name of the stream.
+        tasks: task names in the order of learning.
+        metric: what is measured on each task, `accuracy` or `f1`.
+        settings: what the results say of the set-up, for display, e.g. `{"model": "minilm", "shots": 16}`.
+        constant: per task, the best score of a constant answer; None where the results do not say it.
+        strategies: one entry per row, in the order first seen.
+        unfinished: runs cut short, as in results.json, each with its `source`.
+        failed: runs that could not go on, likewise.
+        sources: the directories read.
+    """
+
+    stream: str
+    tasks: tuple[str, ...]
+    metric: tuple[str, ...]
+    settings: Json
+    constant: tuple[float, ...] | None
+    strategies: tuple[StrategyRuns, ...]
+    unfinished: tuple[Json, ...]
+    failed: tuple[Json, ...]
+    sources: tuple[str, ...]
+
+
+def load_results(path: StrPath) -> Json:
+    """Reads and checks the results of a finished run.
+
+    Args:
+        path: a run directory, or the results.json in it.
+
+    Returns:
+        The content of results.json, and under `source` the path it was read from.
+
+    Raises:
+        ReportError: the file is missing, not JSON, or not of this schema; the message names file and key.
+    """
+    path = Path(path)
+    file = path / "results.json" if path.is_dir() else path
+    if not file.exists():
+        raise ReportError(
+            f"{file} does not exist. A run writes it when its first strategy is done: give the directory of "
+            "such a run, or finish this one with `forgetfree run ... --resume`."
+        )
+    results = read_json(file, ReportError, "Restore it from a copy, or run again with another --out.", _validate)
+    return {**with_timings(results, file.parent), "source": str(path)}
+
+
+def with_timings(results: Json, directory: Path) -> Json:
+    """The results, with each run's ``seconds_per_task`` where a file beside them holds it."""
+    runs = []
+    for run in results["runs"]:
+        path = directory / run["strategy"] / f"seed-{run['seed']}" / SECONDS_PER_TASK
+        try:
+            seconds = read_json(path, ReportError, "")
+        except ReportError:  # what can be said without it is said
+            seconds = None
+        right = is_table([seconds], 1, len(results["tasks"]))
+        runs.append(run | {"seconds_per_task": seconds} if right else run)
+    return results | {"runs": runs}
+
+
+def merge(results: Sequence[Json]) -> Comparison:
+    """Brings the runs of several directories and seeds together.
+
+    Runs of one strategy stand in one row, unless their `options` differ: then each configuration has its own.
+
+    Args:
+        results: what `load_results` returned, at least one.
+
+    Raises:
+        ReportError: the results must not be compared, or hold one strategy and seed twice with different
+            outcomes; the message names both directories.
+    """
+    if not results:
+        raise ReportError("There are no results to report on. Give at least one run directory.")
+    sources = tuple(result.get("source", f"results {number}") for number, result in enumerate(results, start=1))
+    first = results[0]
+    for result, source in zip(results, sources, strict=True):
+        for key in ("tasks", "scenario", "evaluated_on", "model", "readout", "shots", "data"):
+            ours, theirs = (each.get(key, USUAL.get(key)) for each in (first, result))
+            if key == "model" and first["model"].get("fingerprint"):  # which tells a model wherever it lies
+                ours, theirs = ({**each["model"], "name": ""} for each in (first, result))
+            _require_same(key, ours, theirs, sources[0], source)
+    # strategy → its options as JSON → seed → (run, where it was found)
+    found: dict[str, dict[str, dict[int, tuple[Json, str]]]] = {}
+    metric: tuple[list[str], str] | None = None
+    for result, source in zip(results, sources, strict=True):
+        for run in result["runs"]:
+            metric = metric or (run["metric"], source)
+            _require_same("metric", metric[0], run["metric"], metric[1], source)
+            options = json.dumps(run.get("options") or {}, sort_keys=True)
+            seeds = found.setdefault(run["strategy"], {}).setdefault(options, {})
+            earlier, place = seeds.setdefault(run["seed"], (run, source))
+            if _apart_from_seconds(run) != _apart_from_seconds(earlier):
+                raise ReportError(
+                    f"{run['strategy']} with seed {run['seed']} is in {place} and in {source}, with "
+                    "different outcomes. Leave one of them out, or run with another seed."
+                )
+    return Comparison(
+        stream=first["stream"],
+        tasks=tuple(first["tasks"]),
+        metric=tuple(metric[0]) if metric else ("accuracy",) * len(first["tasks"]),
+        settings=_settings(first),
+        constant=next((tuple(result["floors"]["constant"]) for result in results if result.get("floors")), None),
+        strategies=tuple(
+            StrategyRuns(
+                label=_label(strategy, json.loads(options), [json.loads(other) for other in variants]),
+                runs=tuple(seeds[seed][0] for seed in sorted(seeds)),
+            )
+            for strategy, variants in found.items()
+            for options, seeds in variants.items()
+        ),
+        unfinished=tuple(
+            {**run, "source": source}
+            for result, source in zip(results, sources, strict=True)
+            for run in result.get("unfinished", [])
+        ),
+        failed=tuple(
+            {**run, "source": source}
+            for result, source in zip(results, sources, strict=True)
+            for run in result.get("failed", [])
+        ),
+        sources=sources,
+    )
+
+
+# ---- merging --------------------------------------------------------------------------------------------
+
+
+def _require_same(key: str, ours: Any, theirs: Any, our_source: str, their_source: str) -> None:
+    difference = _first_difference(key, ours, theirs)
+    if difference:
+        raise ReportError(
+            f"{our_source} and {their_source} cannot be compared: {difference}. Report on them separately."
+        )
+
+
+def _first_difference(key: str, ours: Any, theirs: Any) -> str | None:
+    """Where two JSON values first differ, as a dotted key and both values; None if they are equal."""
+    if ours == theirs:
+        return None
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        names = {**ours, **theirs}
+        inner = (_first_difference(f"{key}.{name}", ours.get(name), theirs.get(name)) for name in names)
+        return next(filter(None, inner), f"{key} differs")
+    return f"{key} is {brief(ours)} in one and {brief(theirs)} in the other"
+
+
+def _apart_from_seconds(run: Json) -> Json:
+    return {key: value for key, value in run.items() if key not in ("seconds", "seconds_per_task")}
+
+
+def _label(strategy: str, options: Json, variants: Sequence[Json]) -> str:
+    """The strategy's name, with those of its options that are not the same in all of its variants."""
+    keys = dict.fromkeys(key for variant in variants for key in variant)
+    telling = [key for key in keys if any(other.get(key) != options.get(key) for other in variants)]
+    if not telling:
+        return strategy
+    return f"{strategy} ({', '.join(f'{key}={options.get(key, NULL)}' for key in telling)})"
+
+
+def _settings(results: Json) -> Json:
+    """What the results say of the set-up, wherever they say it."""
+    settings = {"model": results["model"].get("name")}
+    for key in ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity"):
+        places = (results, results["data"], results["model"])
+        settings[key] = next((place[key] for place in places if place.get(key) is not None), None)
+    return {
+        key: value
+        for key, value in settings.items()
+        if isinstance(value, str | int | float) and value != USUAL.get(key)
+    }
+
+
+# ---- the schema of results.json -------------------------------------------------------------------------
+
+_RESULTS: Fields = {"stream": str, "tasks": list, "model": dict, "data": dict, "runs": list}
+_RUN: Fields = {
+    "strategy": str,
+    "seed": int,
+    "metric": list,
+    "matrix": list,
+    "ece": list,
+    "summary": dict,
+    "seconds": dict,
+}
+_SUMMARY = ("average", "forgetting", "bwt", "fwt", "intransigence", "ece")
+_LEDGER: Fields = {"tasks": list, "region_size": list, "owned_size": list, "bytes": int, "overlap": list}
+_FLOORS: Fields = {"constant": list}
+_UNION: Fields = {"accuracy": list, "ece": list}
+_UNFINISHED: Fields = {"strategy": str, "seed": int, "matrix": list}
+_FAILED: Fields = {"strategy": str, "seed": int, "error": str}
+
+
+def _validate(results: Any) -> None:
+    """Checks everything that a report reads; keys that it does not know are left alone."""
+    check_fields("", results, {})
+    schema = results.get("schema")
+    if schema != SCHEMA:
+        raise ValueError(
+            f"schema must be {SCHEMA}, got {brief(schema)}: another version of forgetfree wrote it, and can report it"
+        )
+    check_fields("", results, _RESULTS)
+    tasks = results["tasks"]
+    named = all(isinstance(task, str) for task in tasks) and 0 < len(tasks) == len(set(tasks))
+    check("tasks", tasks, named, "a list of different task names")
+    if results.get("floors") is not None:
+        check_fields("floors", results["floors"], _FLOORS)
+        constant = results["floors"]["constant"]
+        right = is_table([constant], 1, len(tasks), most=1.0)
+        check("floors.constant", constant, right, f"{len(tasks)} numbers in [0, 1]")
+    for number, run in enumerate(results["runs"]):
+        _validate_run(f"runs[{number}]", run, tasks)
+    for key, fields in (("unfinished", _UNFINISHED), ("failed", _FAILED)):
+        cut_short = results.get(key, [])
+        check(key, cut_short, isinstance(cut_short, list), "a list")
+        for number, run in enumerate(cut_short):
+            check_fields(f"{key}[{number}]", run, fields)
+
+
+def _validate_run(key: str, run: Any, tasks: list[str]) -> None:
+    n = len(tasks)
+    check_fields(key, run, _RUN)
+    named = len(run["metric"]) == n and all(isinstance(name, str) for name in run["metric"])
+    check(f"{key}.metric", run["metric"], named, f"{n} names of metrics")
+    for name in ("matrix", "ece"):
+        right = is_table(run[name], n + 1, n, most=1.0)
+        check(f"{key}.{name}", run[name], right, f"{n + 1} rows of {n} numbers in [0, 1]")
+    for name in _SUMMARY:
+        value = run["summary"].get(name, "nothing")
+        check(f"{key}.summary.{name}", value, value is None or is_number(value), "a number or null")
+    for phase, seconds in run["seconds"].items():
+        check(f"{key}.seconds.{phase}", seconds, is_number(seconds, least=0.0), "a number of seconds")
+    if run.get("options") is not None:
+        check(f"{key}.options", run["options"], isinstance(run["options"], dict), "an object")
+    if "ledger" not in run:
+        raise ValueError(f"{key}.ledger is missing, it is null for a strategy that keeps none")
+    if run["ledger"] is not None:
+        _validate_ledger(f"{key}.ledger", run["ledger"], tasks)
+    for name in ("kept_bytes", "seconds_per_task", "agreement"):
+        if run.get(name) is not None:
+            check(f"{key}.{name}", run[name], is_table([run[name]], 1, n), f"{n} numbers of at least 0")
+    if run.get("union") is not None:
+        check_fields(f"{key}.union", run["union"], _UNION)
+        for name in _UNION:
+            values = run["union"][name]
+            right = is_table([values], 1, n, most=1.0)
+            check(f"{key}.union.{name}", values, right, f"{n} numbers in [0, 1]")
+
+
+def _validate_ledger(key: str, ledger: Any, tasks: list[str]) -> None:
+    n = len(tasks)
+    check_fields(key, ledger, _LEDGER)
+    check(f"{key}.tasks", ledger["tasks"], ledger["tasks"] == tasks, f"the tasks of the stream, {tasks}")
+    check(f"{key}.bytes", ledger["bytes"], ledger["bytes"] >= 0, "at least 0")
+    for name in ("region_size", "owned_size"):
+        check(f"{key}.{name}", ledger[name], is_table([ledger[name]], 1, n), f"{n} sizes")
+    overlap = ledger["overlap"]
+    check(f"{key}.overlap", overlap, is_table(overlap, n, n), f"{n} rows of {n} numbers")

@@ -1,0 +1,283 @@
+"""A graft put into its base model for good: an ordinary Hugging Face model directory, which needs nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.binding import set_network_
+from forgetfree.core.body import body_of, body_prefix
+from forgetfree.core.graft import Graft, GraftOrigin
+from forgetfree.data.rows import Rows
+from forgetfree.errors import GraftError, ModelError, UsageError
+from forgetfree.files import StrPath, new_directory, write_atomically
+from forgetfree.models.architecture import body_loader, reads_last
+from forgetfree.models.checkpoint import explained, quiet, read_config, read_weights
+from forgetfree.models.fine_tuned_directory import READOUT, write_readout
+from forgetfree.models.loading import LoadedModel, load_model, locate
+from forgetfree.models.sequence_classifier import sequence_classifier
+from forgetfree.serve.model_card import Reading, model_card
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """What `apply_graft` wrote.
+
+    Attributes:
+        directory: where.
+        architecture: its Hugging Face class.
+        loader: the class of ``transformers`` that loads it by the name of its directory.
+        usual: whether ``pipeline("text-classification")`` answers as the graft's own model does.
+        note: what a user should know, if anything.
+    """
+
+    directory: Path
+    architecture: str
+    loader: str
+    usual: bool = False
+    note: str = ""
+
+
+def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
+    """Put ``graft`` into ``model`` and write the result to ``out``: config, weights, tokenizer, model card.
+
+    A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` answers as it
+    does. Where an architecture has no such class, it is a file of its own beside the body. What is read in another way has
+    no classes in its config.json, so that this call fails and does not answer by a random head.
+
+    Args:
+        graft: with its origin, as `Graft.load` gives it.
+        model: the base model: ``minilm``, a directory, or a name on the hub.
+        out: a directory that does not exist or is empty; it is written whole or not at all.
+
+    Raises:
+        GraftError: the graft does not say what it is for, or belongs to another model.
+        ModelError: the model cannot be loaded, or what was written is not what was meant.
+        UsageError: there is something in ``out``.
+    """
+    origin, out = _origin(graft), Path(out)
+    _check_free(out)
+    readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
+    loaded = load_model(model, readout, max_length=origin.max_length)
+    graft.apply_(loaded.model)
+    if origin.tokenizer and origin.tokenizer != loaded.tokenizer_digest:
+        raise GraftError(
+            f"The graft was made with another tokenizer than model {model!r} has: expected {origin.tokenizer[:12]}, got "
+            f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
+        )
+    # Under some heads a body lacks a part (BERT's pooler) that whoever loads the body alone should find all the same.
+    config = read_config(locate(model), model)
+    whole, missing = read_weights(locate(model), body_loader(config, model), model)
+    body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}
+    same_kind = type(body_of(loaded.model)) is type(whole)
+    if same_kind:
+        body |= body_of(loaded.model).state_dict()
+    network, tokenizer, reading = _network(loaded, config, body, graft, origin)
+    rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
+    with new_directory(out) as directory:
+        _save(directory, network, {**rest, **network.state_dict()}, tokenizer)
+        if reading.own_readout:
+            write_readout(directory / READOUT, graft.readout, origin.task.labels)
+        write_atomically(directory / "README.md", model_card(graft, origin, model, reading))
+        _verify(directory, network)
+    return WrittenModel(out, type(network).__name__, reading.loader, reading.usual, _note(reading, network))
+
+
+def _note(reading: Reading, network: Any) -> str:
+    if not reading.own_readout:
+        return ""
+    return (
+        f"transformers has no sequence classifier that answers as this {type(network).__name__} does with its readout and "
+        f"tokenizer, so the readout is in {READOUT}."
+    )
+
+
+def _origin(graft: Graft) -> GraftOrigin:
+    if graft.origin is None or graft.space is None:
+        raise GraftError(
+            "The graft does not say for which task and model it was made, and a model cannot be written without. Give one "
+            "that `forgetfree graft` or SingleTask.graft made."
+        )
+    return graft.origin
+
+
+def _check_free(out: Path) -> None:
+    if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
+        return
+    if out.exists() or out.is_symlink():
+        raise UsageError(f"--out {str(out)!r} exists and is not an empty directory. Give another one.")
+
+
+# -- The network -----------------------------------------------------------------------------------------
+
+
+def _network(
+    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin
+) -> tuple[Any, Any, Reading]:
+    """The Hugging Face model to write with graft and head, its tokenizer, and how it is read."""
+    backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
+    reading = Reading(
+        "AutoModelForSequenceClassification",
+        loaded.encoder(origin.task).source(pair=pair),
+        position=-1 if reads_last(config) else 0,
+        separator=cast(Any, loaded.model).tokens.separator if pair else None,
+    )
+    if origin.readout in ("prompt", "causal"):
+        _name_labels(backbone.config, ())
+        loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
+        return backbone, loaded.tokenizer, replace(reading, loader=loader)
+    network, tokenizer = _classifying(loaded, config, body, graft, origin, reading.position)
+    if network is None:
+        _name_labels(backbone.config, ())
+        return backbone, loaded.tokenizer, replace(reading, loader=body_loader(config, loaded.name), own_readout=True)
+    return network, tokenizer or loaded.tokenizer, replace(reading, usual=tokenizer is not None)
+
+
+def _classifying(
+    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin, position: int
+) -> tuple[Any, Any]:
+    """A sequence classifier, and the tokenizer with which the usual call reads texts as our encoder does; either may lack."""
+    task, model = origin.task, cast(Any, loaded.model)
+    rows = _probes(loaded, pair=task.kind == "pair")
+    inputs = [model.inputs(torch.tensor([ids])) for ids in loaded.encoder(task)(rows)]
+    tokenizer = _tokenizer(loaded, list(inputs[0]))
+    if not _reads_alike(tokenizer, rows, inputs):
+        tokenizer = None
+    config.pad_token_id = model.tokens.pad  # causal ones find a row's last token by it
+    config.problem_type = "single_label_classification"
+    if hasattr(config, "use_mems_eval"):
+        config.use_mems_eval = False  # XLNet's memory of earlier calls, which batches of the pipeline cannot hold
+    _name_labels(config, task.labels, origin.classes)
+    if origin.readout == "classifier":
+        return _classifier(config, body, graft.readout, origin), tokenizer
+    _check_linear(graft.readout, len(task.labels), loaded.model.hidden_size)
+    if tokenizer is None:
+        return None, None
+    return sequence_classifier(config, body, graft.readout, inputs[:-1], position), tokenizer
+
+
+def _probes(loaded: LoadedModel, *, pair: bool) -> Rows:
+    """Rows by which to see whether a tokenizer by itself reads texts as ours does: too long ones, and special tokens."""
+    long = "it was " * min(loaded.max_length, 10_000)
+    texts = ("a", "What was it?", " ".join(loaded.tokenizer.all_special_tokens), long)
+    return Rows(texts, texts[::-1] if pair else (), (0,) * len(texts))
+
+
+def _tokenizer(loaded: LoadedModel, inputs: list[str]) -> Any:
+    """The model's tokenizer, which without more words reads texts as our encoder does, if it can.
+
+    Args:
+        loaded: the model.
+        inputs: names of what the model is called with.
+    """
+    import transformers
+
+    with explained(loaded.name), quiet(transformers):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            locate(loaded.name),
+            model_max_length=loaded.max_length,
+            model_input_names=inputs,
+            split_special_tokens=True,
+            truncation_side="right",
+            trust_remote_code=False,
+        )
+    if tokenizer.pad_token_id is None:  # the pipeline reads no batches without one
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.pad)
+    return tokenizer
+
+
+def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether ``tokenizer`` makes ``inputs`` of ``rows``, called as the pipeline calls it."""
+    texts = zip(rows.first, rows.second, strict=True) if rows.second else zip(rows.first)
+    return all(
+        dict(tokenizer(*each, truncation=True)) == {name: tensor[0].tolist() for name, tensor in expected.items()}
+        for each, expected in zip(texts, inputs, strict=True)
+    )
+
+
+def _name_labels(config: Any, labels: tuple[str, ...], classes: tuple[int, ...] = ()) -> None:
+    """Say in ``config`` which class is which label; without labels, that there are no classes."""
+    numbers = classes or tuple(range(len(labels)))
+    if sorted(numbers) != list(range(len(labels))):
+        raise GraftError(
+            f"The graft's classes {numbers} are not those of its {len(labels)} labels. Make the graft again."
+        )
+    config.id2label = dict(sorted(zip(numbers, labels, strict=True)))
+    config.label2id = {label: number for number, label in config.id2label.items()}
+
+
+def _check_linear(readout: Mapping[str, Tensor], labels: int, width: int) -> None:
+    got = {name: tuple(tensor.shape) for name, tensor in readout.items()}
+    expected = {"weight": (labels, width), "bias": (labels,)}
+    if got != expected:
+        raise GraftError(
+            f"The graft's linear readout does not fit its task and model: expected {expected}, got {got}. Make the graft again."
+        )
+
+
+def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin) -> Any:
+    """The sequence classifier that the readout is the head of, with the base model's body."""
+    import transformers
+
+    kind = getattr(transformers, origin.architecture, None)
+    if not origin.architecture.endswith("ForSequenceClassification") or not isinstance(kind, type):
+        raise GraftError(
+            f"The graft's readout is the head of {origin.architecture!r}, which this version of transformers does not have. "
+            "Expected a …ForSequenceClassification."
+        )
+    if getattr(kind, "config_class", None) is not type(config):
+        raise GraftError(
+            f"The graft's readout is the head of a {origin.architecture}, and the model is of type {config.model_type!r}. "
+            "Give the model that the graft was made from."
+        )
+    if origin.network:  # what the head computes is not in the base model's
+        set_network_(config, origin.network)
+    network = kind(config).float().eval()
+    own = network.state_dict()
+    lacking = sorted(own.keys() - readout.keys() - {f"{body_prefix(network)}{name}" for name in body})
+    unknown = sorted(name for name, tensor in readout.items() if name not in own or own[name].shape != tensor.shape)
+    if lacking or unknown:
+        raise GraftError(
+            f"The graft's readout is no head of this {origin.architecture}: "
+            f"{f'{lacking[0]!r} is not in it' if lacking else f'its {unknown[0]!r} does not fit'}. Give the model that the "
+            "graft was made from."
+        )
+    _load_body(network, body)
+    network.load_state_dict(dict(readout), strict=False)
+    return network
+
+
+def _load_body(network: nn.Module, body: Mapping[str, Tensor]) -> bool:
+    """Fill the body of ``network``, and say whether nothing is lacking there; ``body`` may have more."""
+    return not body_of(network).load_state_dict(body, strict=False).missing_keys
+
+
+# -- The directory ---------------------------------------------------------------------------------------
+
+
+def _save(directory: Path, network: Any, tensors: Mapping[str, Tensor], tokenizer: Any) -> None:
+    import transformers
+
+    with quiet(transformers):
+        network.save_pretrained(directory, state_dict=dict(tensors))
+        tokenizer.save_pretrained(directory)
+    mode = (directory / "config.json").stat().st_mode
+    for file in directory.iterdir():  # else weights are for their owner alone
+        file.chmod(mode)
+
+
+def _verify(directory: Path, network: Any) -> None:
+    """Raise ``ModelError`` unless the directory holds ``network``, bit for bit."""
+    written, missing = read_weights(str(directory), type(network).__name__, str(directory))
+    got = written.state_dict()
+    wrong = [name for name, tensor in network.state_dict().items() if not torch.equal(got[name], tensor)]
+    if missing or wrong:
+        raise ModelError(
+            f"What was written is not the grafted model: {(missing or wrong)[0]!r} is not what it should be. Nothing is left "
+            "behind; report it with the model's name."
+        )

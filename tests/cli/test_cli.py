@@ -1,0 +1,898 @@
+"""The command line as a user meets it: what it writes, what it says, how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forgetfree import __version__, cli, registry
+from forgetfree.cli.run import strategies_of
+
+TASKS = ["qnli", "ag_news", "sst2"]
+STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
+
+
+class Tiny:
+    """Runs the command line on tiny data and a tiny model."""
+
+    def __init__(self, data: Path, model: Path, root: Path) -> None:
+        self.data, self.model, self.root = data, model, root
+
+    def arguments(self, out: Path, *more: str, stream: str = "qnli,ag_news,sst2") -> list[str]:
+        fixed = {"--data": self.data, "--model": self.model, "--shots": 4, "--steps": 3, "--sparsity": 0.01}
+        given = [str(word) for flag, value in fixed.items() if flag not in more for word in (flag, value)]
+        return ["run", stream, *given, "--out", str(out), *more]
+
+    def run(self, out: Path, *more: str, stream: str = "qnli,ag_news,sst2") -> int:
+        return cli.main(self.arguments(out, *more, stream=stream))
+
+
+@pytest.fixture(scope="module")
+def tiny_cli(data_directory: Path, model_directory, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny(data_directory, model_directory("bert"), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_cli: Tiny) -> Path:
+    """A run directory with two seeds of the three strategies."""
+    out = tiny_cli.root / "finished"
+    assert tiny_cli.run(out, "--seed", "0", "--seed", "1", "--set", "final_union=true") == 0
+    return out
+
+
+def results_of(out: Path) -> dict:
+    return json.loads((out / "results.json").read_text())
+
+
+def without_times(results: dict) -> dict:
+    return results | {"runs": [{k: v for k, v in run.items() if k != "seconds"} for run in results["runs"]]}
+
+
+# -- run -------------------------------------------------------------------------------------------------
+
+
+def test_run_writes_results_by_the_schema(finished: Path) -> None:
+    results = results_of(finished)
+    assert (results["schema"], results["stream"], results["tasks"]) == (1, "qnli,ag_news,sst2", TASKS)
+    assert set(results["model"]) >= {"name", "fingerprint", "readout", "parameters", "graftable"}
+    assert set(results["data"]["fingerprints"]) == set(TASKS)
+    assert [(run["strategy"], run["seed"]) for run in results["runs"]] == [(s, n) for n in (0, 1) for s in STRATEGIES]
+    for run in results["runs"]:
+        for table in (run["matrix"], run["ece"]):
+            assert len(table) == 4 and all(len(row) == 3 for row in table)
+            assert all(0 <= value <= 1 for row in table for value in row)
+        assert list(run["summary"]) == ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
+        assert set(run["seconds"]) == {"fine_tune", "localize", "train", "evaluate"}
+        assert (run["ledger"] is None) == (run["strategy"] != "grafting-continual")
+        assert run["metric"] == ["accuracy"] * 3
+    assert results["unfinished"] == [] and results["failed"] == []
+
+
+def test_all_strategies_share_the_row_before_training(finished: Path) -> None:
+    first_rows = {run["seed"]: set() for run in results_of(finished)["runs"]}
+    for run in results_of(finished)["runs"]:
+        first_rows[run["seed"]].add(tuple(run["matrix"][0]))
+    assert all(len(rows) == 1 for rows in first_rows.values())
+
+
+def test_the_forget_free_strategies_keep_every_figure(finished: Path) -> None:
+    """After its row of learning, a task's accuracy and calibration error do not change in any digit."""
+    for run in results_of(finished)["runs"]:
+        if run["strategy"] in ("fine-tune", "grafting-continual"):
+            for task in range(3):
+                for table in (run["matrix"], run["ece"]):
+                    assert len({row[task] for row in table[task + 1 :]}) == 1
+            assert run["summary"]["forgetting"] == run["summary"]["bwt"] == 0
+
+
+def test_ledger_figures_agree_with_the_file(finished: Path) -> None:
+    for run in results_of(finished)["runs"]:
+        if run["ledger"]:
+            path = finished / run["strategy"] / f"seed-{run['seed']}" / "ledger.safetensors"
+            assert run["ledger"]["bytes"] == path.stat().st_size
+            assert run["ledger"]["tasks"] == TASKS
+            assert all(
+                0 < owned <= size
+                for owned, size in zip(run["ledger"]["owned_size"], run["ledger"]["region_size"], strict=True)
+            )
+            assert max(run["ledger"]["region_size"]) <= 0.01 * results_of(finished)["model"]["graftable"]
+
+
+def test_extra_results(finished: Path) -> None:
+    """Agreement stands at every strategy, and with the fine-tuned model itself it is 1; the union at grafting."""
+    for run in results_of(finished)["runs"]:
+        assert len(run["agreement"]) == 3
+        if run["strategy"] == "fine-tune":
+            assert run["agreement"] == [1.0, 1.0, 1.0]
+            assert run["summary"]["intransigence"] == 0
+        assert ("union" in run) == (run["strategy"] == "grafting-continual")
+
+
+def test_same_seed_same_results(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:
+    assert tiny_cli.run(tmp_path / "again", "--seed", "0", "--seed", "1", "--set", "final_union=true") == 0
+    assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
+
+
+def test_config_json_repeats_the_run(finished: Path, tmp_path: Path) -> None:
+    assert cli.main(["run", "--config", str(finished / "config.json"), "--out", str(tmp_path / "again")]) == 0
+    assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
+
+
+def test_a_toml_file_configures_and_flags_override_it(tiny_cli: Tiny, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'stream = "sst2"\nmodel = "{tiny_cli.model}"\ndata = "{tiny_cli.data}"\nshots = 4\nsteps = 2\nseed = 3\n'
+        'strategy = "continual-ft"\n[set]\nlearning_rate = 0.5\n'
+    )
+    assert cli.main(["run", "--config", str(config), "--steps", "1", "--out", str(tmp_path / "out")]) == 0
+    (run,) = results_of(tmp_path / "out")["runs"]
+    assert (run["strategy"], run["seed"]) == ("continual-ft", 3)
+    assert (run["options"]["steps"], run["options"]["learning_rate"]) == (1, 0.5)
+
+
+def test_set_reaches_one_strategy_or_all(tiny_cli: Tiny, tmp_path: Path) -> None:
+    more = ["--set", "batch_size=2", "--set", "continual-ft.batch_size=4", "--set", "optimizer=adamw"]
+    assert tiny_cli.run(tmp_path / "out", *more, stream="sst2") == 0
+    sizes = {run["strategy"]: run["options"]["batch_size"] for run in results_of(tmp_path / "out")["runs"]}
+    assert sizes == {"fine-tune": 2, "continual-ft": 4, "grafting-continual": 2}
+
+
+def test_no_temporary_files_are_left(finished: Path) -> None:
+    assert not [path for path in finished.rglob("*") if path.name.startswith(".")]
+
+
+def test_progress_names_stream_strategy_task_and_phase(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    assert tiny_cli.run(tmp_path / "out", stream="sst2") == 0
+    printed = capsys.readouterr()
+    for phase in ("fine-tune 3/3 loss", "localise", "train 3/3 loss", "evaluate"):
+        assert f"· sst2 · {phase}" in printed.err
+    assert "sst2 · grafting-continual · seed 0" in printed.err
+    assert "After the last task" in printed.out and str(tmp_path / "out" / "report.md") in printed.out
+
+
+# -- Wrong usage: exit code 2, one paragraph, no traceback, nothing written ---------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "qnly"], r"Unknown stream or task 'qnly'\. Did you mean 'qnli'\?"),
+        (["run", "sst2,sst2"], r"names 'sst2' more than once"),
+        (["run", "sst2", "--strategy", "grafting-contnual"], r"Did you mean 'grafting-continual'\?"),
+        (["run", "sst2", "--shots", "0"], r"--shots must be at least 1, got 0"),
+        (["run", "sst2", "--shots", "5000"], r"'sst2' has \d+ training rows of label 0, fewer than --shots 5000"),
+        (["run", "sst2", "--steps", "-1"], r"--steps must be at least 1"),
+        (["run", "sst2", "--seed", "1", "--seed", "1"], r"names the same seed twice"),
+        (["run", "sst2", "--set", "learning_rat=1"], r"Unknown option 'learning_rat'\. Did you mean 'learning_rate'\?"),
+        (["run", "sst2", "--set", "learning_rate=fast"], r"learning_rate must be a number, got 'fast'"),
+        (["run", "sst2", "--set", "learning_rate=-1"], r"learning_rate must be above 0, got -1\.0"),
+        (["run", "sst2", "--set", "optimizer=lion"], r"optimizer must be sgd or adamw, got 'lion'"),
+        (["run", "sst2", "--set", "steps"], r"--set needs key=value, got 'steps'"),
+        (["run", "sst2", "--set", "continual-ft.sparsity=1"], r"Unknown option 'continual-ft\.sparsity'"),
+        (["run", "sst2", "--sparsity", "2"], r"sparsity must be at most 1, got 2\.0"),
+        (["run", "sst2", "--sparsity", "1e-9"], r"leaves no entry of the \d+ graftable ones"),
+        (["run", "sst2", "--sparsity", "0.1", "--strategy", "fine-tune"], r"none of the strategies has it"),
+        (["run", "sst2", "--model", "minilmm"], r"Unknown model 'minilmm'\. Did you mean 'minilm'\?"),
+        (["run", "sst2", "--data", "no/such/place"], r"The data directory 'no/such/place' does not exist"),
+        (
+            ["run", "sst2", "--config", "none.toml"],
+            r"none\.toml cannot be read: No such file or directory\. Give a TOML",
+        ),
+        (["run"], r"No stream is given"),
+        (["run", "sst2", "--readout", "magic"], r"Unknown --readout 'magic'\. Known: auto, causal, linear, prompt"),
+        (["report", "x", "--format", "pdf"], r"Unknown --format 'pdf'\."),
+        (["list", "planets"], r"Unknown argument 'planets'\."),
+        (["list", "tasks", "more"], r"Unrecognized arguments: more"),
+        ([], r"required: COMMAND"),
+    ],
+)
+def test_wrong_usage(tiny_cli: Tiny, tmp_path: Path, capsys, arguments: list[str], message: str) -> None:
+    if arguments[:1] == ["run"]:
+        for flag, value in (("--data", tiny_cli.data), ("--model", tiny_cli.model), ("--out", tmp_path / "out")):
+            arguments = arguments if flag in arguments else [*arguments, flag, str(value)]
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert "Traceback" not in error and "error:" in error
+    assert not (tmp_path / "out" / "results.json").exists()
+
+
+def test_all_stands_for_every_strategy_of_ours(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """An unknown name beside it keeps the run from starting, and the message counts what was asked for."""
+    assert strategies_of(["all", "mine"]) == (*registry.STRATEGIES, "mine")
+    assert tiny_cli.run(tmp_path / "out", "--strategy", "all", "--strategy", "continual-ft") == 2
+    assert "--strategy names the same strategy twice: fine-tune, continual-ft" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_several_faults_are_reported_together(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    assert tiny_cli.run(tmp_path / "out", "--shots", "0", "--set", "batch_size=0", "--seed", "-1") == 2
+    error = capsys.readouterr().err
+    assert "--shots" in error and "batch_size" in error and "--seed" in error
+
+
+def test_a_directory_in_use_is_refused(tiny_cli: Tiny, finished: Path, capsys) -> None:
+    before = (finished / "results.json").read_bytes()
+    assert tiny_cli.run(finished) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert (finished / "results.json").read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_refused(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    assert tiny_cli.run(tmp_path / "file" / "out") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+# -- Failing: exit code 1, and nothing that was computed is lost -------------------------------------------
+
+
+def test_a_diverging_strategy_does_not_take_the_others_down(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    code = tiny_cli.run(tmp_path / "out", "--set", "optimizer=sgd", "--set", "continual-ft.learning_rate=1e30")
+    error = capsys.readouterr().err
+    results = results_of(tmp_path / "out")
+    assert code == 1
+    assert "continual-ft, seed 0: The loss became" in error and "Lower the learning rate" in error
+    assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
+    assert [failed["strategy"] for failed in results["failed"]] == ["continual-ft"]
+
+
+def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
+    tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forgetfree.strategies.grafting_continual import GraftingContinual
+
+    out, seeds = tmp_path / "out", ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
+    commit = GraftingContinual.commit
+
+    def interrupted(self, task) -> None:
+        if task.name == "ag_news":
+            raise KeyboardInterrupt
+        commit(self, task)
+
+    monkeypatch.setattr(GraftingContinual, "commit", interrupted)
+    assert tiny_cli.run(out, *seeds) == 1
+    error = capsys.readouterr().err
+    assert "finished: fine-tune seed 0, continual-ft seed 0" in error
+    assert "cut short: grafting-continual seed 0 (1 of 3 tasks)" in error and "--resume" in error
+    assert cli.main(["report", str(out)]) == 0
+    assert "grafting-continual" in capsys.readouterr().out
+
+    monkeypatch.undo()
+    assert tiny_cli.run(out, *seeds, "--resume") == 0
+    resumed = results_of(out)
+    assert without_times(resumed) == without_times(results_of(finished))
+
+
+def test_an_interrupt_before_anything_is_finished_can_be_resumed(
+    tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("forgetfree.continual.strategy.ContinualStrategy.evaluate", interrupted)
+        assert tiny_cli.run(out, stream="sst2") == 1
+    assert "finished: nothing" in capsys.readouterr().err
+    assert tiny_cli.run(out, "--resume", stream="sst2") == 0
+    assert len(results_of(out)["runs"]) == 3
+
+
+def test_resume_needs_to_be_told_where(tiny_cli: Tiny, capsys) -> None:
+    assert cli.main(["run", "sst2", "--data", str(tiny_cli.data), "--resume"]) == 2
+    assert "--resume needs --out DIR" in capsys.readouterr().err
+
+
+def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_cli.data, data)
+    tiny = Tiny(data, tiny_cli.model, tmp_path)
+    assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", stream="sst2") == 0
+    path = next((data / "sst2").glob("test.*"))
+    shutil.copy(next((data / "sst2").glob("validation.*")), path)
+    capsys.readouterr()
+    assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", "--resume", stream="sst2") == 1
+    assert "data changed since it was begun" in capsys.readouterr().err
+
+
+def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """By run, graft and experiment; and results.json keeps the counts."""
+    data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))
+    train, test = (data / "sst2" / f"{split}.jsonl" for split in ("train", "test"))
+    rows = [json.loads(line) for line in test.read_text().splitlines()]
+    flipped = [row | {"label": 1 - row["label"]} for row in rows[:5]]
+    train.write_text(train.read_text() + "".join(json.dumps(row) + "\n" for row in flipped))
+    tiny = Tiny(data, tiny_cli.model, tmp_path)
+    many = ["--strategy", "grafting-continual", "--seed", "0", "--seed", "1"]
+    capsys.readouterr()
+    assert tiny.run(tmp_path / "run", *many, stream="qnli,sst2") == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert notes[0].startswith("note: 5 of 16 test rows of task 'sst2' are also training rows (the same texts")
+    nothing = {"train": 0, "validation": 0}
+    assert results_of(tmp_path / "run")["shared_rows"] == {"qnli": nothing, "sst2": nothing | {"train": 5}}
+    common = ["--data", str(data), "--model", str(tiny.model), "--seed", "0", "--seed", "1", "--shots", "4"]
+    assert (
+        cli.main(["graft", "sst2", *common, "--steps", "2", "--sparsity", "0.1", "--out", str(tmp_path / "graft")]) == 0
+    )
+    assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
+    assert results_of(tmp_path / "graft")["shared_rows"] == nothing | {"train": 5}
+    how = ["--task", "sst2", "--set", "steps=2", "--jobs", "1", "--out", str(tmp_path / "experiment")]
+    assert cli.main(["experiment", "calibration", *common, *how]) == 0
+    assert capsys.readouterr().err.count("note: 5 of 16 test rows of task 'sst2' are also training rows") == 1
+
+
+def test_resume_adds_seeds_and_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
+    """And config.json then repeats the whole."""
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", stream="sst2") == 0
+    more = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--seed", "0", "--seed", "1"]
+    assert tiny_cli.run(out, *more, "--resume", stream="sst2") == 0
+    assert {(run["strategy"], run["seed"]) for run in results_of(out)["runs"]} == {
+        (strategy, seed) for strategy in ("fine-tune", "grafting-continual") for seed in (0, 1)
+    }
+    section = json.loads((out / "config.json").read_text())["run"]
+    assert (set(section["strategy"]), section["seed"]) == ({"fine-tune", "grafting-continual"}, [0, 1])
+
+
+def test_the_order_of_the_strategies_does_not_change_their_figures(tiny_cli: Tiny, tmp_path: Path) -> None:
+    """Intransigence and agreement of grafting are there also where fine-tune runs after it."""
+    entries = []
+    for order in (("fine-tune", "grafting-continual"), ("grafting-continual", "fine-tune")):
+        out = tmp_path / order[0]
+        names = [word for name in order for word in ("--strategy", name)]
+        assert tiny_cli.run(out, *names, stream="qnli,sst2") == 0
+        runs = {run["strategy"]: run for run in without_times(results_of(out))["runs"]}
+        entries.append(runs["grafting-continual"])
+    assert entries[0] == entries[1]
+    assert entries[0]["summary"]["intransigence"] is not None and len(entries[0]["agreement"]) == 2
+
+
+def test_a_run_that_diverges_only_in_evaluation_does_not_take_the_others_down(
+    tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forgetfree.errors import MetricError
+    from forgetfree.strategies.continual_ft import ContinualFT
+
+    def diverged(*_: object) -> None:
+        raise MetricError("logits are not finite")
+
+    monkeypatch.setattr(ContinualFT, "save", diverged)
+    assert tiny_cli.run(tmp_path / "out", stream="sst2") == 1
+    results = results_of(tmp_path / "out")
+    assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
+    (failed,) = results["failed"]
+    assert failed["strategy"] == "continual-ft" and len(failed["matrix"]) == 1 and results["unfinished"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('seed = ["a"]', "seed must be a whole number, got 'a'"),
+        ("strategy = [5]", "strategy must be a text, got 5"),
+        ("shots = true", "shots must be a whole number or none, got True"),
+        ("run = 5", "the options must be a table, got 5"),
+        ("shot = 5", r"Did you mean 'shots'"),
+    ],
+)
+def test_a_wrong_config_file(tmp_path: Path, capsys, text: str, message: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    assert cli.main(["run", "sst2", "--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--set", r"graftable=intermediate\.dense", stream="sst2") == 0
+    capsys.readouterr()
+    assert cli.main(["ledger", "show", str(out / "grafting-continual" / "seed-0" / "ledger.safetensors")]) == 0
+    shown = capsys.readouterr().out
+    assert "first feed-forward weight" in shown and "query weight" not in shown
+    assert cli.main(["predict", str(out), "--task", "sst2", "a lovely film"]) == 0
+    assert tiny_cli.run(tmp_path / "bad", "--set", "graftable=(", stream="sst2") == 2
+    assert "graftable must be a regular expression" in capsys.readouterr().err
+
+
+def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, capsys) -> None:
+    assert tiny_cli.run(finished, "--resume", "--set", "batch_size=2") == 2
+    assert "these differ: set (was" in capsys.readouterr().err
+
+
+def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "forgetfree",
+        *tiny_cli.arguments(tmp_path / "out", "--set", "fine-tune.steps=100000"),
+    ]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # A test run in the background hands its children a SIGINT that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 120
+    results = tmp_path / "out" / "results.json"
+    try:
+        while not (results.exists() and results_of(tmp_path / "out")["unfinished"]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "Interrupted." in error and "cut short: fine-tune seed 0 (0 of 3 tasks)" in error
+    assert "Traceback" not in error
+
+
+def test_an_unexpected_error_of_a_strategy_is_a_paragraph_and_the_others_go_on(
+    tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("forgetfree.strategies.continual_ft.ContinualFT.prepare", broken)
+    assert tiny_cli.run(tmp_path / "out") == 1
+    error = capsys.readouterr().err
+    assert "continual-ft, seed 0: It stopped with ZeroDivisionError: oh. Run it alone with --debug" in error
+    assert "Traceback" not in error
+    results = results_of(tmp_path / "out")
+    assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
+    assert [run["strategy"] for run in results["failed"]] == ["continual-ft"]
+    with pytest.raises(ZeroDivisionError):
+        tiny_cli.run(tmp_path / "debug", "--debug")
+
+
+def test_a_model_directory_may_be_named_otherwise_when_resuming(
+    tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tiny_cli.model.parent)
+    relative, out = Tiny(tiny_cli.data, Path(tiny_cli.model.name), tmp_path), tmp_path / "out"
+    assert relative.run(out, "--strategy", "grafting-continual") == 0
+    before = results_of(out)
+    assert cli.main(["run", "--config", str(out / "config.json"), "--out", str(out), "--resume"]) == 0
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 0
+    assert results_of(out) == before
+
+
+def test_damaged_results_cannot_be_resumed_and_say_how_to_go_on(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "grafting-continual") == 0
+    (out / "results.json").write_text("{")
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "results.json is not valid JSON" in error and "run again with another --out" in error
+    assert "--resume" not in error
+    (out / "results.json").write_text('{"schema": 1}')
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "stream" in error and "Unexpected" not in error and "goes on" not in error
+
+
+# -- report, ledger, predict, list -------------------------------------------------------------------------
+
+
+def test_report_merges_directories_in_every_format(tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys) -> None:
+    more = tmp_path / "more"
+    assert tiny_cli.run(more, "--seed", "2", "--set", "final_union=true") == 0
+    capsys.readouterr()
+    for form in ("rich", "markdown", "json", "html", "latex"):
+        assert cli.main(["report", str(finished), str(more), "--format", form]) == 0
+        assert "grafting-continual" in capsys.readouterr().out
+
+
+def test_report_of_nothing(tmp_path: Path, capsys) -> None:
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_ledger_show_and_verify(tiny_cli: Tiny, finished: Path, capsys) -> None:
+    path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    assert cli.main(["ledger", "show", path]) == 0
+    shown = capsys.readouterr().out
+    for text in (*TASKS, "Who owns what", "by layer", "by kind", "bytes"):
+        assert text in shown
+    assert cli.main(["ledger", "verify", path, "--model", str(tiny_cli.model)]) == 0
+    assert "sound" in capsys.readouterr().out
+
+
+def test_a_damaged_ledger_is_refused(finished: Path, tmp_path: Path, capsys) -> None:
+    content = bytearray((finished / "grafting-continual" / "seed-0" / "ledger.safetensors").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "ledger.safetensors").write_bytes(content)
+    assert cli.main(["ledger", "verify", str(tmp_path / "ledger.safetensors")]) == 1
+    assert "is not a sound ledger" in capsys.readouterr().err
+
+
+def test_a_ledger_and_another_model_are_refused(finished: Path, model_directory, capsys) -> None:
+    path = str(finished / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    assert cli.main(["ledger", "verify", path, "--model", str(model_directory("gpt2-lm"))]) == 1
+    assert "another layout" in capsys.readouterr().err
+
+
+def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["predict", str(finished), "--task", "sst2", "a lovely film", "an awful film"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[2] for line in lines] == ["a lovely film", "an awful film"]
+    assert all(line.split("\t")[0] in ("negative", "positive") for line in lines)
+    assert cli.main(["predict", str(finished), "--task", "qnli", "who was it", "it was the river"]) == 0
+    as_arguments = capsys.readouterr().out
+    assert cli.main(["predict", str(finished), "--task", "qnli", "who was it\tit was the river"]) == 0
+    assert capsys.readouterr().out == as_arguments
+    monkeypatch.setattr("sys.stdin", io.StringIO("who was it\tit was the river\n"))
+    assert cli.main(["predict", str(finished), "--task", "qnli"]) == 0
+    assert capsys.readouterr().out == as_arguments
+    monkeypatch.setattr("sys.stdin", io.StringIO("a film\n\nanother film\n"))
+    assert cli.main(["predict", str(finished), "--task", "sst2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3  # an empty line is a text, too
+
+
+def test_predict_gives_the_logits_of_the_run(finished: Path, tiny_cli: Tiny) -> None:
+    """Accuracy by predict on the test file is the accuracy in results.json, for every task and seed."""
+    from forgetfree.data.sources import load_tasks
+    from forgetfree.serve.inference import Predictor
+
+    for seed in (0, 1):
+        predictor = Predictor.of_run(finished, seed)
+        run = next(
+            r for r in results_of(finished)["runs"] if (r["strategy"], r["seed"]) == ("grafting-continual", seed)
+        )
+        for task, expected in zip(load_tasks("qnli,ag_news,sst2", str(tiny_cli.data)), run["matrix"][-1], strict=True):
+            logits = predictor.logits(task.task.name, task.test)
+            assert float((logits.argmax(1) == torch.tensor(task.test.labels)).float().mean()) == pytest.approx(expected)
+
+
+def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(tiny_cli: Tiny, tmp_path: Path) -> None:
+    from forgetfree.data.rows import Rows
+    from forgetfree.serve.inference import Predictor
+
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--set", "max_length=9") == 0
+    assert json.loads((out / "config.json").read_text())["model"]["max_length"] == 9
+    predictor = Predictor.of_run(out)
+    words = "the lovely river the bright city the"  # with [CLS] and [SEP] nine tokens
+    logits = [
+        predictor.logits("sst2", Rows((text,), (), (0,))) for text in (words, f"{words} awful moon", "the lovely")
+    ]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--task", "trec", "x"], 1, "The ledger holds no task 'trec'"),
+        (["--task", "qnli", "only one"], 2, "reads pairs of texts"),
+        (["--task", "sst2", "--seed", "7", "x"], 1, "holds no ledger of seed 7"),
+        (["--task", "sst2", "--unknown", "x"], 2, "Unknown flag of 'forgetfree predict' '--unknown'"),
+    ],
+)
+def test_predict_refuses(finished: Path, capsys, arguments: list[str], code: int, message: str) -> None:
+    assert cli.main(["predict", str(finished), *arguments]) == code
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_predict_refuses_a_model_that_has_changed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_cli.model, model)
+    tiny = Tiny(tiny_cli.data, model, tmp_path)
+    assert tiny.run(tmp_path / "out", stream="sst2") == 0
+    weights = load_file(model / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] += 1
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    capsys.readouterr()
+    assert cli.main(["predict", str(tmp_path / "out"), "--task", "sst2", "x"]) == 1
+    assert "other weights: expected fingerprint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("strategies", STRATEGIES),
+        ("streams", ["qnli-agnews-sst2", "standard-1", "progressive-8", "long"]),
+        ("tasks", [*TASKS, "trec", "dbpedia"]),
+        ("models", ["minilm"]),
+    ],
+)
+def test_list(capsys, what: str, expected: list[str]) -> None:
+    assert cli.main(["list", what]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert set(expected) <= set(names)
+
+
+def test_list_strategies_in_full(capsys) -> None:
+    """Every option once: at its strategy, or among those that all of them take."""
+    from forgetfree import registry
+    from forgetfree.learning.training import TrainingOptions
+    from forgetfree.options import describe
+
+    assert cli.main(["list", "strategies", "--verbose"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    own, shared = shown.split("what all strategies take:")
+    parts = own.split("\n\n")
+    own, shared = " ".join(own.split()), " ".join(shared.split())
+    for option in describe(TrainingOptions):
+        line = f"{option.name} = {option.default} ({option.type}) {option.help}"
+        assert line in shared and line not in own
+    for name in registry.strategies():
+        cls = registry.strategy(name)
+        assert (
+            f"{name}: {registry.strategies()[name].summary} {'forget-free' if cls.forget_free else 'may forget'}" in own
+        )
+        assert " ".join(cls.__doc__.split("\n")[0].split()) in own
+    assert "sparsity = 0.0001 (a number) share of the graftable entries" in own
+    bare = {name for name in registry.strategies() if registry.strategy(name).Options is TrainingOptions}
+    assert {part.split(":")[0] for part in parts if part.endswith("  no options of its own")} == bare
+
+
+def test_list_in_full_is_for_strategies(capsys) -> None:
+    assert cli.main(["list", "tasks", "--verbose"]) == 2
+    assert "--verbose goes with 'list strategies', got 'list tasks'" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys) -> None:
+    assert cli.main(["--help"]) == 0 and cli.main(["--version"]) == 0 and cli.main(["run", "--help"]) == 0
+
+
+def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, tmp_path: Path) -> None:
+    """scenario=class: one readout of 2 + 4 + 2 labels; predict reads a task's own part of it."""
+    out = tmp_path / "out"
+    strategies = ["--strategy", "grafting-continual", "--strategy", "continual-ft"]
+    assert tiny_cli.run(out, *strategies, "--set", "scenario=class") == 0
+    results = results_of(out)
+    assert results["scenario"] == "class"
+    from forgetfree.data.rows import Rows
+    from forgetfree.ledger import Ledger
+    from forgetfree.serve.inference import Predictor
+
+    for run in results["runs"]:
+        assert [len(row) for row in run["matrix"]] == [3] * 4
+    predictor = Predictor.of_run(out, 0)
+    ledger = Ledger.load(out / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    for name, labels in (("qnli", 2), ("ag_news", 4), ("sst2", 2)):
+        texts = ("x",) if name == "qnli" else ()
+        rows = Rows(("a lovely film",), texts, (0,))
+        assert predictor.logits(name, rows).shape == (1, labels)
+        assert ledger.records[ledger.position(name)].readout["weight"].shape[0] == 8
+
+
+# -- Several ledgers, older runs, recipes ------------------------------------------------------------------
+
+
+def test_predict_takes_the_ledger_of_the_strategy_asked_for(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "bitfit", "--strategy", "grafting-continual") == 0
+    from forgetfree.serve.inference import Predictor
+
+    assert Predictor.of_run(out).ledger.composition == "union"
+    assert Predictor.of_run(out, strategy="bitfit").ledger.composition == "alone"
+    capsys.readouterr()
+    assert cli.main(["predict", str(out), "--task", "sst2", "--strategy", "packnet", "a film"]) == 1
+    assert "holds no ledger of packnet. It holds those of: bitfit (seed-0), grafting-continual (seed-0)." in " ".join(
+        capsys.readouterr().err.split()
+    )
+    ledger = out / "bitfit" / "seed-0" / "ledger.safetensors"
+    assert cli.main(["ledger", "verify", str(ledger)]) == 0
+    assert "disjointness" not in capsys.readouterr().out
+
+
+def one_seed(data: Path, model: Path, out: Path, *more: str) -> list[str]:
+    """continual-ft on sst2, by prompts where the model has an LM head."""
+    given = ["--data", str(data), "--model", str(model), "--shots", "4", "--steps", "3", "--out", str(out)]
+    return ["run", "sst2", "--strategy", "continual-ft", *given, *more]
+
+
+def test_a_run_whose_model_and_data_were_moved_is_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    model, data = (Path(shutil.copytree(each, tmp_path / each.name)) for each in (tiny_cli.model, tiny_cli.data))
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
+    assert cli.main(one_seed(data, model, out, "--seed", "0", "--seed", "1", "--resume")) == 0
+    assert [run["seed"] for run in results_of(out)["runs"]] == [0, 1]
+    assert json.loads((out / "config.json").read_text())["run"]["model"] == str(model)
+    assert cli.main(one_seed(data, model, tmp_path / "other", "--seed", "2")) == 0
+    assert cli.main(["report", str(out), str(tmp_path / "other")]) == 0  # one model, wherever it lay
+    capsys.readouterr()
+    assert cli.main(one_seed(data, Path("minilm"), out, "--resume")) == 2  # which brings a recipe
+    assert "model (was" in capsys.readouterr().err
+
+
+def change_notes(data: Path, model: Path) -> None:
+    notes = data / "sst2" / "source.json"
+    notes.write_text(json.dumps(json.loads(notes.read_text()) | {"label_words": ["lovely", "awful"]}))
+
+
+def change_prompt(data: Path, model: Path) -> None:
+    notes = data / "sst2" / "source.json"
+    notes.write_text(json.dumps(json.loads(notes.read_text()) | {"template": "{mask} {text}"}))
+
+
+def change_network(data: Path, model: Path) -> None:
+    config = model / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_act": "relu"}))
+
+
+def change_tokenizer(data: Path, model: Path) -> None:
+    tokenizer = model / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    vocabulary = content["model"]["vocab"]
+    one, other = sorted(vocabulary)[-2:]
+    for a, b in zip(sorted(vocabulary)[-30:], reversed(sorted(vocabulary)[-30:]), strict=True):
+        if a < b:
+            vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    assert vocabulary[one] != vocabulary[other]
+    tokenizer.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_notes, "labels, label words, templates or metrics of tasks"),
+        (change_prompt, "labels, label words, templates or metrics of tasks"),
+        (change_network, "the model's config.json"),
+        (change_tokenizer, "the tokenizer"),
+    ],
+)
+def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
+    tiny_cli: Tiny, model_directory, tmp_path: Path, capsys, change, message: str, moved: bool
+) -> None:
+    out, data, model = tmp_path / "out", tmp_path / "data", tmp_path / "model"
+    shutil.copytree(tiny_cli.data, data)
+    shutil.copytree(model_directory("bert-mlm"), model)
+    assert cli.main(one_seed(data, model, out)) == 0
+    before = results_of(out)
+    if moved:
+        data, model = data.rename(tmp_path / "elsewhere"), model.rename(tmp_path / "other")
+    change(data, model)
+    capsys.readouterr()
+    assert cli.main(one_seed(data, model, out, "--seed", "0", "--seed", "1", "--resume")) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "cannot be resumed: " in error and message in error
+    assert results_of(out) == before
+
+
+def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """Its batches may have been others: results of the two must not stand side by side as if they were of one."""
+    out = tmp_path / "out"
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
+    config = json.loads((out / "config.json").read_text())
+    config["versions"]["forgetfree"] = "0.2.0"
+    (out / "config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--seed", "0", "--seed", "1", "--resume")) == 1
+    expected = f"cannot be resumed: the version of forgetfree (was 0.2.0, is {__version__}) changed since it was begun"
+    assert expected in capsys.readouterr().err
+
+
+def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path) -> None:
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, tmp_path / "out")) == 0
+    before = (tmp_path / "out" / "results.json").read_bytes()
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, tmp_path / "out", "--resume")) == 0
+    assert (tmp_path / "out" / "results.json").read_bytes() == before
+
+
+def test_a_run_from_before_there_were_scenarios_is_resumed(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(finished, tmp_path / "out"))
+    results = results_of(out)
+    del results["scenario"], results["evaluated_on"]
+    (out / "results.json").write_text(json.dumps(results))
+    seeds = ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
+    assert tiny_cli.run(out, *seeds, "--resume") == 0
+    assert results_of(out)["scenario"] == "task"
+
+
+def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """joint answers again after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
+    arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", "--set", "scenario=class")
+    at = arguments.index("--sparsity")
+    assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0
+    shown = capsys.readouterr()
+    assert len(re.findall(r"evaluate \d+/\d+ done", shown.out + shown.err)) == 6
+
+
+def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forgetfree.jobs.run_config import RunConfig
+    from forgetfree.registry import ModelEntry
+
+    recipe = {"learning_rate": 0.5, "ewc.ewc_lambda": 7.0}
+    monkeypatch.setitem(registry.MODELS, "toy", ModelEntry("a toy", recipe))
+
+    def options(**settings: Any) -> dict[str, Any]:
+        config = RunConfig(stream="sst2", strategies=("ewc", "rwalk"), model="toy", settings=settings)
+        return dict(config.checked().options)
+
+    given = options()
+    assert (given["ewc"].ewc_lambda, given["ewc"].learning_rate) == (7.0, 0.5)
+    assert given["rwalk"].ewc_lambda == registry.strategy("rwalk").Options().ewc_lambda
+    assert options(ewc_lambda=3.0)["ewc"].ewc_lambda == 3.0
+    assert options(**{"ewc.ewc_lambda": 2.0})["ewc"].ewc_lambda == 2.0
+    assert options(optimizer="adamw")["ewc"].learning_rate != 0.5
+    assert RunConfig(stream="sst2", strategies=("rwalk",), model="toy").recipe() == {"learning_rate": 0.5}
+
+
+def test_a_router_needs_a_task_that_is_withheld(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    assert tiny_cli.run(tmp_path / "out", "--set", "task_inference=router") == 2
+    assert "task_inference=router is for streams that withhold the task" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_full_list_says_what_a_run_takes_and_what_a_recipe_sets(capsys) -> None:
+    assert cli.main(["list", "strategies", "--verbose"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "what a run takes: test_limit = none" in shown
+    assert "scenario = task (task or class or domain)" in shown
+    assert "minilm: optimizer=adamw learning_rate=0.0001" in shown
+
+
+@pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])
+def test_the_default_strategies_share_models_read_by_label_words(
+    kind: str, readout: str, data_directory: Path, model_directory, tmp_path: Path
+) -> None:
+    """Fine-tuned models go through files, in which such a readout has no tensor."""
+    tiny = Tiny(data_directory, model_directory(kind), tmp_path)
+    assert tiny.run(tmp_path / "out", "--readout", readout, stream="qnli,sst2") == 0
+    assert len(results_of(tmp_path / "out")["runs"]) == 3
+
+
+def test_a_report_of_what_is_not_there_says_so(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["report", str(finished), str(tmp_path / "typo")]) == 1
+    assert "typo does not exist" in capsys.readouterr().err
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_its_number() -> None:
+    """Under an old locale, say."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "forgetfree", "list", "strategies"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"retrained from \u03b8_pre" in done.stdout
+
+
+def test_threads_are_bounded_by_the_machine(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """torch ends the process where it cannot start so many."""
+    cores = os.cpu_count() or 1
+    assert tiny_cli.run(tmp_path / "out", "--set", f"threads={cores + 1}") == 2
+    expected = f"threads must be at most {cores}, the CPU cores of this machine, got {cores + 1}."
+    assert expected in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_computed(
+    tiny_cli: Tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read-only, as far as the system lets us make it so."""
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    touch = Path.touch
+
+    def refused(self: Path, *arguments: Any, **options: Any) -> None:
+        if self.parent == locked:
+            raise PermissionError(13, "Permission denied", str(self))
+        touch(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr("forgetfree.models.loading.load_model", None)
+    for more in (["--out", str(locked)], ["--out", str(tmp_path / "out"), "--set", f"cache={locked}"]):
+        words = tiny_cli.arguments(tmp_path / "out", stream="sst2")
+        assert cli.main([*words[: words.index("--out")], *more]) == 2
+        assert "cannot be written: Permission denied. Give a directory of your own." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,518 @@
+"""Our strategies in an Avalanche program: its benchmarks, networks, plain loop, metrics, loggers and plugins.
+
+What is frozen is compared bit for bit, BatchNorm's statistics included.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_vision as vision
+import torch
+from avalanche.benchmarks import (
+    PermutedMNIST,
+    SplitMNIST,
+    benchmark_from_datasets,
+    benchmark_with_validation_stream,
+    class_incremental_benchmark,
+    task_incremental_benchmark,
+    tensors_benchmark,
+)
+from avalanche.benchmarks.datasets import default_dataset_location
+from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.core import SupervisedPlugin
+from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetting_metrics, loss_metrics
+from avalanche.evaluation.metrics.forgetting_bwt import BWT, Forgetting
+from avalanche.logging import CSVLogger, TensorboardLogger, TextLogger
+from avalanche.models import MTSimpleMLP
+from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, LRSchedulerPlugin
+from torch import nn
+
+from forgetfree import registry
+from forgetfree.continual.streams import benchmark_stream
+from forgetfree.errors import LedgerError, ModelError, OptionError, UsageError
+from forgetfree.models.state import StateStore
+from forgetfree.results import metrics
+
+#: Those that keep what a task learned, and that any network can be trained by.
+FORGET_FREE = [name for name in registry.STRATEGIES if registry.strategy(name).forget_free and name != "lora"]
+OTHERS = ["continual-ft", "replay", "ewc"]
+Answers = dict[str, np.ndarray[Any, Any]]
+
+
+def answers(strategy: Any) -> Answers:
+    """The logits of the last evaluation."""
+    return {name: found.logits.copy() for name, found in strategy.predictions.items()}
+
+
+def run(strategy: Any, benchmark: Any) -> list[Answers]:
+    """A plain Avalanche program."""
+    rows = []
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        strategy.eval(benchmark.test_stream)
+        rows.append(answers(strategy))
+    return rows
+
+
+class Models(SupervisedPlugin):
+    """Keeps, of each evaluation, every tensor of the model that answered each experience."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[int, dict[str, torch.Tensor]]] = []
+
+    def before_eval(self, strategy: Any, **_: Any) -> None:
+        self.seen.append({})
+
+    def after_eval_forward(self, strategy: Any, **_: Any) -> None:
+        model = strategy.task_model
+        self.seen[-1][strategy.experience.current_experience] = vision.everything(model.backbone)
+
+
+# -- Forget-free, with BatchNorm -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", vision.NETWORKS)
+@pytest.mark.parametrize("name", FORGET_FREE)
+def test_later_tasks_leave_every_earlier_logit_as_it_was(name: str, kind: str, tmp_path: Path) -> None:
+    """And the models that give them, running statistics included; from the file, too."""
+    stream = vision.stream("task", kind, experiences=5)
+    assert stream.scenario == "task"
+    models, store = Models(), StateStore(tmp_path)
+    strategy = vision.make(name, stream, plugins=[models], store=store)
+    rows = run(strategy, stream.benchmark)
+    for k, task in enumerate(stream.tasks):
+        for later in range(k + 1, 5):
+            assert np.array_equal(rows[k][task.name], rows[later][task.name])
+            assert vision.different(models.seen[k][k], models.seen[later][k]) == []
+    assert not np.array_equal(rows[0]["experience-1"], rows[1]["experience-1"])
+    if kind == "conv" and name != "bitfit":  # the statistics are the task's own
+        means = [models.seen[4][k]["1.running_mean"] for k in range(5)]
+        counts = [int(models.seen[4][k]["1.num_batches_tracked"]) for k in range(5)]
+        assert not any(torch.equal(mean, means[0]) for mean in means[1:])
+        assert min(counts) > 0
+
+    strategy.save(tmp_path)
+    fresh = vision.make(name, vision.stream("task", kind, experiences=5), store=store)
+    fresh.load(tmp_path)
+    fresh.eval(fresh.stream.benchmark.test_stream)
+    assert vision.different(answers(fresh), rows[-1]) == []
+
+
+@pytest.mark.parametrize("kind", vision.NETWORKS)
+@pytest.mark.parametrize("name", FORGET_FREE)
+def test_each_tasks_model_stays_where_the_task_is_withheld(name: str, kind: str, tmp_path: Path) -> None:
+    """Which model answers depends on the tasks learned since; what each task's model and readout are does not."""
+    stream = vision.stream("class", kind)
+    strategy = vision.make(name, stream, store=StateStore(tmp_path))
+    if not strategy.taskwise:
+        pytest.skip("one model for all tasks")
+    learned: list[dict[str, torch.Tensor]] = []
+    for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
+        strategy.train(experience)
+        strategy.eval(stream.benchmark.test_stream)
+        learned.append(own_model(strategy, task))
+    for task, model in zip(stream.tasks, learned, strict=True):
+        assert vision.different(own_model(strategy, task), model) == []
+    last = answers(strategy)
+    strategy.save(tmp_path)
+    fresh = vision.make(name, vision.stream("class", kind), store=strategy.store)
+    fresh.load(tmp_path)
+    fresh.eval(fresh.stream.benchmark.test_stream)
+    assert vision.different(answers(fresh), last) == []
+    for task, model in zip(fresh.stream.tasks, learned, strict=True):
+        assert vision.different(own_model(fresh, task), model) == []
+
+
+def own_model(strategy: Any, task: Any) -> dict[str, torch.Tensor]:
+    """Backbone and readout that belong to a task."""
+    strategy.enter_evaluation(task)
+    tensors = vision.everything(strategy.task_model.backbone)
+    strategy.leave_evaluation(task)
+    return tensors | {f"readout.{name}": tensor for name, tensor in strategy._readouts[task.name].items()}
+
+
+@pytest.mark.parametrize("kind", vision.NETWORKS)
+@pytest.mark.parametrize("scenario", ["task", "class", "domain"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_strategies_that_forget_run_save_and_load(name: str, scenario: str, kind: str, tmp_path: Path) -> None:
+    strategy = vision.make(name, vision.stream(scenario, kind))
+    rows = run(strategy, strategy.stream.benchmark)
+    assert not np.array_equal(rows[0]["experience-0"], rows[-1]["experience-0"])
+    strategy.save(tmp_path)
+    fresh = vision.make(name, vision.stream(scenario, kind))
+    fresh.load(tmp_path)
+    fresh.eval(fresh.stream.benchmark.test_stream)
+    assert vision.different(answers(fresh), rows[-1]) == []
+
+
+def test_a_pre_trained_network_is_where_all_tasks_start_from() -> None:
+    """θ_pre is the network as it is given, last layer and statistics included; the network itself stays as it was."""
+    network = vision.network("conv")
+    network(vision.digits()[0][:100])  # some statistics
+    before = vision.everything(network)
+    stream = benchmark_stream(vision.split_digits("task"), network)
+    strategy = vision.make("grafting-continual", stream)
+    strategy.eval(stream.benchmark.test_stream)
+    network.eval()
+    for task in stream.tasks:
+        with torch.no_grad():
+            assert torch.equal(
+                network(vision.inputs(task.test)), torch.as_tensor(strategy.predictions[task.name].logits)
+            )
+    run(strategy, stream.benchmark)
+    assert vision.different(vision.everything(network), before) == []
+
+
+# -- Benchmarks ------------------------------------------------------------------------------------------
+
+
+def classification(split: str) -> Any:
+    return as_classification_dataset(vision.part(split))
+
+
+def by_class() -> Any:
+    return class_incremental_benchmark(
+        {"train": classification("train"), "test": classification("test")},
+        class_order=list(range(10)),
+        num_experiences=5,
+    )
+
+
+BENCHMARKS: dict[str, tuple[Callable[[], Any], str]] = {
+    "nc_benchmark with task labels": (lambda: vision.split_digits("task"), "task"),
+    "nc_benchmark": (lambda: vision.split_digits("class"), "class"),
+    "dataset_benchmark": (vision.permuted_digits, "domain"),
+    "class_incremental_benchmark": (by_class, "class"),
+    "task_incremental_benchmark": (lambda: task_incremental_benchmark(by_class()), "task"),
+    "with a validation stream": (
+        lambda: benchmark_with_validation_stream(vision.split_digits("class"), validation_size=0.2),
+        "class",
+    ),
+    "with task labels and a validation stream": (
+        lambda: benchmark_with_validation_stream(vision.split_digits("task"), validation_size=0.2),
+        "task",
+    ),
+    "benchmark_from_datasets": (
+        lambda: benchmark_from_datasets(train=[classification("train")] * 2, test=[classification("test")] * 2),
+        "domain",
+    ),
+    "tensors_benchmark": (
+        lambda: tensors_benchmark(
+            train_tensors=[vision.part("train").tensors] * 2,
+            test_tensors=[vision.part("test").tensors] * 2,
+            task_labels=[0, 0],
+        ),
+        "domain",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:avalanche")
+@pytest.mark.parametrize("kind", BENCHMARKS)
+def test_what_is_known_at_inference_is_read_off_the_benchmark(kind: str) -> None:
+    """Also where neither experiences nor batches have task labels, or only the data set has."""
+    make, scenario = BENCHMARKS[kind]
+    benchmark = make()
+    stream = benchmark_stream(benchmark, vision.network("mlp"))
+    assert stream.scenario == scenario
+    assert [task.name for task in stream.tasks] == [f"experience-{i}" for i in range(len(stream.tasks))]
+    for name in ("continual-ft", "replay", "ewc", "grafting-continual"):
+        strategy = vision.make(name, stream, steps=2)
+        for row in run(strategy, benchmark):
+            assert [len(row[task.name]) for task in stream.tasks] == [len(task.test) for task in stream.tasks]
+
+
+@pytest.mark.filterwarnings("ignore:stream generator will be converted:UserWarning")
+def test_rows_of_a_validation_stream_choose_between_masks() -> None:
+    benchmark = benchmark_with_validation_stream(vision.split_digits("class"), validation_size=0.2)
+    with_validation = benchmark_stream(benchmark, vision.network("mlp")).tasks[0]
+    without = vision.stream("class", experiences=5).tasks[0]
+    assert len(with_validation.train) + len(with_validation.validation) == len(without.train)
+    assert without.validation.digest == without.train.digest
+    assert with_validation.validation.digest != with_validation.train.digest
+
+
+@pytest.mark.parametrize("make", [SplitMNIST, PermutedMNIST])
+def test_the_classic_benchmarks_by_name(make: Any) -> None:
+    if not (default_dataset_location("mnist") / "MNIST" / "raw" / "train-images-idx3-ubyte").is_file():
+        pytest.skip(f"MNIST is not in {default_dataset_location('mnist')}")
+    from avalanche.models import SimpleMLP
+
+    benchmark = make(n_experiences=2, seed=0)
+    stream = benchmark_stream(benchmark, SimpleMLP(hidden_size=16))
+    assert stream.scenario == ("class" if make is SplitMNIST else "domain")
+    for experience in benchmark.train_stream:
+        vision.make("continual-ft", stream, steps=2).train(experience)
+
+
+# -- Refusals --------------------------------------------------------------------------------------------
+
+
+class Softmaxed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = vision.network("mlp")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).softmax(1)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "network", "error", "message"),
+    [
+        (
+            lambda: vision.split_digits("class"),
+            lambda: vision.network("mlp", 8),
+            UsageError,
+            "Give it at least 10 outputs",
+        ),
+        (lambda: vision.split_digits("class"), Softmaxed, ModelError, "something follows it"),
+        (lambda: vision.split_digits("class"), lambda: nn.Conv2d(1, 1, 1), ModelError, "Its linear layers: none"),
+        (lambda: vision.split_digits("task"), lambda: MTSimpleMLP(64), UsageError, "asks for task labels itself"),
+        (
+            lambda: tensors_benchmark(
+                train_tensors=[vision.part("train").tensors] * 3,
+                test_tensors=[vision.part("test").tensors] * 3,
+                task_labels=[0, 1, 1],
+            ),
+            lambda: vision.network("mlp"),
+            UsageError,
+            r"have task labels \[0, 1, 1\]",
+        ),
+        (
+            lambda: tensors_benchmark(
+                train_tensors=[vision.part("train").tensors] * 2,
+                test_tensors=[vision.part("test").tensors] * 2,
+                task_labels=[1, 0],
+            ),
+            lambda: vision.network("mlp"),
+            UsageError,
+            "Experience 0 has task label 1",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(benchmark: Any, network: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        benchmark_stream(benchmark(), network())
+
+
+# -- Metrics and loggers ---------------------------------------------------------------------------------
+
+
+def evaluator(*loggers: Any) -> EvaluationPlugin:
+    loggers = loggers or (TextLogger(io.StringIO()),)  # it warns where there is none
+    return EvaluationPlugin(
+        accuracy_metrics(epoch=True, experience=True, stream=True),
+        loss_metrics(epoch=True, experience=True, stream=True),
+        forgetting_metrics(experience=True, stream=True),
+        bwt_metrics(experience=True, stream=True),
+        loggers=list(loggers),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Optional. Please note:UserWarning")
+@pytest.mark.parametrize("name", ["grafting-continual", "continual-ft"])
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_avalanches_loggers_write_what_our_strategies_answer(name: str, scenario: str, tmp_path: Path) -> None:
+    text = io.StringIO()
+    table, board = CSVLogger(str(tmp_path / "csv")), TensorboardLogger(tmp_path / "board")
+    stream = vision.stream(scenario)
+    strategy = vision.make(name, stream, evaluator=evaluator(TextLogger(text), table, board), eval_every=1)
+    for k, experience in enumerate(stream.benchmark.train_stream):
+        strategy.train(experience, eval_streams=[stream.benchmark.test_stream[k : k + 1]])
+        strategy.eval(stream.benchmark.test_stream)
+    table.close()
+    board.writer.close()
+    for word in ("Top1_Acc_Stream", "StreamForgetting", "StreamBWT", "Loss_Exp"):
+        assert word in text.getvalue()
+    lines = table_of(tmp_path / "csv" / "eval_results.csv")
+    assert [(line["eval_exp"], line["training_exp"]) for line in lines] == [
+        (str(k), str(trained)) for trained in range(3) for k in range(3)
+    ]
+    for line in lines[-3:]:
+        answer = strategy.predictions[f"experience-{line['eval_exp']}"]
+        assert float(line["eval_accuracy"]) == pytest.approx(answer.score("accuracy"), abs=1e-4)
+    assert len(table_of(tmp_path / "csv" / "training_results.csv")) >= 3
+    assert list((tmp_path / "board").glob("events.out.tfevents.*"))
+
+
+def table_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("name", ["continual-ft", "grafting-continual"])
+def test_avalanches_forgetting_is_our_backward_transfer_with_the_sign_turned(name: str, scenario: str) -> None:
+    """Per experience first − last, over all experiences but the last."""
+    stream = vision.stream(scenario)
+    strategy = vision.make(name, stream, evaluator=evaluator())
+    strategy.eval(stream.benchmark.test_stream)
+    matrix = [[strategy.predictions[task.name].score("accuracy") for task in stream.tasks]]
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+        found = strategy.eval(stream.benchmark.test_stream)
+        matrix.append([strategy.predictions[task.name].score("accuracy") for task in stream.tasks])
+    assert found["StreamForgetting/eval_phase/test_stream"] == pytest.approx(-metrics.backward_transfer(matrix))
+    assert found["StreamBWT/eval_phase/test_stream"] == pytest.approx(metrics.backward_transfer(matrix))
+    for k in range(2):
+        name = f"ExperienceForgetting/eval_phase/test_stream/Task00{k if scenario == 'task' else 0}/Exp00{k}"
+        assert found[name] == pytest.approx(matrix[k + 1][k] - matrix[-1][k])
+
+
+def test_avalanches_stream_accuracy_counts_rows_and_ours_tasks() -> None:
+    stream = vision.stream("class")
+    strategy = vision.make("fine-tune", stream, evaluator=evaluator(), task_inference="router")
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+    found = strategy.eval(stream.benchmark.test_stream)["Top1_Acc_Stream/eval_phase/test_stream/Task000"]
+    scores = [strategy.predictions[task.name].score("accuracy") for task in stream.tasks]
+    sizes = [len(task.test) for task in stream.tasks]
+    assert found == pytest.approx(np.average(scores, weights=sizes))
+    assert found != pytest.approx(np.mean(scores))
+
+
+def test_the_two_differ_where_a_task_was_better_in_between() -> None:
+    """Task 0: 0.5 right after learning, 0.8 after task 1, 0.6 in the end. Task 1: 0.7, then 0.6.
+
+    Avalanche: first − last, (0.5 − 0.6 + 0.7 − 0.6) / 2 = 0. Ours: max − last, (0.8 − 0.6 + 0.7 − 0.6) / 2 = 0.15.
+    """
+    matrix = [[0.1, 0.1, 0.1], [0.5, 0.1, 0.1], [0.8, 0.7, 0.1], [0.6, 0.6, 0.9]]
+    theirs, transfer = Forgetting(), BWT()
+    for task in range(2):
+        for row, initial in [(task + 1, True), *((row, False) for row in range(task + 2, 4))]:
+            theirs.update(task, matrix[row][task], initial=initial)
+            transfer.update(task, matrix[row][task], initial=initial)
+    first_minus_last = [theirs.result_key(task) for task in range(2)]
+    assert first_minus_last == pytest.approx([-0.1, 0.1])
+    assert [transfer.result_key(task) for task in range(2)] == pytest.approx([0.1, -0.1])
+    assert metrics.backward_transfer(matrix) == pytest.approx(0.0)
+    assert metrics.forgetting_per_task(matrix) == pytest.approx([0.2, 0.1, 0.0])
+    assert metrics.forgetting(matrix) == pytest.approx(0.15)
+
+
+# -- Plugins ---------------------------------------------------------------------------------------------
+
+
+class Updates(SupervisedPlugin):
+    """Counts the updates of each task, and keeps the model as it is before it is committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def before_training_exp(self, strategy: Any, **_: Any) -> None:
+        self.counts.append(0)
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        self.counts[-1] += 1
+
+
+@pytest.mark.filterwarnings("ignore:Metric Top1_Acc_Stream used by the EarlyStopping:UserWarning")
+@pytest.mark.parametrize("name", ["grafting-continual", "fine-tune", "continual-ft"])
+def test_early_stopping_stops_a_task_and_leaves_the_others(name: str) -> None:
+    """Evaluated every 2 of at most 40 updates, on tasks that are learned in a few."""
+    stream = vision.stream("task")
+    updates, tests = Updates(), stream.benchmark.test_stream
+    strategy = vision.make(
+        name,
+        stream,
+        steps=40,
+        evaluator=evaluator(),
+        plugins=[updates, EarlyStoppingPlugin(6, "test_stream", peval_mode="iteration")],
+        eval_every=2,
+        peval_mode="iteration",
+    )
+    rows = []
+    for k, experience in enumerate(stream.benchmark.train_stream):
+        strategy.train(experience, eval_streams=[tests[k : k + 1]])
+        rows.append({name: found.logits.copy() for name, found in strategy.evaluate().items()})
+    assert all(count < 40 for count in updates.counts)
+    if strategy.forget_free:
+        assert np.array_equal(rows[0]["experience-0"], rows[2]["experience-0"])
+
+
+def test_a_scheduler_of_ones_own_is_refused_for_it_would_do_nothing() -> None:
+    network = vision.network("mlp")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    plugin = LRSchedulerPlugin(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    with pytest.raises(OptionError, match="an optimiser of its own for every task"):
+        vision.make("continual-ft", vision.stream("task"), plugins=[plugin])
+
+
+# -- What interrupts and options leave behind --------------------------------------------------------------
+
+
+class InterruptAt(SupervisedPlugin):
+    """Ctrl-C after two updates of the first task."""
+
+    def after_update(self, strategy: Any, **_: Any) -> None:
+        if strategy.clock.train_exp_iterations == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("name", [*FORGET_FREE, "lora"])
+def test_an_interrupted_first_task_leaves_the_model_as_it_was(name: str, scenario: str) -> None:
+    """Weights, readouts and BatchNorm's statistics."""
+    stream = vision.stream(scenario, "mlp" if name == "lora" else "conv")
+    strategy = vision.make(name, stream, plugins=[InterruptAt()])
+    before = vision.everything(strategy.task_model)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(stream.benchmark.train_stream[0])
+    assert vision.different(before, vision.everything(strategy.task_model)) == []
+
+
+def test_an_interrupted_task_does_not_count_for_cumulative() -> None:
+    stream = vision.stream("task", "mlp")
+    interrupt = InterruptAt()
+    strategy = vision.make("cumulative", stream, plugins=[interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(stream.benchmark.train_stream[0])
+    strategy.plugins.remove(interrupt)
+    strategy.train(stream.benchmark.train_stream[0])
+    assert len(strategy.dataset) == len(stream.tasks[0].train)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_batchnorm_gathers_statistics_with_dropout_or_without(dropout: bool) -> None:
+    stream = vision.stream("task", "conv")
+    strategy = vision.make("continual-ft", stream, dropout=dropout)
+    strategy.train(stream.benchmark.train_stream[0])
+    buffers = dict(stream.model.named_buffers())
+    assert min(int(b) for name, b in buffers.items() if name.endswith("num_batches_tracked")) > 0
+
+
+def test_a_shared_readout_is_kept_once() -> None:
+    """All of SimpleMLP's entries and its one readout, four bytes each."""
+    stream = vision.stream("class", "mlp")
+    strategy = vision.make("continual-ft", stream)
+    strategy.train(stream.benchmark.train_stream[0])
+    assert strategy.bytes_kept() == 4 * sum(parameter.numel() for parameter in stream.model.parameters())
+
+
+def test_a_ledger_of_another_scenario_is_refused_and_nothing_changed(tmp_path: Path) -> None:
+    """Readouts of as many labels differ in nothing; here the network reads out fewer."""
+    strategy = vision.make("bitfit", vision.stream("task", "mlp"))
+    strategy.train(strategy.stream.benchmark.train_stream[0])
+    strategy.save(tmp_path)
+    other = vision.make("bitfit", benchmark_stream(vision.split_digits("task"), vision.network("mlp", 12)))
+    with pytest.raises(
+        LedgerError, match=r"the readout of task 'experience-0' does not fit: expected .*12.*, got .*10"
+    ):
+        other.load(tmp_path)
+    assert (other.ledger.tasks, other.learned) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["bitfit", "packnet", "wsn"])
+def test_a_rate_is_for_one_optimizer(name: str) -> None:
+    with pytest.raises(OptionError, match="region_optimizer=adamw beside optimizer=sgd needs a region_learning_rate"):
+        vision.make(name, vision.stream("task", "mlp"), region_optimizer="adamw")

@@ -1,0 +1,416 @@
+"""A ledger answers as it did, or says why not: whatever decides an answer is changed, one thing at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from transformers import AutoModel, DebertaV2Config, DebertaV2ForSequenceClassification, DebertaV2Model
+
+from forgetfree import cli
+from forgetfree.continual.streams import make_stream
+from forgetfree.core.binding import Binding, network_differences, network_of, tokenizer_digest
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import LedgerError, RunError
+from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.models.loading import load_model
+from forgetfree.options import build
+from forgetfree.serve.inference import Predictor
+from forgetfree.strategies.grafting_continual import GraftingContinual
+from forgetfree.strategies.lora import LoRA
+
+Change = Callable[[Path], None]
+
+
+def edited(file: str, change: Callable[[dict[str, Any]], Any]) -> Change:
+    """A change of a JSON file of a directory."""
+
+    def apply(directory: Path) -> None:
+        content = json.loads((directory / file).read_text(encoding="utf-8"))
+        change(content)
+        (directory / file).write_text(json.dumps(content), encoding="utf-8")
+
+    return apply
+
+
+def swap_words(tokenizer: dict[str, Any]) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["film"], vocabulary["story"] = vocabulary["story"], vocabulary["film"]
+
+
+#: What is done to the model's directory, and what the message then names.
+MODEL_CHANGES: dict[str, tuple[Change, str]] = {
+    "activation": (edited("config.json", lambda c: c.update(hidden_act="relu")), 'hidden_act (expected "gelu", got "relu")'),
+    "heads": (edited("config.json", lambda c: c.update(num_attention_heads=4)), "num_attention_heads (expected 2, got 4)"),
+    "epsilon": (edited("config.json", lambda c: c.update(layer_norm_eps=1e-3)), "layer_norm_eps (expected 1e-12, got 0.001)"),
+    "words": (edited("tokenizer.json", swap_words), "the tokenizer (expected "),
+    "case": (edited("tokenizer_config.json", lambda t: t.update(do_lower_case=False)), "the tokenizer (expected "),
+    "separator": (edited("tokenizer_config.json", lambda t: t.update(sep_token="[CLS]")), "the tokenizer (expected "),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(model_directory: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT that each test may copy and change."""
+    return Path(shutil.copytree(model_directory("bert"), tmp_path_factory.mktemp("models") / "bert"))
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in bf16 of two strategies with ledgers."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    given = ["run", tiny.STREAM, "--data", str(data_directory), "--model", str(model), "--shots", "4", "--steps", "3"]
+    given += ["--sparsity", "0.05", "--set", "precision=bf16", "--set", "max_length=24", "--out", str(out)]
+    assert cli.main([*given, "--strategy", "grafting-continual", "--strategy", "bitfit"]) == 0
+    return out
+
+
+@pytest.fixture
+def moved(run: Path, model: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """The run and its model, copied: what is done to the copies harms nobody."""
+    out, there = Path(shutil.copytree(run, tmp_path / "run")), Path(shutil.copytree(model, tmp_path / "model"))
+    edited("config.json", lambda c: c["model"].update(name=str(there)))(out)
+    return out, there
+
+
+def ledger_file(run: Path) -> Path:
+    return run / "grafting-continual" / "seed-0" / "ledger.safetensors"
+
+
+def test_an_unchanged_run_answers_and_is_sound(moved: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    out, model = moved
+    assert cli.main(["predict", str(out), "--task", "sst2", "a lovely film"]) == 0
+    capsys.readouterr()
+    assert cli.main(["ledger", "verify", str(ledger_file(out)), "--model", str(model)]) == 0
+    said = capsys.readouterr().out
+    assert f"labels and prompts of {out / 'config.json'}, and the weights, configuration, tokenizer, readout" in said
+
+
+@pytest.mark.parametrize("change", MODEL_CHANGES)
+def test_a_changed_model_is_told_by_every_use(
+    moved: tuple[Path, Path], change: str, capsys: pytest.CaptureFixture[str], data_directory: Path
+) -> None:
+    """Weights are the same throughout, and so is their fingerprint."""
+    (out, model), (apply, named) = moved, MODEL_CHANGES[change]
+    apply(model)
+    capsys.readouterr()
+    for command in (
+        ["predict", str(out), "--task", "sst2", "a lovely film"],
+        ["predict", str(out), "--strategy", "bitfit", "--task", "sst2", "a lovely film"],
+        ["ledger", "verify", str(ledger_file(out)), "--model", str(model)],
+    ):
+        assert cli.main(command) == 1
+        assert named in capsys.readouterr().err
+    strategy = grafting(model, data_directory, max_length=24, precision="bf16")
+    with pytest.raises(LedgerError) as caught:
+        strategy.load(ledger_file(out).parent)
+    assert named in str(caught.value)
+    if change in ("activation", "heads", "epsilon"):  # what a body alone can tell
+        with pytest.raises(LedgerError) as caught:
+            LedgerSwitch(Ledger.load(ledger_file(out)), load_model(str(model), "linear").model.backbone)
+        assert named in str(caught.value)
+
+
+def grafting(model: Path, data: Path, *, max_length: int = 128, **options: Any) -> Any:
+    loaded = load_model(str(model), "linear", max_length=max_length)
+    chosen = build(GraftingContinual.Options, {"steps": 3, "sparsity": 0.05} | options, "it")
+    return GraftingContinual(
+        stream=make_stream("x", load_tasks(tiny.STREAM, str(data)), loaded, shots=4), options=chosen
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"precision": "fp32"}, "precision (expected bf16, got fp32)"),
+        ({"max_length": 32}, "max_length (expected 24, got 32)"),
+    ],
+)
+def test_a_strategy_that_would_answer_otherwise_does_not_load(
+    run: Path, model: Path, data_directory: Path, changes: dict[str, Any], named: str
+) -> None:
+    strategy = grafting(model, data_directory, **{"max_length": 24, "precision": "bf16"} | changes)
+    with pytest.raises(LedgerError) as caught:
+        strategy.load(ledger_file(run).parent)
+    assert named in str(caught.value)
+    grafting(model, data_directory, max_length=24, precision="bf16").load(str(ledger_file(run).parent))
+
+
+@pytest.mark.parametrize("field", ["labels", "kind"])
+def test_labels_of_the_run_that_are_others_are_told(
+    moved: tuple[Path, Path], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reversed, every answer would flip."""
+    out, _ = moved
+
+    def change(config: dict[str, Any]) -> None:
+        task = config["tasks"][2]
+        task[field] = task[field][::-1] if field == "labels" else "pair"
+
+    edited("config.json", change)(out)
+    capsys.readouterr()
+    assert cli.main(["predict", str(out), "--task", "sst2", "a lovely film"]) == 1
+    expected = {
+        "labels": "expected negative, positive, got positive, negative",
+        "kind": "expected 'single', got 'pair'",
+    }
+    assert f"different {field} of task 'sst2': {expected[field]}" in capsys.readouterr().err
+    assert cli.main(["ledger", "verify", str(ledger_file(out))]) == 1
+    assert expected[field] in capsys.readouterr().err
+
+
+def test_predict_answers_in_the_precision_of_the_run(run: Path) -> None:
+    """The probabilities are those of the run's own forward passes, bit for bit."""
+    predictor = Predictor.of_run(str(run))
+    definition = predictor.definition("sst2")
+    (rows,) = [each for each in load_tasks(tiny.STREAM, _data(run)) if each.task.name == "sst2"]
+    from safetensors.torch import load_file
+
+    kept = load_file(ledger_file(run).parent / "predictions.safetensors")["sst2/logits"]
+    assert definition.labels == ("negative", "positive")
+    got = predictor.logits("sst2", rows.test)
+    assert torch.equal(got, kept)
+    predictor._precision = "fp32"
+    assert not torch.equal(predictor.logits("sst2", rows.test), kept)
+
+
+def _data(run: Path) -> str:
+    name: str = json.loads((run / "config.json").read_text())["run"]["data"]
+    return name if Path(name).is_absolute() else str((run / name).resolve())
+
+
+def test_a_body_with_a_pooler_fits(model_directory: Any, data_directory: Path) -> None:
+    """AutoModel gives BERT a pooler; nothing of it is grafted, and the ledger was made without one."""
+    directory = model_directory("bert-pooler")
+    strategy = grafting(directory, data_directory)
+    for experience in strategy.stream.benchmark.train_stream:
+        strategy.train(experience)
+    body = AutoModel.from_pretrained(directory)
+    assert body.pooler is not None
+    before = {name: tensor.clone() for name, tensor in body.state_dict().items()}
+    switch = LedgerSwitch(strategy.ledger, body)
+    for task in strategy.ledger.tasks:
+        with switch.task(task):
+            graft = strategy.ledger.graft(task)
+            assert torch.equal(strategy.ledger.space.gather(body, graft.region.indices), graft.values)
+    assert all(torch.equal(before[name], tensor) for name, tensor in body.state_dict().items())
+    with torch.no_grad():
+        next(body.encoder.parameters()).view(-1)[0] += 1
+    with pytest.raises(LedgerError, match="belongs to other weights"):
+        LedgerSwitch(strategy.ledger, body)
+
+
+# -- What a tokenizer does -------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_is_known_by_what_it_does_not_by_its_files(model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    digest = tokenizer_digest(tokenizer)
+    tokenizer("state that a call leaves behind", truncation=True, max_length=3, padding="max_length")
+    assert tokenizer_digest(tokenizer) == digest
+    tokenizer.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content, indent=3, sort_keys=True))
+    assert tokenizer_digest(AutoTokenizer.from_pretrained(tmp_path)) == digest
+
+
+def test_the_order_of_merges_counts() -> None:
+    """Two byte-level tokenizers with one vocabulary, which split rare words alone in another way."""
+    one, other = (tiny.byte_level(causal=True) for _ in range(2))
+    assert tokenizer_digest(one) == tokenizer_digest(other)
+    content = json.loads(other.backend_tokenizer.to_str())
+    content["model"]["merges"].reverse()
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    end = "<|endoftext|>"
+    changed = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)), bos_token=end, eos_token=end, unk_token=end
+    )
+    assert changed.get_vocab() == one.get_vocab()
+    assert tokenizer_digest(changed) != tokenizer_digest(one)
+
+
+def fast(content: dict[str, Any]) -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    end = "<|endoftext|>"
+    backend = Tokenizer.from_str(json.dumps(content))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=end, eos_token=end, unk_token=end)
+
+
+def merges(content: dict[str, Any]) -> None:
+    """The last two change places: no probe shows it."""
+    held = content["model"]["merges"]
+    held[-1], held[-2] = held[-2], held[-1]
+
+
+def replaces(content: dict[str, Any]) -> None:
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "lovely"}, "content": "awful"}
+
+
+def splits(content: dict[str, Any]) -> None:
+    split = {"type": "Split", "pattern": {"String": "lov"}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
+
+
+def adds(content: dict[str, Any]) -> None:
+    (known, *_) = content["added_tokens"]
+    name = next(piece for piece in content["model"]["vocab"] if len(piece) == 2 and piece.isalpha())
+    number = content["model"]["vocab"][name]
+    content["added_tokens"].append(known | {"id": number, "content": name, "special": False})
+
+
+def closes_pairs(content: dict[str, Any]) -> None:
+    template = [{"Sequence": {"id": part, "type_id": 0}} for part in "AB"]
+    end = {"id": "<|endoftext|>", "ids": [content["model"]["vocab"]["<|endoftext|>"]], "tokens": ["<|endoftext|>"]}
+    between = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": template[:1],
+        "pair": [template[0], between, template[1]],
+        "special_tokens": {"<|endoftext|>": end},
+    }
+
+
+@pytest.mark.parametrize("change", [merges, replaces, splits, adds, closes_pairs])
+def test_a_rule_that_few_texts_show_counts(change: Any) -> None:
+    one = tiny.byte_level(causal=True)
+    content = json.loads(one.backend_tokenizer.to_str())
+    same, other = fast(content), json.loads(one.backend_tokenizer.to_str())
+    change(other)
+    changed = fast(other)
+    assert changed.get_vocab() == same.get_vocab()
+    assert same("a film that the")["input_ids"] == changed("a film that the")["input_ids"]
+    assert tokenizer_digest(same) == tokenizer_digest(fast(content))
+    assert tokenizer_digest(changed) != tokenizer_digest(same)
+
+
+# -- What a network computes -----------------------------------------------------------------------------
+
+
+def test_what_decides_no_answer_does_not_count(model_directory: Any) -> None:
+    body = AutoModel.from_pretrained(model_directory("bert"))
+    before = network_of(body)
+    for key, value in (
+        ("id2label", {0: "a"}),
+        ("hidden_dropout_prob", 0.9),
+        ("architectures", ["X"]),
+        ("use_cache", False),
+        ("return_dict", False),
+        ("torchscript", True),
+        ("chunk_size_feed_forward", 4),
+        ("pad_token_id", 3),
+    ):
+        setattr(body.config, key, value)
+    body.embeddings.word_embeddings.padding_idx = 3  # what BERT makes of pad_token_id: it counts in training alone
+    assert network_differences(before, network_of(body)) == []
+    body.config.hidden_act = "tanh"
+    assert network_differences(before, network_of(body)) == ['the model\'s hidden_act (expected "gelu", got "tanh")']
+
+
+def test_a_network_of_another_kind_is_known_by_how_it_prints() -> None:
+    def network(activation: torch.nn.Module) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(2, 2), activation)
+
+    assert network_of(network(torch.nn.ReLU())) == network_of(network(torch.nn.ReLU()))
+    assert network_differences(network_of(network(torch.nn.ReLU())), network_of(network(torch.nn.Tanh())))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"network": 1}', Binding("[]").json, Binding("x").json, "null", "[" * 99999]
+)
+def test_a_binding_that_is_none_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        Binding.of_json(text)
+    assert Binding.of_json(Binding("{}", "t", "prompt", 5, "bf16").json) == Binding("{}", "t", "prompt", 5, "bf16")
+
+
+# -- Grafts and adapters ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graft(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("grafts") / "graft"
+    given = ["graft", "sst2", "--data", str(data_directory), "--model", str(model), "--shots", "4", "--steps", "3"]
+    assert cli.main([*given, "--sparsity", "0.05", "--out", str(out)]) == 0
+    return out / "graft.safetensors"
+
+
+@pytest.mark.parametrize("change", [None, *MODEL_CHANGES])
+def test_a_graft_is_put_into_no_model_that_computes_or_reads_otherwise(
+    graft: Path, model: Path, change: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = Path(shutil.copytree(model, tmp_path / "model"))
+    if change is None:
+        assert cli.main(["apply", str(graft), "--model", str(there), "--out", str(tmp_path / "out")]) == 0
+        return
+    apply, named = MODEL_CHANGES[change]
+    apply(there)
+    capsys.readouterr()
+    assert cli.main(["apply", str(graft), "--model", str(there), "--out", str(tmp_path / "out")]) == 1
+    expected = "The graft was made with another tokenizer" if "tokenizer" in named else named
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", MODEL_CHANGES)
+def test_adapters_are_not_loaded_into_such_a_model(
+    model: Path, change: str, data_directory: Path, tmp_path: Path
+) -> None:
+    def lora(directory: Path) -> Any:
+        stream = make_stream(
+            "x", load_tasks("sst2", str(data_directory)), load_model(str(directory), "linear"), shots=4
+        )
+        return LoRA(stream=stream, options=build(LoRA.Options, {"steps": 2}, "it"))
+
+    strategy = lora(model)
+    strategy.train(strategy.stream.benchmark.train_stream[0])
+    strategy.save(tmp_path)
+    lora(model).load(tmp_path)
+    apply, named = MODEL_CHANGES[change]
+    there = Path(shutil.copytree(model, tmp_path / "model"))
+    apply(there)
+    with pytest.raises(RunError) as caught:
+        lora(there).load(tmp_path)
+    assert named in str(caught.value)
+
+
+def test_a_classifiers_head_is_written_as_the_fine_tuned_models_is(tmp_path: Path, data_directory: Path) -> None:
+    """What DeBERTa's head computes stands in config.json alone, and the base model's may say something else."""
+    config: dict[str, Any] = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"intermediate_size": 32, "max_position_embeddings": 48, "id2label": {0: "negative", 1: "positive"}}
+    tokenizer = tiny.build("bert")[1]
+    base = DebertaV2Config(**config | {"vocab_size": len(tokenizer), "pooler_hidden_act": "gelu"})
+    tuned = DebertaV2Config(**config | {"vocab_size": len(tokenizer), "pooler_hidden_act": "tanh"})
+    torch.manual_seed(0)
+    body = DebertaV2Model(base).eval()
+    classifier = DebertaV2ForSequenceClassification(tuned).eval()
+    classifier.deberta.load_state_dict(body.state_dict())
+    with torch.no_grad():
+        for parameter in classifier.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+        classifier.deberta.embeddings.load_state_dict(body.embeddings.state_dict())
+    for name, network in (("base", body), ("tuned", classifier)):
+        network.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    given = ["graft", "sst2", "--data", str(data_directory), "--model", str(tmp_path / "base")]
+    given += ["--fine-tuned", str(tmp_path / "tuned"), "--sparsity", "1", "--set", "mask_steps=0"]
+    assert cli.main([*given, "--out", str(tmp_path / "graft")]) == 0
+    command = ["apply", str(tmp_path / "graft"), "--model", str(tmp_path / "base"), "--out", str(tmp_path / "out")]
+    assert cli.main(command) == 0
+    written = DebertaV2ForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert written.config.pooler_hidden_act == "tanh"
+    ids = torch.tensor([tokenizer("a lovely film")["input_ids"]])
+    with torch.no_grad():
+        assert torch.allclose(written(ids).logits, classifier(ids).logits, atol=1e-5)

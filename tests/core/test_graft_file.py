@@ -1,0 +1,332 @@
+"""A graft on its own: its file and every way to damage it, and the models it can be put into."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from forgetfree.core.body import body_fingerprint, body_of, body_space
+from forgetfree.core.graft import Graft, GraftOrigin
+from forgetfree.core.graft_file import find_graft
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
+from forgetfree.errors import GraftError, UsageError
+from forgetfree.files import read_tensors
+from forgetfree.ledger import Ledger
+from forgetfree.models.loading import load_model
+from forgetfree.tasks import TaskDefinition
+
+ModelDirectory = Callable[[str], Path]
+
+TASK = TaskDefinition(
+    "own", "single", ("negative", "positive"), "{text} It was {mask}.", ("terrible", "great"), "{text} It was"
+)
+
+
+def graft_of(backbone: nn.Module, entries: int = 60, **changes: Any) -> Graft:
+    """Entries spread over all tensors of the body, with values of their own."""
+    space = body_space(backbone, ParameterSpace.of(backbone))
+    region = Region.of(torch.linspace(0, len(space) - 1, entries).long())
+    values = torch.randn(len(region), generator=torch.Generator().manual_seed(3))
+    origin = GraftOrigin(TASK, "linear", "some/model", body_fingerprint(backbone), 0.01)
+    readout = {"weight": torch.randn(2, tiny.HIDDEN), "bias": torch.tensor([1e-40, -0.0])}
+    return replace(Graft(region, values, space, readout, {}, origin), **changes)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def differing(model: nn.Module, before: dict[str, Tensor]) -> int:
+    """How many entries are not what they were."""
+    return sum(int((tensor != before[name]).sum()) for name, tensor in model.state_dict().items())
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.numpy().tobytes() == other.numpy().tobytes()
+
+
+@pytest.fixture
+def graft() -> Graft:
+    return graft_of(tiny.build("bert")[0])
+
+
+@pytest.fixture
+def file(graft: Graft, tmp_path: Path) -> Path:
+    graft.save(tmp_path / "graft.safetensors")
+    return tmp_path / "graft.safetensors"
+
+
+# -- Saving and loading ----------------------------------------------------------------------------------
+
+
+def test_saving_and_loading_loses_nothing(graft: Graft, file: Path) -> None:
+    loaded = Graft.load(str(file))
+    assert (loaded.region, loaded.space, loaded.origin) == (graft.region, graft.space, graft.origin)
+    assert same_bits(loaded.values, graft.values)
+    assert list(loaded.readout) == ["bias", "weight"]
+    assert all(same_bits(loaded.readout[name], graft.readout[name]) for name in graft.readout)
+    assert [path.name for path in file.parent.iterdir()] == ["graft.safetensors"]  # no temporary file is left
+
+
+def test_a_fine_tuned_classifiers_head_and_classes_are_kept(graft: Graft, tmp_path: Path) -> None:
+    assert graft.origin is not None
+    origin = replace(graft.origin, readout="classifier", architecture="BertForSequenceClassification", classes=(1, 0))
+    replace(graft, origin=origin).save(tmp_path / "g")
+    assert Graft.load(tmp_path / "g").origin == origin
+
+
+def test_buffers_are_kept_and_come_and_go_with_the_graft(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    space = ParameterSpace.of(model)
+    graft = Graft(Region.of([0, 5]), torch.ones(2), space, {}, {"1.running_mean": torch.arange(4.0)})
+    graft.save(tmp_path / "g")
+    before = state(model)
+    undo = Graft.load(tmp_path / "g").apply_(model)
+    assert model.get_buffer("1.running_mean").tolist() == [0, 1, 2, 3]
+    undo.apply_(model)
+    assert differing(model, before) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_are_kept_to_the_last_bit_in_the_parameters_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = nn.Linear(3, 4).to(dtype)
+    values = torch.tensor([1e-40, -0.0, 0.1]).to(dtype)
+    Graft(Region.of([0, 5, 13]), values, ParameterSpace.of(model)).save(tmp_path / "g")
+    loaded = Graft.load(tmp_path / "g").values
+    assert loaded.dtype == dtype
+    assert torch.equal(loaded.view(torch.uint8), values.view(torch.uint8))
+
+
+def test_its_size_follows_its_entries(tmp_path: Path) -> None:
+    """Eight bytes an entry: index and value; the model's size costs its layout at most."""
+    sizes = []
+    for width, entries in ((64, 100), (64, 1100), (512, 100)):
+        graft = Graft(Region.of(range(entries)), torch.ones(entries), ParameterSpace.of(nn.Linear(width, 64)))
+        graft.save(tmp_path / "g")
+        sizes.append((tmp_path / "g").stat().st_size)
+    assert 8000 <= sizes[1] - sizes[0] <= 8016
+    assert sizes[2] - sizes[0] <= 16
+
+
+def test_a_graft_without_a_space_cannot_go_out(graft: Graft, tmp_path: Path) -> None:
+    with pytest.raises(GraftError, match="needs the parameter space of its model's body, and this one has none"):
+        replace(graft, space=None).save(tmp_path / "g")
+    with pytest.raises(GraftError, match="holds NaN or infinity in 'readout/bias'"):
+        replace(graft, readout={"bias": torch.tensor([float("nan")])}).save(tmp_path / "g")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_one_graft_of_a_directory_is_found(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "model.safetensors").write_bytes(save({"a": torch.zeros(1)}))
+    (tmp_path / "broken.safetensors").write_bytes(b"no")
+    assert find_graft(file) == find_graft(tmp_path) == file
+    (tmp_path / "sub" / "more.safetensors").write_bytes(file.read_bytes())
+    with pytest.raises(UsageError, match=r"must hold one graft file, got 2: graft.safetensors, sub/more.safetensors"):
+        find_graft(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="must hold one graft file, got none"):
+        find_graft(tmp_path / "empty")
+
+
+# -- Damage ----------------------------------------------------------------------------------------------
+
+Tensors = dict[str, Tensor]
+Header = dict[str, str]
+Change = Callable[[Tensors, Header], object]
+QUERY = "encoder.layer.0.attention.self.query.weight"
+
+
+def put(name: str, value: Tensor) -> Change:
+    return lambda tensors, header: tensors.update({name: value})
+
+
+def drop(name: str) -> Change:
+    return lambda tensors, header: (tensors.pop(name, None), header.pop(name, None))
+
+
+def note(name: str, value: str) -> Change:
+    return lambda tensors, header: header.update({name: value})
+
+
+def origin(**changes: Any) -> Change:
+    return lambda tensors, header: header.update(origin=json.dumps(json.loads(header["origin"]) | changes))
+
+
+def u32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(torch.uint32)
+
+
+DAMAGE: dict[str, tuple[Change, str]] = {
+    "another readout": (put("readout/bias", torch.tensor([1.0, 2.0])), "do not match its checksum"),
+    "a missing readout": (drop("readout/bias"), "do not match its checksum"),
+    "another model": (origin(model="minilm"), "do not match its checksum"),
+    "another sparsity": (origin(sparsity=0.02), "do not match its checksum"),
+    "values of another dtype": (
+        lambda tensors, header: tensors.update({f"graft/{QUERY}/value": tensors[f"graft/{QUERY}/value"].double()}),
+        f"tensor '{QUERY}': expected torch.float32 values of shape .*, got torch.float64",
+    ),
+    "indices of another dtype": (
+        put(f"graft/{QUERY}/index", torch.tensor([0, 5])),
+        rf"tensor '{QUERY}': expected uint32 indices of shape \(s,\), got torch.int64",
+    ),
+    "unsorted indices": (put(f"graft/{QUERY}/index", u32(5, 0)), f"'{QUERY}': its indices are not sorted"),
+    "an index out of bounds": (put(f"graft/{QUERY}/index", u32(0, 256)), r"index 256 is out of bounds for shape \(16, 16\)"),
+    "indices without values": (drop(f"graft/{QUERY}/value"), "indices and values do not come in pairs"),
+    "a tensor of no name": (put("graft/c.weight/index", u32(1)), "unexpected tensor 'graft/c.weight/index'"),
+    "a tensor of no kind": (put("owned/0/bias", u32(1)), "unexpected tensor 'owned/0/bias'"),
+    "NaN": (put("readout/bias", torch.tensor([float("nan"), 1.0])), "'readout/bias' holds NaN or infinity"),
+    "a foreign layout": (note("layout", '[["a",[2],"float32"]]'), "its layout does not match its layout hash"),
+    "an unreadable layout": (note("layout", "{"), "its layout cannot be read"),
+    "a layout of nonsense": (note("layout", '[["a", [2], "nn"]]'), "its layout cannot be read"),
+    "an origin that is no JSON": (note("origin", "{"), "its origin cannot be read"),
+    "an origin that is no object": (note("origin", "[1]"), "its origin cannot be read"),
+    "an origin of more": (origin(colour="green"), "its origin cannot be read"),
+    "an origin of another kind": (origin(model=3), "its origin cannot be read"),
+    "a task of nothing": (origin(task={}), "its origin cannot be read"),
+    "another schema": (note("schema", "2"), "it has schema '2', and this version reads schema 1"),
+    **{f"no {key}": (drop(key), f"its metadata lacks {key}") for key in ("schema", "layout", "layout_hash", "checksum")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_refused_with_the_reason(file: Path, damage: str) -> None:
+    change, reason = DAMAGE[damage]
+    header, tensors = read_tensors(file)
+    change(tensors, header)
+    file.write_bytes(save(tensors, header))
+    with pytest.raises(GraftError, match=reason) as caught:
+        Graft.load(file)
+    assert str(caught.value).startswith(f"{file} is not a sound graft: ")
+    assert str(caught.value).endswith("Restore it from a copy, or make the graft again.")
+
+
+def test_a_flipped_bit_anywhere_is_noticed(file: Path) -> None:
+    """A bit of every seventh byte: a graft error, never another."""
+    sound = file.read_bytes()
+    accepted = []
+    for position in [*range(8), *range(8, len(sound), 7)]:
+        flipped = bytearray(sound)
+        flipped[position] ^= 1 << (position % 8)
+        file.write_bytes(flipped)
+        try:
+            Graft.load(file)
+        except GraftError:
+            continue
+        accepted.append(position)
+    assert accepted == []
+
+
+def test_a_file_cut_short_is_refused(file: Path) -> None:
+    sound = file.read_bytes()
+    for length in [*range(0, len(sound), 499), len(sound) - 1]:
+        file.write_bytes(sound[:length])
+        with pytest.raises(GraftError, match=r"not a readable safetensors file.*restore it from a copy"):
+            Graft.load(file)
+
+
+def test_no_file_and_no_graft(tmp_path: Path) -> None:
+    with pytest.raises(GraftError, match="There is no graft at"):
+        Graft.load(tmp_path / "none.safetensors")
+    (tmp_path / "text").write_text("not a graft at all")
+    with pytest.raises(GraftError, match="not a readable safetensors file"):
+        Graft.load(tmp_path / "text")
+    (tmp_path / "other").write_bytes(save({"a": torch.zeros(1)}))
+    with pytest.raises(GraftError, match=r"is no graft: expected the format 'forgetfree.graft', got 'none'"):
+        Graft.load(tmp_path / "other")
+    Ledger(ParameterSpace.of(nn.Linear(1, 1)), "f" * 64).save(tmp_path / "ledger")
+    with pytest.raises(GraftError, match=r"got 'forgetfree\.ledger'"):
+        Graft.load(tmp_path / "ledger")
+
+
+# -- One file, any head ----------------------------------------------------------------------------------
+
+HEADS = {
+    "bert-mlm": ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification"),
+    "roberta-mlm": ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"),
+    "gpt2-lm": ("AutoModel", "AutoModelForCausalLM", "AutoModelForTokenClassification"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "loader"), [(kind, loader) for kind, loaders in HEADS.items() for loader in loaders])
+def test_a_graft_goes_into_its_model_under_any_head_and_out_again(
+    kind: str, loader: str, model_directory: ModelDirectory, tmp_path: Path
+) -> None:
+    graft_of(load_model(str(model_directory(kind))).model.backbone).save(tmp_path / "g")
+    graft = Graft.load(tmp_path / "g")
+    model = getattr(transformers, loader).from_pretrained(model_directory(kind), dtype=torch.float32)
+    before = state(model)
+    undo = graft.apply_(model)
+    assert differing(model, before) == len(graft.region)
+    assert graft.space is not None
+    assert same_bits(graft.space.gather(body_of(model), graft.region.indices), graft.values)
+    undo.apply_(model)
+    after = model.state_dict()
+    assert all(same_bits(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("readout", ["linear", "prompt"])
+def test_a_graft_goes_into_our_own_models(readout: str, model_directory: ModelDirectory) -> None:
+    model = load_model(str(model_directory("bert-mlm")), readout).model
+    graft, before = graft_of(model.backbone), state(model)
+    undo = graft.apply_(model)
+    assert differing(model, before) == len(graft.region)
+    undo.apply_(model)
+    assert differing(model, before) == 0
+
+
+@pytest.mark.parametrize("kind", ["bert-pooler", "bert-mlm", "roberta-mlm", "gpt2-lm"])
+def test_a_body_is_the_same_however_it_is_loaded(kind: str, model_directory: ModelDirectory) -> None:
+    """With a head or without, with a pooler or without; and another once an entry of it is."""
+    loaders = HEADS.get(kind, ("AutoModel", "AutoModelForSequenceClassification"))
+    models = [getattr(transformers, loader).from_pretrained(model_directory(kind)) for loader in loaders]
+    assert len({body_fingerprint(model) for model in models}) == 1
+    assert len({body_space(model, ParameterSpace.of(model)).layout for model in models}) == 1
+    next(iter(ParameterSpace.of(models[0]).parameters(models[0]))).data.view(-1)[0] += 1
+    assert len({body_fingerprint(model) for model in models}) == 2
+
+
+# -- What is refused -------------------------------------------------------------------------------------
+
+
+def refuse(graft: Graft, model: nn.Module, match: str) -> None:
+    before = state(model)
+    with pytest.raises(GraftError, match=match):
+        graft.apply_(model)
+    assert differing(model, before) == 0
+
+
+def test_another_model_is_refused_and_nothing_is_changed(graft: Graft) -> None:
+    refuse(graft, tiny.build("roberta")[0], r"belongs to other weights, those of 'some/model': expected fingerprint")
+    refuse(graft, tiny.build("gpt2")[0], r"of another layout: .* expected 'encoder.layer.0.*got no such tensor")
+    refuse(graft, tiny.build("bert")[0].bfloat16(), r"expected 'encoder.*in torch.float32, got torch.bfloat16.*dtype=")
+    other, _ = tiny.build("bert")
+    ParameterSpace.of(other).parameters(other)[3].data.view(-1)[0] += 1
+    refuse(graft, other, "belongs to other weights")
+    refuse(replace(graft, buffers={"mean": torch.zeros(2)}), tiny.build("bert")[0], "has no buffer 'mean'")
+    refuse(replace(graft, space=None), tiny.build("bert")[0], "does not say which tensors its region means")
+
+
+def test_two_grafts_are_stacked_on_purpose_and_taken_off_in_turn(graft: Graft) -> None:
+    model, _ = tiny.build("bert")
+    before = state(model)
+    second = graft_of(model, 90)
+    undo = [graft.apply_(model)]
+    with pytest.raises(GraftError, match=r"check=False puts it on top of another graft"):
+        second.apply_(model)
+    undo.append(second.apply_(model, check=False))
+    assert differing(model, before) > 90
+    for each in reversed(undo):
+        each.apply_(model)
+    assert differing(model, before) == 0

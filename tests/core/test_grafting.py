@@ -1,0 +1,678 @@
+"""Grafting and localising: eqs. 1 to 4 of the paper, held against a slow implementation that reads like them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from forgetfree.core.base_regions import base_region, budget, top
+from forgetfree.core.body import body_space
+from forgetfree.core.graft import Graft, grafted
+from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region, soft_mask
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
+from forgetfree.core.trained import RegionParameters
+from forgetfree.errors import GraftError, OptionError, RegionError, TrainingError
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+# -- Eq. 1 -----------------------------------------------------------------------------------------------
+
+
+def test_a_graft_is_equation_1() -> None:
+    """θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre, for a γ of every other entry."""
+    model, _ = tiny.build("bert")
+    space = ParameterSpace.of(model)
+    pre, ft = space.flatten(model), torch.randn(len(space))
+    gamma = (torch.arange(len(space)) % 2 == 0).float()
+    region = Region.from_mask(gamma.bool())
+    graft = Graft(region, ft[region.indices])
+    with grafted(model, space, graft):
+        assert torch.equal(space.flatten(model), gamma * ft + (1 - gamma) * pre)
+        assert torch.equal(Graft.of(model, space, region).values, graft.values)
+    assert torch.equal(space.flatten(model), pre)
+
+
+def test_applying_what_apply_returns_undoes_it() -> None:
+    model, _ = tiny.build("gpt2")
+    space = ParameterSpace.of(model)
+    pre, region = space.flatten(model), Region.of([0, 5, len(space) - 1])
+    undo = Graft(region, torch.tensor([1e8, -1e8, 3.0])).apply_(model, space)
+    assert int((space.flatten(model) != pre).sum()) == 3
+    undo.apply_(model, space)
+    assert torch.equal(space.flatten(model), pre)
+
+
+def test_a_graft_is_taken_back_when_what_is_inside_fails() -> None:
+    model, _ = tiny.build("bert")
+    space = ParameterSpace.of(model)
+    pre = space.flatten(model)
+    with pytest.raises(ZeroDivisionError), grafted(model, space, Graft(Region.of([1]), torch.tensor([9.0]))):
+        raise ZeroDivisionError
+    assert torch.equal(space.flatten(model), pre)
+
+
+def test_without_a_space_of_its_own_a_graft_needs_one() -> None:
+    model, _ = tiny.build("bert")
+    with pytest.raises(GraftError, match=r"does not say which tensors its region means.*apply_\(model, space\)"):
+        Graft(Region.of([0]), torch.ones(1)).apply_(model)
+
+
+def test_a_graft_may_bring_its_space_to_a_model_with_a_head() -> None:
+    """The space is of the body: its names fit the model with its head, and the indices mean the same there."""
+    model, _ = tiny.build("bert-mlm")
+    space = ParameterSpace.of(model)
+    pre, region = space.flatten(model), Region.of([0, 5, len(space) - 1])
+    assert space.tensors[0].name == "bert." + body_space(model, space).tensors[0].name
+    undo = Graft(region, torch.tensor([1e8, -1e8, 3.0]), body_space(model, space)).apply_(model)
+    assert space.gather(model, region.indices).tolist() == [1e8, -1e8, 3.0]
+    undo.apply_(model, space)
+    assert torch.equal(space.flatten(model), pre)
+
+
+# -- Budget, top, base regions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "sparsity", "entries"),
+    [
+        (100, 0.29, 29),
+        (100, 0.299, 29),
+        (85_000_000, 1e-4, 8500),
+        (7, 1.0, 7),
+        (3, 1 / 3, 1),
+        (10_000, 1e-4, 1),
+    ],
+)
+def test_the_budget_is_the_share_rounded_down(size: int, sparsity: float, entries: int) -> None:
+    """0.29 · 100 is 28.999999999999996 in floating point, and means 29."""
+    assert budget(size, sparsity) == entries
+
+
+@pytest.mark.parametrize("sparsity", [0, -0.1, 1.1])
+def test_a_share_outside_0_to_1_is_refused(sparsity: float) -> None:
+    with pytest.raises(OptionError, match="sparsity must be above 0 and at most 1"):
+        budget(100, sparsity)
+
+
+def test_a_share_that_leaves_nothing_is_refused_with_the_least_that_does() -> None:
+    with pytest.raises(OptionError, match=r"leaves no entry of the 100 graftable ones. Give at least 1.0e-02"):
+        budget(100, 0.009)
+
+
+def test_top_takes_the_highest_and_the_lower_index_of_equals() -> None:
+    """2 > 1, 1, 1 > 0: of the three ones the first two are taken."""
+    scores = torch.tensor([1.0, 0.0, 1.0, 2.0, 1.0])
+    assert top(scores, 3).indices.tolist() == [0, 2, 3]
+    assert top(torch.zeros(5), 2).indices.tolist() == [0, 1]
+
+
+def test_top_takes_only_what_is_eligible() -> None:
+    scores = torch.tensor([5.0, 4.0, 3.0, 2.0])
+    eligible = torch.tensor([False, True, False, True])
+    assert top(scores, 1, eligible).indices.tolist() == [1]
+    assert top(scores, 3, eligible).indices.tolist() == [1, 3]
+    assert top(scores, 3, torch.zeros(4, dtype=torch.bool)) == Region.empty()
+    assert top(scores, 0) == Region.empty()
+
+
+def slow_top(scores: Tensor, count: int, eligible: Tensor) -> list[int]:
+    """Sorted by score, of equals by index."""
+    ranked = sorted((i for i in range(len(scores)) if eligible[i]), key=lambda i: (-float(scores[i]), i))
+    return sorted(ranked[:count])
+
+
+@pytest.mark.parametrize("size", [50, 20_000])
+@pytest.mark.parametrize("spread", ["normal", "ties", "few are high", "rising"])
+def test_the_highest_scores_are_those_of_a_slow_sort(size: int, spread: str) -> None:
+    """Of many scores a sample guesses how high they must be; the guess never shows."""
+    generator = torch.Generator().manual_seed(size)
+    scores = torch.randn(size, generator=generator)
+    if spread == "ties":
+        scores = scores.round()
+    elif spread == "few are high":
+        scores = torch.where(torch.rand(size, generator=generator) < 0.01, scores.abs() + 9, torch.zeros(()))
+    elif spread == "rising":
+        scores = torch.arange(size).float()
+    eligible = torch.rand(size, generator=generator) < 0.9
+    for count in (1, 7, size // 100 + 1, size // 3, size):
+        assert top(scores.clone(), count, eligible).indices.tolist() == slow_top(scores, count, eligible)
+
+
+@pytest.mark.parametrize("count", [1, 9, 40, 300])
+def test_the_hard_region_is_that_of_a_slow_sort_by_gamma(count: int) -> None:
+    """γ ranked by its logit in float64: S outside the base, −S inside. Moves far below the last bit of S = −10 count."""
+    generator = torch.Generator().manual_seed(count)
+    climbed = torch.randn(300, generator=generator) * 10 ** torch.linspace(-9, 1.2, 300)
+    base, eligible = (torch.rand(300, generator=generator) < share for share in (0.1, 0.8))
+    scores = climbed.double() - 10
+    rank = torch.where(base, -scores, scores)
+    found = hard_region(climbed, -10.0, base, eligible, count)
+    assert found.indices.tolist() == slow_top(rank, count, eligible)
+
+
+def test_the_movement_base_is_what_moved_most() -> None:
+    pre = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
+    ft = torch.tensor([0.1, -3.0, 2.0, 0.0, 1.0])
+    assert base_region("movement", pre, ft, 2).indices.tolist() == [1, 2]
+    assert base_region("movement", pre, ft, 5).indices.tolist() == [0, 1, 2]  # two did not move
+    assert pre.tolist() == [0, 0, 0, 0, 1]  # nothing is overwritten
+
+
+def test_the_other_bases() -> None:
+    pre, ft = torch.zeros(50), torch.ones(50)
+    assert base_region("empty", pre, ft, 5) == Region.empty()
+    drawn = base_region("random", pre, ft, 5, seed=1)
+    assert len(drawn) == 5
+    assert drawn == base_region("random", pre, ft, 5, seed=1)
+    assert drawn != base_region("random", pre, ft, 5, seed=2)
+
+
+# -- Eq. 4 -----------------------------------------------------------------------------------------------
+
+
+def test_the_soft_mask_is_equation_4() -> None:
+    """σ(0) = 1/2, σ(ln 3) = 3/4: inside the base region γ = 1 − σ(S), outside γ = σ(S)."""
+    scores = torch.tensor([0.0, 0.0, 3.0, 3.0]).where(torch.tensor([True, True, False, False]), torch.tensor(3.0).log())
+    base = torch.tensor([True, False, True, False])
+    assert soft_mask(scores, base).tolist() == pytest.approx([0.5, 0.5, 0.25, 0.75])
+
+
+def test_at_the_start_the_soft_mask_is_the_base_region() -> None:
+    """σ(−10) = 4.54e-5."""
+    base = torch.tensor([True, False])
+    assert soft_mask(torch.full((2,), -10.0), base).tolist() == pytest.approx([1 - 4.54e-5, 4.54e-5], abs=1e-7)
+
+
+def test_the_hard_region_ranks_by_gamma_but_never_takes_what_did_not_move() -> None:
+    """γ falls with S in the base region and rises with it outside."""
+    climbed = torch.tensor([0.0, 30.0, 30.0, 5.0, 40.0])
+    base = torch.tensor([True, True, False, False, False])
+    moved = torch.tensor([True, True, True, True, False])
+    # S = climbed − 10; −S of 0 is 10, of 1 is −20; S of 2 is 20, of 3 is −5, and 4 did not move.
+    assert hard_region(climbed, -10.0, base, moved, 1).indices.tolist() == [2]
+    assert hard_region(climbed, -10.0, base, moved, 2).indices.tolist() == [0, 2]
+    assert hard_region(climbed, -10.0, base, moved, 3).indices.tolist() == [0, 2, 3]
+    assert hard_region(climbed, -10.0, base, moved, 9).indices.tolist() == [0, 1, 2, 3]
+
+
+def test_steps_too_small_for_float32_next_to_minus_10_still_rank() -> None:
+    """−10 + 1e-9 is −10 in float32, so S itself could not tell these apart."""
+    climbed = torch.tensor([0.0, 1e-9, -1e-9, 2e-9])
+    assert float(torch.tensor(-10.0) + climbed[1]) == -10.0
+    outside, moved = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
+    assert hard_region(climbed, -10.0, outside, moved, 2).indices.tolist() == [1, 3]
+
+
+# -- Learning the mask, against the reference ------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Four tensors, 5·4 + 4 + 4·3 + 3 = 39 entries, and a nonlinearity between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(5, 4)
+        self.two = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.two(torch.tanh(self.one(x)))
+
+
+def problem(seed: int = 0, rows: int = 12, steps: int = 8) -> tuple[Net, ParameterSpace, Tensor, Tensor, list[Batch]]:
+    """A model with θ_pre in it, θ_ft a move away (one entry in five does not move), and a batch a step."""
+    generator = torch.Generator().manual_seed(seed)
+    model = Net()
+    space = ParameterSpace.of(model)
+    pre = torch.randn(len(space), generator=generator)
+    move = torch.randn(len(space), generator=generator) * (torch.arange(len(space)) % 5 != 0)
+    space.load_(model, pre)
+    batches = [
+        (
+            torch.randn(rows, 5, generator=generator),
+            torch.randint(0, 3, (rows,), generator=generator),
+            torch.zeros(rows, dtype=torch.int64),
+        )
+        for _ in range(steps)
+    ]
+    return model, space, pre, pre + move, batches
+
+
+def reference_scores(
+    model: nn.Module,
+    space: ParameterSpace,
+    pre: Tensor,
+    ft: Tensor,
+    base: Tensor,
+    batches: Sequence[Batch],
+    rate: float,
+    start: float = -10.0,
+) -> tuple[Tensor, list[float]]:
+    """Eqs. 3 and 4 as they are written: autograd on S, in float64."""
+    scores = torch.full_like(pre, start, dtype=torch.float64, requires_grad=True)
+    model = model.double()
+    losses = []
+    for x, y, t in batches:
+        sigma = torch.sigmoid(scores)
+        base64 = base.double()
+        gamma = base64 * (1 - sigma) + (1 - base64) * sigma
+        theta = gamma * ft.double() + (1 - gamma) * pre.double()
+        tensors = {s.name: theta[s.offset : s.offset + s.size].view(s.shape) for s in space.tensors}
+        inputs = x.double() if x.is_floating_point() else x
+        loss = F.cross_entropy(functional_call(model, tensors, (inputs, t)), y)
+        (gradient,) = torch.autograd.grad(loss, scores)
+        with torch.no_grad():
+            scores -= rate * gradient
+        losses.append(float(loss.detach()))
+    model.float()
+    return scores.detach(), losses
+
+
+def learn(
+    model: Net,
+    space: ParameterSpace,
+    pre: Tensor,
+    ft: Tensor,
+    batches: Sequence[Batch],
+    base: Region,
+    *,
+    sparsity: float = 0.25,
+    validate: Callable[[], float] | None = None,
+    cut: int | None = None,
+    on_step: Any = None,
+    **options: Any,
+) -> LearnedRegion:
+    """`learn_region` with each batch as it is, or cut into micro-batches of ``cut`` rows."""
+
+    def pieces(batch: Batch) -> list[Batch]:
+        return list(zip(*(part.split(cut) for part in batch), strict=True)) if cut else [batch]
+
+    return learn_region(
+        model,
+        space,
+        pre,
+        ft,
+        [pieces(batch) for batch in batches],
+        model,
+        sparsity=sparsity,
+        base=base,
+        options=MaskOptions(**({"steps": len(batches), "learning_rate": 2e4} | options)),
+        validate=validate,
+        on_step=on_step,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "rate"),
+    [
+        ("movement", -10, 2e3),
+        ("empty", -10, 2e4),
+        ("movement", -2, 5.0),
+        ("empty", -2, 5.0),
+        ("random", -2, 2.0),
+    ],
+)
+def test_learning_the_mask_is_gradient_descent_on_equation_3(kind: Any, start: float, rate: float) -> None:
+    """S agrees with autograd's to 1e-6, at rates at which it moves by whole units."""
+    model, space, pre, ft, batches = problem()
+    base = base_region(kind, pre, ft, 9)
+    expected, losses = reference_scores(model, space, pre, ft, base.mask(len(space)), batches, rate, start)
+    learned = learn(model, space, pre, ft, batches, base, learning_rate=rate, score_init=start)
+    assert float((expected - start).abs().max()) > 1
+    assert int(((expected - start).abs() > 0.1).sum()) >= 5
+    torch.testing.assert_close(learned.scores.double(), expected, rtol=0, atol=1e-6)
+    assert learned.losses == pytest.approx(losses, rel=1e-6)
+    # The hard region is the top of the reference's γ among what moved, in float64.
+    sigma = torch.sigmoid(expected)
+    gamma = torch.where(base.mask(len(space)), 1 - sigma, sigma)
+    assert learned.region == top(gamma, 9, ft != pre)
+    assert learned.step == len(batches)
+
+
+def test_learning_the_mask_of_a_transformer_agrees_with_the_reference() -> None:
+    """Through attention, LayerNorm and a tied embedding, where gradients of S are tiny and the rate is huge."""
+    backbone, _ = tiny.build("gpt2-lm")
+    space = ParameterSpace.of(backbone)
+    pre = space.flatten(backbone)
+    generator = torch.Generator().manual_seed(0)
+    ft = pre + torch.randn(len(space), generator=generator) * 0.05
+    x = torch.randint(0, 400, (6, 7), generator=generator)
+    y = torch.randint(0, 400, (6,), generator=generator)
+    batches = [(x, y, torch.zeros(6, dtype=torch.int64))] * 3
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = backbone
+
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            return self.backbone(x).logits[:, -1]
+
+    model = Last().eval()
+    named = ParameterSpace.of(model)
+    base = base_region("movement", pre, ft, 50)
+    rate = 1e6
+    expected, _ = reference_scores(model, named, pre, ft, base.mask(len(space)), batches, rate)
+    learned = learn_region(
+        backbone,
+        space,
+        pre,
+        ft,
+        [[batch] for batch in batches],
+        model,
+        sparsity=50 / len(space),
+        base=base,
+        options=MaskOptions(steps=3, learning_rate=rate),
+    )
+    moved = (expected + 10).abs()
+    assert float(moved.max()) > 1
+    torch.testing.assert_close(learned.scores.double(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(space.flatten(backbone), pre)
+
+
+def test_micro_batches_do_not_change_the_scores() -> None:
+    model, space, pre, ft, batches = problem()
+    base = base_region("movement", pre, ft, 9)
+    whole = learn(model, space, pre, ft, batches, base)
+    cut = learn(model, space, pre, ft, batches, base, cut=5)  # 12 rows as 5, 5 and 2
+    torch.testing.assert_close(cut.scores, whole.scores, rtol=1e-6, atol=1e-6)
+    assert cut.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert cut.region == whole.region
+
+
+@pytest.mark.parametrize("entries", [1, 4, 9, 20])
+@pytest.mark.parametrize("kind", ["movement", "empty", "random"])
+def test_the_budget_is_met_exactly_and_nothing_unmoved_is_taken(kind: Any, entries: int) -> None:
+    """32 of 39 entries moved, so every budget up to 31 can be spent in full."""
+    model, space, pre, ft, batches = problem()
+    assert int((ft != pre).sum()) == 31
+    base = base_region(kind, pre, ft, entries)
+    learned = learn(model, space, pre, ft, batches, base, sparsity=entries / 39)
+    assert learned.budget == entries
+    assert len(learned.region) == entries
+    assert bool((ft != pre)[learned.region.indices].all())
+
+
+def test_a_budget_of_everything_takes_what_moved_and_no_more() -> None:
+    model, space, pre, ft, batches = problem()
+    learned = learn(model, space, pre, ft, batches, Region.empty(), sparsity=1.0)
+    assert learned.budget == 39
+    assert learned.region == Region.from_mask(ft != pre)
+
+
+def test_the_model_ends_as_it_began() -> None:
+    """θ_pre bit for bit, no gradients, the modes and flags it had."""
+    model, space, pre, ft, batches = problem()
+    model.train()
+    model.two.bias.requires_grad_(False)
+    learn(
+        model,
+        space,
+        pre,
+        ft,
+        batches,
+        base_region("movement", pre, ft, 9),
+        validate=lambda: 0.0,
+        evaluate_every=2,
+    )
+    assert torch.equal(space.flatten(model), pre)
+    assert model.training
+    assert [p.requires_grad for p in model.parameters()] == [True, True, True, False]
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_theta_pre_and_theta_ft_are_not_touched() -> None:
+    model, space, pre, ft, batches = problem()
+    kept = pre.clone(), ft.clone()
+    learn(model, space, pre, ft, batches, base_region("movement", pre, ft, 9))
+    assert torch.equal(pre, kept[0])
+    assert torch.equal(ft, kept[1])
+
+
+def test_no_steps_keep_the_base_region() -> None:
+    model, space, pre, ft, _ = problem()
+    base = base_region("movement", pre, ft, 9)
+    learned = learn(model, space, pre, ft, [], base, steps=0)
+    assert learned.region == base
+    assert learned.step == 0
+    assert torch.equal(space.flatten(model), pre)
+
+
+def test_no_steps_take_nothing_but_the_base() -> None:
+    """A base below the budget is not topped up, and entries of it that did not move carry nothing."""
+    model, space, pre, ft, _ = problem()
+    small = base_region("movement", pre, ft, 3)
+    assert learn(model, space, pre, ft, [], small, steps=0).region == small
+    still = Region.of([0, 5, 6])  # every fifth entry does not move
+    assert learn(model, space, pre, ft, [], still, steps=0).region == Region.of([6])
+
+
+def test_neither_base_nor_steps_is_refused() -> None:
+    model, space, pre, ft, _ = problem()
+    with pytest.raises(OptionError, match=r"An empty base region and 0 steps leave no region\. Give steps"):
+        learn(model, space, pre, ft, [], Region.empty(), steps=0)
+
+
+def test_half_precision_gradients_of_a_large_batch_do_not_vanish() -> None:
+    """In fp16 the scores follow those of fp32, also where a step adds up 512 rows."""
+    scores = {}
+    for precision in ("fp32", "fp16"):
+        model, space, pre, ft, batches = problem(rows=512, steps=2)
+        learned = learn(
+            model, space, pre, ft, batches, Region.empty(), steps=2, cut=64, learning_rate=1e3, precision=precision
+        )
+        scores[precision] = learned.scores + 10
+    assert float((scores["fp16"] - scores["fp32"]).norm() / scores["fp32"].norm()) < 0.01
+
+
+# -- Validation ------------------------------------------------------------------------------------------
+
+
+def test_validation_sees_the_hard_mask_and_the_best_wins() -> None:
+    """Scores 1, 3, 3, 2 at steps 2, 4, 6, 8: the later of the two best, step 6, is taken."""
+    model, space, pre, ft, batches = problem()
+    base = base_region("movement", pre, ft, 9)
+    answers, seen = iter([1.0, 3.0, 3.0, 2.0]), []
+
+    def validate() -> float:
+        seen.append(space.flatten(model))
+        return next(answers)
+
+    learned = learn(model, space, pre, ft, batches, base, validate=validate, evaluate_every=2)
+    assert learned.validation == ((2, 1.0), (4, 3.0), (6, 3.0), (8, 2.0))
+    assert learned.step == 6
+    for theta in seen:  # every one is a hard graft of 9 entries
+        at = theta != pre
+        assert int(at.sum()) == 9
+        assert torch.equal(theta[at], ft[at])
+    assert Region.from_mask(seen[2] != pre) == learned.region
+
+
+def test_a_small_base_that_validation_likes_best_is_no_smaller_region() -> None:
+    """The region has as many entries as were asked for, even where every mask scores alike."""
+    model, space, pre, ft, batches = problem()
+    base = base_region("movement", pre, ft, 1)
+    learned = learn(model, space, pre, ft, batches, base, validate=lambda: 0.5, evaluate_every=2)
+    assert len(learned.region) == learned.budget == 9
+    assert learned.step == len(batches)
+
+
+def test_what_the_mask_becomes_does_not_depend_on_being_evaluated() -> None:
+    model, space, pre, ft, batches = problem()
+    base = base_region("movement", pre, ft, 9)
+    often = learn(model, space, pre, ft, batches, base, validate=lambda: 0.0, evaluate_every=1)
+    never = learn(model, space, pre, ft, batches, base)
+    assert torch.equal(often.scores, never.scores)
+
+
+def test_a_validation_that_leaves_the_model_in_training_mode_does_not_bring_dropout_in() -> None:
+    model, space, pre, ft, batches = problem()
+    modes = []
+    model.register_forward_pre_hook(lambda *_: modes.append(model.training))
+    learn(
+        model,
+        space,
+        pre,
+        ft,
+        batches,
+        Region.empty(),
+        validate=lambda: float(model.train() is None),
+        evaluate_every=1,
+    )
+    assert modes == [False] * len(batches)
+
+
+def test_every_step_is_reported() -> None:
+    model, space, pre, ft, batches = problem(steps=3)
+    told: list[tuple[int, float]] = []
+    learned = learn(model, space, pre, ft, batches, Region.empty(), on_step=lambda *step: told.append(step))
+    assert told == list(enumerate(learned.losses, 1))
+
+
+# -- Memory ----------------------------------------------------------------------------------------------
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside held at a time."""
+
+    def __init__(self, *there: Tensor) -> None:
+        super().__init__()
+        self._there = {tensor.untyped_storage()._cdata for tensor in there}
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._there:
+                storage = tensor.untyped_storage()
+                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._live = {key: held for key, held in self._live.items() if not held[0].expired()}
+        self.bytes = max(self.bytes, sum(size for _, size in self._live.values()))
+        return made
+
+
+def test_a_search_takes_less_than_three_vectors_beside_the_model_and_both_thetas() -> None:
+    """S, and either gradients or what ranks S; validation included. N is 2.6 million, the largest tensor a tenth of it."""
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(10)), nn.Linear(512, 2))
+    space = ParameterSpace.of(model)
+    pre = space.flatten(model)
+    ft = pre + torch.randn(len(space), generator=torch.Generator().manual_seed(0)) * 0.01
+    batch = torch.randn(4, 512), torch.tensor([0, 1, 0, 1]), torch.zeros(4, dtype=torch.long)
+    options = MaskOptions(steps=3, evaluate_every=1, score_init=-10.0)
+    base = base_region("movement", pre, ft, 300)
+    with Peak(pre, ft, *model.parameters()) as peak:
+        learn_region(
+            model,
+            space,
+            pre,
+            ft,
+            [[batch]] * 3,
+            lambda x, t: model(x),
+            sparsity=1e-3,
+            base=base,
+            options=options,
+            validate=lambda: 0.0,
+        )
+    assert 1 < peak.bytes / (4 * len(space)) < 3
+
+
+# -- Errors ----------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_the_search_and_restores_the_model() -> None:
+    model, space, pre, ft, batches = problem()
+    x, y, t = batches[1]
+    batches[1] = (x * float("nan"), y, t)
+    with pytest.raises(TrainingError, match="The loss became nan at step 2"):
+        learn(model, space, pre, ft, batches, Region.empty())
+    assert torch.equal(space.flatten(model), pre)
+
+
+def test_vectors_of_another_length_are_refused() -> None:
+    model, space, pre, ft, batches = problem()
+    with pytest.raises(RegionError, match="must have the space's 39 entries, got 38 and 39"):
+        learn(model, space, pre[:-1], ft, batches, Region.empty())
+
+
+# -- Training a region -----------------------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd with weight decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.5),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.5),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_only_the_region_moves_whatever_the_optimizer(name: str) -> None:
+    model, space, pre, _, batches = problem()
+    indices = torch.tensor([0, 7, 21, 38])
+    region = Region.of(indices)
+    trained = RegionParameters(model, space, region)
+    optimizer = OPTIMIZERS[name]([trained.values])
+    for x, y, t in batches:
+        F.cross_entropy(model(x, t), y).backward()
+        trained.collect()
+        optimizer.step()
+        trained.write()
+        assert all(p.grad is None for p in trained.touched)
+    after = space.flatten(model)
+    outside = ~region.mask(len(space))
+    assert torch.equal(after[outside], pre[outside])
+    assert bool((after[indices] != pre[indices]).all())
+    assert torch.equal(after[indices], trained.values.detach())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_region_of_everything_trains_as_the_model_itself_does(name: str) -> None:
+    model, space, pre, _, batches = problem()
+    twin = Net()
+    space.load_(twin, pre)
+    trained = RegionParameters(model, space, Region.of(torch.arange(len(space))))
+    flat, plain = OPTIMIZERS[name]([trained.values]), OPTIMIZERS[name](list(twin.parameters()))
+    for x, y, t in batches:
+        F.cross_entropy(model(x, t), y).backward()
+        trained.collect()
+        flat.step()
+        trained.write()
+        plain.zero_grad()
+        F.cross_entropy(twin(x, t), y).backward()
+        plain.step()
+    torch.testing.assert_close(space.flatten(model), space.flatten(twin), rtol=1e-6, atol=1e-7)
+
+
+def test_only_tensors_that_hold_an_entry_are_touched() -> None:
+    model, space, _, _, _ = problem()
+    trained = RegionParameters(model, space, Region.of([0, 1, 25]))  # one.weight 0–19, one.bias 20–23, two.weight 24–35
+    assert [id(p) for p in trained.touched] == [id(model.one.weight), id(model.two.weight)]
+
+
+def test_an_empty_region_trains_nothing() -> None:
+    model, space, pre, _, batches = problem()
+    trained = RegionParameters(model, space, Region.empty())
+    optimizer = torch.optim.AdamW([trained.values])
+    x, y, t = batches[0]
+    F.cross_entropy(model(x, t), y).backward()
+    trained.collect()
+    optimizer.step()
+    trained.write()
+    assert trained.touched == []
+    assert torch.equal(space.flatten(model), pre)
+
+
+def test_an_unknown_kind_of_base_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"base must be one of movement, empty, .* got 'Movement'"):
+        base_region("Movement", torch.zeros(4), torch.ones(4), 2)  # type: ignore[arg-type]

@@ -1,0 +1,290 @@
+"""The parameter space: which tensors are in it, and that reading and writing them is exact."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from forgetfree.core.parameters import ParameterSpace, kind_of, layer_of
+from forgetfree.errors import RegionError
+
+
+class Toy(nn.Module):
+    """Two graftable tensors of 6 and 3 entries with an excluded one between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.arange(6.0).view(2, 3))
+        self.classifier = nn.Linear(2, 2)
+        self.second = nn.Parameter(torch.tensor([10.0, 11.0, 12.0]))
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture
+def space(toy: Toy) -> ParameterSpace:
+    return ParameterSpace.of(toy)
+
+
+# -- Layout ----------------------------------------------------------------------------------------------
+
+
+def test_tensors_stand_in_the_models_order_with_their_offsets(space: ParameterSpace) -> None:
+    assert [(t.name, t.shape, t.dtype, t.offset, t.size) for t in space.tensors] == [
+        ("first", (2, 3), torch.float32, 0, 6),
+        ("second", (3,), torch.float32, 6, 3),
+    ]
+    assert len(space) == 9
+    assert space.boundaries.tolist() == [0, 6, 9]
+
+
+def test_the_layout_is_canonical_json_and_its_hash_tells_layouts_apart(space: ParameterSpace) -> None:
+    assert space.layout == '[["first",[2,3],"float32"],["second",[3],"float32"]]'
+    assert space.layout_hash == ParameterSpace.of(Toy()).layout_hash
+    assert space.layout_hash != ParameterSpace.of(Toy().to(torch.bfloat16)).layout_hash
+    assert space.layout_hash != ParameterSpace.of(Toy(), include=["first"]).layout_hash
+    reshaped = Toy()
+    reshaped.first = nn.Parameter(torch.zeros(3, 2))
+    assert space.layout_hash != ParameterSpace.of(reshaped).layout_hash
+
+
+def test_patterns_choose_tensors(toy: Toy) -> None:
+    assert [t.name for t in ParameterSpace.of(toy, include=["first", "bias"]).tensors] == ["first"]
+    rest = ParameterSpace.of(toy, exclude=["first"])
+    assert [t.name for t in rest.tensors] == ["second", "classifier.weight", "classifier.bias"]
+
+
+def test_no_tensor_left_is_refused_with_the_patterns(toy: Toy) -> None:
+    with pytest.raises(RegionError, match=r"No graftable tensor in Toy.*'nothing'.*other patterns"):
+        ParameterSpace.of(toy, include=["nothing"])
+
+
+def test_integers_are_not_graftable(toy: Toy) -> None:
+    toy.counts = nn.Parameter(torch.zeros(4, dtype=torch.int64), requires_grad=False)
+    assert [t.name for t in ParameterSpace.of(toy).tensors] == ["first", "second"]
+
+
+def test_tied_weights_are_one_tensor_under_their_first_name() -> None:
+    model = nn.Module()
+    model.a = nn.Linear(2, 2, bias=False)
+    model.b = nn.Linear(2, 2, bias=False)
+    model.b.weight = model.a.weight
+    assert [t.name for t in ParameterSpace.of(model).tensors] == ["a.weight"]
+
+
+def test_a_tensor_is_excluded_if_any_of_its_names_is() -> None:
+    model = nn.Module()
+    model.body = nn.Linear(2, 2)
+    model.lm_head = nn.Linear(2, 2, bias=False)
+    model.lm_head.weight = model.body.weight
+    assert [t.name for t in ParameterSpace.of(model).tensors] == ["body.bias"]
+
+
+EXCLUDED = {
+    "bert": {"embeddings."},
+    "bert-pooler": {"embeddings.", "pooler."},
+    "bert-mlm": {"bert.embeddings.", "cls."},
+    "roberta": {"embeddings."},
+    "roberta-mlm": {"roberta.embeddings.", "lm_head."},
+    "gpt2": {"wte.", "wpe."},
+    "gpt2-lm": {"transformer.wte.", "transformer.wpe.", "lm_head."},
+}
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_embeddings_heads_and_poolers_stay_out(kind: str) -> None:
+    """Everything else is in: the encoder's layers, with biases and LayerNorms."""
+    model, _ = tiny.build(kind)
+    names = [name for name, _ in model.named_parameters()]
+    out = tuple(EXCLUDED[kind])
+    assert [t.name for t in ParameterSpace.of(model).tensors] == [n for n in names if not n.startswith(out)]
+    assert all(any(n.startswith(prefix) for n, _ in model.named_parameters(remove_duplicate=False)) for prefix in out)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        ("ElectraForMaskedLM", {"embedding_size": 8}),
+        ("AlbertForMaskedLM", {"embedding_size": 8}),
+        ("GPTNeoXForCausalLM", {}),
+        ("ModernBertForMaskedLM", {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
+        ("DistilBertForMaskedLM", {"dim": 16, "hidden_dim": 32, "n_heads": 2, "n_layers": 2}),
+    ],
+)
+def test_heads_and_embeddings_stay_out_whatever_their_names(model_class: str, config: dict[str, Any]) -> None:
+    """Only tensors of layers are left: each has the layer's number, or is a final norm."""
+    import transformers
+
+    cls = getattr(transformers, model_class)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = cls(cls.config_class(vocab_size=50, **(config if "dim" in config else sizes | config)))
+    for spec in ParameterSpace.of(model).tensors:
+        assert re.search(r"layer\w*\.\d+\.|final_(layer_)?norm", spec.name), spec.name
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_the_size_is_that_of_the_layers(kind: str) -> None:
+    """H = 16, inner 32: attention 4·(16·16 + 16) = 1088, feed-forward 2·16·32 + 32 + 16 = 1072, LayerNorms 2·32 = 64.
+
+    A layer has 2224 entries, two have 4448; GPT-2 has a last LayerNorm of 32 more.
+    """
+    model, _ = tiny.build(kind)
+    assert len(ParameterSpace.of(model)) == 4448 + (32 if kind.startswith("gpt2") else 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("bert", "119975a4c897435883163a4233c3d1a24eb7b591d1b843491c7faf5b683ae8b4"),
+        ("bert-pooler", "119975a4c897435883163a4233c3d1a24eb7b591d1b843491c7faf5b683ae8b4"),
+        ("bert-mlm", "4ff8987f5d557686a66cb2dca4d6da34ca8a2532a1200bffb89ef0baf492dc39"),
+        ("roberta", "119975a4c897435883163a4233c3d1a24eb7b591d1b843491c7faf5b683ae8b4"),
+        ("roberta-mlm", "e057007d0ec9fddc5cc5fb9a515173289cb0f7cc4705d2c44214eff30b1cae22"),
+        ("gpt2", "48637a3e405015a8003e8d222c55d220ad40a50cd89fb738c4011fecc4eaaef1"),
+        ("gpt2-lm", "f033dad2d4c7bac715e940a12b8901b81a8c82d86f82565f5490406821c700c2"),
+    ],
+)
+def test_a_space_stays_what_it_is_from_version_to_version(kind: str, layout: str) -> None:
+    """Ledgers and grafts on disk count by it."""
+    assert ParameterSpace.of(tiny.build(kind)[0]).layout_hash == layout
+
+
+# -- Values ----------------------------------------------------------------------------------------------
+
+
+def test_flatten_and_load_are_inverse_and_exact(toy: Toy, space: ParameterSpace) -> None:
+    flat = space.flatten(toy)
+    assert flat.tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12]
+    other = torch.randn(9)
+    head = toy.classifier.weight.detach().clone()
+    space.load_(toy, other)
+    assert torch.equal(space.flatten(toy), other)
+    assert torch.equal(toy.classifier.weight, head)
+    space.load_(toy, flat)
+    assert torch.equal(toy.first, torch.arange(6.0).view(2, 3))
+
+
+def test_flatten_copies(toy: Toy, space: ParameterSpace) -> None:
+    flat = space.flatten(toy)
+    flat.zero_()
+    assert toy.second.tolist() == [10, 11, 12]
+
+
+def test_views_copy_nothing(space: ParameterSpace) -> None:
+    flat = torch.zeros(9)
+    first, second = space.views(flat)
+    assert first.shape == (2, 3)
+    assert first.data_ptr() == flat.data_ptr()
+    assert second.data_ptr() == flat[6:].data_ptr()
+    second[0] = 5
+    assert flat[6] == 5
+
+
+def test_split_breaks_indices_up_by_tensor(space: ParameterSpace) -> None:
+    pieces = [(i, local.tolist(), where) for i, local, where in space.split(torch.tensor([0, 5, 6, 8]))]
+    assert pieces == [(0, [0, 5], slice(0, 2)), (1, [0, 2], slice(2, 4))]
+    assert [i for i, _, _ in space.split(torch.tensor([7]))] == [1]
+    assert list(space.split(torch.tensor([], dtype=torch.int64))) == []
+
+
+def test_gather_and_scatter_touch_what_they_name(toy: Toy, space: ParameterSpace) -> None:
+    indices = torch.tensor([1, 5, 6])
+    assert space.gather(toy, indices).tolist() == [1, 5, 10]
+    space.scatter_(toy, indices, torch.tensor([-1.0, -5.0, -10.0]))
+    assert space.flatten(toy).tolist() == [0, -1, 2, 3, 4, -5, -10, 11, 12]
+
+
+def test_scatter_leaves_tensors_without_an_index_alone(toy: Toy, space: ParameterSpace) -> None:
+    version = toy.second._version
+    space.scatter_(toy, torch.tensor([0]), torch.tensor([7.0]))
+    assert toy.second._version == version
+
+
+def test_scatter_of_gathered_values_undoes_any_change_bit_for_bit() -> None:
+    """Subtracting would lose bits: 1e8 + 1 − 1e8 is 0 in float32."""
+    model, _ = tiny.build("bert")
+    space = ParameterSpace.of(model)
+    before, indices = space.flatten(model), torch.arange(0, len(space), 7)
+    kept = space.gather(model, indices)
+    space.scatter_(model, indices, kept + 1e8)
+    space.scatter_(model, indices, kept)
+    assert torch.equal(space.flatten(model), before)
+
+
+@pytest.mark.parametrize("indices", [[9], [-1, 3], [0, 100]])
+def test_indices_outside_the_space_are_refused_before_anything_is_written(
+    toy: Toy, space: ParameterSpace, indices: list[int]
+) -> None:
+    before = space.flatten(toy)
+    with pytest.raises(RegionError, match="do not fit a parameter space of 9 entries"):
+        space.gather(toy, torch.tensor(indices))
+    with pytest.raises(RegionError, match="belongs to another model"):
+        space.scatter_(toy, torch.tensor(indices), torch.zeros(len(indices)))
+    assert torch.equal(space.flatten(toy), before)
+
+
+def test_another_models_tensors_are_refused(space: ParameterSpace) -> None:
+    with pytest.raises(RegionError, match=r"expected 'first' of shape \(2, 3\), got no such tensor"):
+        space.flatten(nn.Linear(2, 2))
+    other = Toy()
+    other.second = nn.Parameter(torch.zeros(4))
+    with pytest.raises(RegionError, match=r"expected 'second' of shape \(3,\), got shape \(4,\)"):
+        space.flatten(other)
+
+
+# -- Layers and kinds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "kind"),
+    [
+        ("encoder.layer.0.attention.self.query.weight", "0", "query weight"),
+        ("roberta.encoder.layer.11.attention.self.key.bias", "11", "key bias"),
+        ("encoder.layer.3.attention.self.value.weight", "3", "value weight"),
+        ("encoder.layer.3.attention.output.dense.weight", "3", "attention output weight"),
+        ("encoder.layer.3.attention.output.LayerNorm.bias", "3", "LayerNorm bias"),
+        ("encoder.layer.3.intermediate.dense.weight", "3", "first feed-forward weight"),
+        ("encoder.layer.3.output.dense.bias", "3", "second feed-forward bias"),
+        ("transformer.h.5.attn.c_attn.weight", "5", "query+key+value weight"),
+        ("h.5.attn.c_proj.weight", "5", "attention output weight"),
+        ("h.5.mlp.c_fc.weight", "5", "first feed-forward weight"),
+        ("h.5.mlp.c_proj.bias", "5", "second feed-forward bias"),
+        ("transformer.ln_f.weight", "–", "LayerNorm weight"),
+        ("transformer.layer.1.attention.q_lin.weight", "1", "query weight"),
+        ("transformer.layer.1.sa_layer_norm.bias", "1", "LayerNorm bias"),
+        ("encoder.layer.2.attention.self.value_proj.bias", "2", "value bias"),
+        ("encoder.LayerNorm.weight", "–", "LayerNorm weight"),
+        ("encoder.albert_layer_groups.0.albert_layers.0.attention.dense.weight", "0", "attention output weight"),
+        ("encoder.albert_layer_groups.0.albert_layers.0.full_layer_layer_norm.bias", "0", "LayerNorm bias"),
+        ("encoder.albert_layer_groups.0.albert_layers.0.ffn.weight", "0", "first feed-forward weight"),
+        ("encoder.albert_layer_groups.0.albert_layers.0.ffn_output.weight", "0", "second feed-forward weight"),
+        ("encoder.layer.0.attention.attn.k.weight", "0", "key weight"),
+        ("encoder.layer.0.attention.attn.o.weight", "0", "attention output weight"),
+        ("layers.4.attn.Wqkv.weight", "4", "query+key+value weight"),
+        ("layers.4.mlp_norm.weight", "4", "LayerNorm weight"),
+        ("model.layers.7.self_attn.o_proj.weight", "7", "attention output weight"),
+        ("model.layers.7.mlp.gate_proj.weight", "7", "first feed-forward weight"),
+        ("model.layers.7.post_attention_layernorm.weight", "7", "LayerNorm weight"),
+        ("model.norm.weight", "–", "LayerNorm weight"),
+        ("gpt_neox.layers.3.attention.dense.bias", "3", "attention output bias"),
+        ("gpt_neox.layers.3.mlp.dense_h_to_4h.weight", "3", "first feed-forward weight"),
+        ("gpt_neox.layers.3.mlp.dense_4h_to_h.weight", "3", "second feed-forward weight"),
+        ("something.else", "–", "other weight"),
+    ],
+)
+def test_names_tell_layer_and_kind(name: str, layer: str, kind: str) -> None:
+    assert (layer_of(name), kind_of(name)) == (layer, kind)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_every_graftable_tensor_of_the_known_models_has_a_kind(kind: str) -> None:
+    model, _ = tiny.build(kind)
+    assert not [t.name for t in ParameterSpace.of(model).tensors if kind_of(t.name).startswith("other")]

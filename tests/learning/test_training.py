@@ -1,0 +1,357 @@
+"""The core training loop: updates against ones written by hand, batches, seeds, what is frozen, predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forgetfree.core.readout_model import TaskHead
+from forgetfree.core.steps import check_loss, trainable
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.errors import OptionError, TrainingError
+from forgetfree.learning.training import TrainingOptions, Update, fine_tune, paper_steps, parts, predict
+from forgetfree.models.loading import load_model
+from forgetfree.models.task_model import TaskModel
+
+ModelDirectory = Callable[[str], Path]
+READOUTS = {
+    "bert": "linear",
+    "bert-mlm": "prompt",
+    "roberta-mlm": "prompt",
+    "gpt2-lm": "causal",
+    "gpt2": "linear",
+}
+
+
+def load(directory: Path, readout: str) -> TaskModel:
+    """A tiny model with two tasks of two labels."""
+    model = load_model(str(directory), readout).model
+    words = [(5, 6), (7, 8)] if readout != "linear" else [(), ()]
+    for name, label_words in zip(("other", "task"), words, strict=True):
+        model.add_task(TaskHead(name, 2, label_words))
+    return model
+
+
+def rows_for(model: TaskModel, count: int = 22, seed: int = 0) -> EncodedRows:
+    """Rows of 3 to 12 ids for task 1, with one mask token where the readout needs it."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(count):
+        length = int(torch.randint(3, 13, (1,), generator=generator))
+        row = torch.randint(10, 100, (length,), generator=generator)
+        if model.readout == "prompt":
+            assert model.tokens.mask is not None
+            row[1] = model.tokens.mask
+        rows.append(row.tolist())
+    labels = torch.randint(0, 2, (count,), generator=generator).tolist()
+    return EncodedRows.of(rows, labels, 1, model.tokens.pad)
+
+
+@pytest.fixture(params=READOUTS)
+def model(request: pytest.FixtureRequest, model_directory: ModelDirectory) -> TaskModel:
+    return load(model_directory(request.param), READOUTS[request.param])
+
+
+@pytest.fixture
+def bert(model_directory: ModelDirectory) -> TaskModel:
+    return load(model_directory("bert"), "linear")
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+# -- The update, by hand ---------------------------------------------------------------------------------
+
+
+def run(options: TrainingOptions, gradients: list[Tensor], start: Tensor, anchor: Tensor | None = None) -> list[Tensor]:
+    """The values of one parameter after each update by given gradients."""
+    parameter = nn.Parameter(start.clone())
+    update = Update([parameter], [], options, len(gradients), [start if anchor is None else anchor])
+    values = []
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        update.before_step()
+        update.step()
+        values.append(parameter.detach().clone())
+    return values
+
+
+START = torch.tensor([1.0, -2.0, 0.5])
+GRADIENTS = [torch.tensor([0.3, 0.1, -0.2]), torch.tensor([-0.4, 0.2, 0.1]), torch.tensor([0.2, -0.1, 0.3])]
+
+
+def test_plain_sgd_by_hand() -> None:
+    """θ ← θ − 0.1·g: 1 − 0.03 = 0.97, and so on."""
+    options = TrainingOptions(learning_rate=0.1, weight_decay=0.0, schedule="constant")
+    first, *_ = run(options, GRADIENTS, START)
+    assert first.tolist() == pytest.approx([0.97, -2.01, 0.52])
+
+
+def test_sgd_with_momentum_weight_decay_and_linear_schedule() -> None:
+    """v ← 0.9·v + g + 0.01·θ; θ ← θ − lr·v with lr = 0.1, 0.1·2/3, 0.1·1/3."""
+    options = TrainingOptions(learning_rate=0.1, momentum=0.9, weight_decay=0.01)
+    theta, velocity = START.double(), torch.zeros(3, dtype=torch.float64)
+    for i, (gradient, got) in enumerate(zip(GRADIENTS, run(options, GRADIENTS, START), strict=True)):
+        velocity = 0.9 * velocity + gradient.double() + 0.01 * theta
+        theta = theta - 0.1 * (1 - i / 3) * velocity
+        torch.testing.assert_close(got.double(), theta, rtol=1e-6, atol=1e-7)
+
+
+def test_adamw() -> None:
+    """Loshchilov & Hutter's algorithm 2 with β = (0.9, 0.999), ε = 1e-8."""
+    options = TrainingOptions(optimizer="adamw", learning_rate=0.1, weight_decay=0.02, schedule="constant")
+    theta = START.double()
+    m, v = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for t, (gradient, got) in enumerate(zip(GRADIENTS, run(options, GRADIENTS, START), strict=True), 1):
+        m = 0.9 * m + 0.1 * gradient.double()
+        v = 0.999 * v + 0.001 * gradient.double() ** 2
+        theta = theta - 0.1 * 0.02 * theta
+        theta = theta - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+        torch.testing.assert_close(got.double(), theta, rtol=1e-5, atol=1e-6)
+
+
+def test_the_l1_penalty_pulls_towards_where_the_task_began() -> None:
+    """Its gradient is 0.05·sign(θ − θ_pre): nothing at θ_pre, then −0.05, +0.05 or 0."""
+    options = TrainingOptions(learning_rate=0.1, weight_decay=0.0, l1=0.05, schedule="constant")
+    theta = START.double()
+    for gradient, got in zip(GRADIENTS, run(options, GRADIENTS, START), strict=True):
+        theta = theta - 0.1 * (gradient.double() + 0.05 * (theta - START.double()).sign())
+        torch.testing.assert_close(got.double(), theta, rtol=1e-6, atol=1e-7)
+
+
+def test_the_penalty_does_not_reach_the_readout() -> None:
+    backbone, readout = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    options = TrainingOptions(learning_rate=0.1, weight_decay=0.0, l1=0.5, schedule="constant")
+    update = Update([backbone], [readout], options, 1, [torch.zeros(2)])
+    backbone.grad, readout.grad = torch.zeros(2), torch.zeros(2)
+    update.before_step()
+    update.step()
+    assert backbone.tolist() == pytest.approx([0.95, 0.95])
+    assert readout.tolist() == [1, 1]
+
+
+def test_the_readout_may_have_a_rate_of_its_own() -> None:
+    backbone, readout = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    options = TrainingOptions(learning_rate=0.1, readout_learning_rate=0.5, weight_decay=0.0, schedule="constant")
+    update = Update([backbone], [readout], options, 1)
+    backbone.grad, readout.grad = torch.ones(1), torch.ones(1)
+    update.step()
+    assert backbone.tolist() + readout.tolist() == pytest.approx([-0.1, -0.5])
+
+
+def test_gradients_are_clipped_to_a_length() -> None:
+    """(3, 4) has length 5 and is cut to length 1: (0.6, 0.8)."""
+    options = TrainingOptions(learning_rate=1.0, weight_decay=0.0, max_gradient_norm=1.0, schedule="constant")
+    (got,) = run(options, [torch.tensor([3.0, 4.0])], torch.zeros(2))
+    assert got.tolist() == pytest.approx([-0.6, -0.8], rel=1e-5)
+
+
+def test_the_linear_schedule_falls_to_zero_and_the_constant_one_stays() -> None:
+    """Four updates by gradient 1 at rate 1: 1 + 3/4 + 2/4 + 1/4 = 2.5, or 4."""
+    ones = [torch.ones(1)] * 4
+    linear = run(TrainingOptions(learning_rate=1.0, weight_decay=0.0), ones, torch.zeros(1))
+    constant = run(TrainingOptions(learning_rate=1.0, weight_decay=0.0, schedule="constant"), ones, torch.zeros(1))
+    assert [float(v) for v in linear] == [-1, -1.75, -2.25, -2.5]
+    assert [float(v) for v in constant] == [-1, -2, -3, -4]
+
+
+@pytest.mark.parametrize(
+    ("labels", "shots", "steps"),
+    [(2, 16, 512), (2, 64, 2048), (4, 512, 32768), (2, 4096, 16384), (2, 10_000, 16384)],
+)
+def test_paper_steps(labels: int, shots: int, steps: int) -> None:
+    """16·n·k for few shots, 16·n·512 from 4096 shots on."""
+    assert paper_steps(labels, shots) == steps
+
+
+# -- The loop --------------------------------------------------------------------------------------------
+
+
+def test_fine_tuning_is_a_plain_loop_over_the_planned_batches(bert: TaskModel, model_directory: ModelDirectory) -> None:
+    """Written out with torch's own SGD, without dropout: the same weights up to rounding, the same losses."""
+    rows = rows_for(bert)
+    options = TrainingOptions(learning_rate=0.1, momentum=0.9, batch_size=4, dropout=False, schedule="constant")
+    losses: list[float] = []
+    fine_tune(bert, rows, options, steps=7, seed=3, on_step=lambda step, loss: losses.append(loss))
+
+    twin = load(model_directory("bert"), "linear").eval()
+    trained = [*twin.space().parameters(twin.backbone), *twin.linears["1"].parameters()]
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
+    from forgetfree.learning.training import plan
+
+    for i, batch in enumerate(plan(rows.lengths, options, 7, 3)):
+        x, y, _ = rows.batch(batch)
+        loss = F.cross_entropy(twin(x, 1), y)
+        assert losses[i] == pytest.approx(float(loss.detach()), rel=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for name, tensor in state(twin).items():
+        torch.testing.assert_close(bert.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_only_layers_and_the_tasks_readout_move(model: TaskModel) -> None:
+    """Embeddings, LM head and the other task's readout stay bit for bit, under momentum and weight decay."""
+    before, rows = state(model), rows_for(model)
+    graftable = {f"backbone.{spec.name}" for spec in model.space().tensors}
+    options = TrainingOptions(learning_rate=0.05, momentum=0.9, weight_decay=0.1, batch_size=4)
+    fine_tune(model, rows, options, steps=3, seed=0)
+    moved = {name for name, tensor in state(model).items() if not torch.equal(tensor, before[name])}
+    own = {"linears.1.weight", "linears.1.bias"} if model.readout == "linear" else set()
+    assert moved == graftable | own
+
+
+def test_flags_mode_and_gradients_are_as_before(bert: TaskModel) -> None:
+    bert.eval()
+    bert.backbone.encoder.layer[0].output.dense.bias.requires_grad_(False)  # type: ignore[union-attr, index]
+    flags = [p.requires_grad for p in bert.parameters()]
+    fine_tune(bert, rows_for(bert), TrainingOptions(batch_size=4), steps=2, seed=0)
+    assert [p.requires_grad for p in bert.parameters()] == flags
+    assert not bert.training
+    assert all(p.grad is None for p in bert.parameters())
+
+
+def test_trainable_puts_everything_back_after_an_error(bert: TaskModel) -> None:
+    weight = bert.linears["1"].weight
+    with pytest.raises(ZeroDivisionError), trainable(bert, [weight]):
+        assert [p is weight for p in bert.parameters() if p.requires_grad] == [True]
+        bert.train()
+        weight.grad = torch.zeros_like(weight)
+        raise ZeroDivisionError
+    assert all(p.requires_grad for p in bert.parameters())
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 8, 50])
+def test_accumulation_is_the_same_update(bert: TaskModel, model_directory: ModelDirectory, accumulation: int) -> None:
+    rows = rows_for(bert)
+    plain: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 8, "dropout": False}
+    twin = load(model_directory("bert"), "linear")
+    whole: list[float] = []
+    cut: list[float] = []
+    fine_tune(bert, rows, TrainingOptions(**plain), steps=4, seed=0, on_step=lambda _, loss: whole.append(loss))
+    options = TrainingOptions(**plain, accumulation=accumulation)
+    fine_tune(twin, rows, options, steps=4, seed=0, on_step=lambda _, loss: cut.append(loss))
+    assert cut == pytest.approx(whole, rel=1e-6)
+    for name, tensor in state(bert).items():
+        torch.testing.assert_close(twin.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_cover_a_batch_with_shares_that_add_up() -> None:
+    found = list(parts([4, 5, 6, 7, 8], 2))
+    assert [list(part.rows) for part in found] == [[4, 5], [6, 7, 8]]
+    assert [part.share for part in found] == [0.4, 0.6]
+    assert [(part.first, part.last) for part in found] == [(True, False), (False, True)]
+    assert len(list(parts([1, 2], 5))) == 2
+
+
+def test_the_seed_alone_decides(bert: TaskModel, model_directory: ModelDirectory) -> None:
+    """Dropout included, and whatever was drawn before."""
+    rows, options = rows_for(bert), TrainingOptions(learning_rate=0.1, batch_size=4)
+    results = []
+    for seed, disturb in ((1, 5), (1, 6), (2, 5)):
+        torch.manual_seed(disturb)
+        model = load(model_directory("bert"), "linear")
+        fine_tune(model, rows, options, steps=3, seed=seed)
+        results.append(model.space().flatten(model.backbone))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_dropout_can_be_turned_off(bert: TaskModel) -> None:
+    active: list[bool] = []
+    for module in bert.modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(lambda module, *_: active.append(module.training))
+    fine_tune(bert, rows_for(bert), TrainingOptions(batch_size=4), steps=1, seed=0)
+    assert all(active)
+    active.clear()
+    fine_tune(bert, rows_for(bert), TrainingOptions(batch_size=4, dropout=False), steps=1, seed=0)
+    assert active
+    assert not any(active)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_half_precision_the_weights_stay_float32_and_near(
+    bert: TaskModel, model_directory: ModelDirectory, precision: Any
+) -> None:
+    rows, twin = rows_for(bert), load(model_directory("bert"), "linear")
+    plain: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8, "dropout": False}
+    fine_tune(bert, rows, TrainingOptions(**plain), steps=3, seed=0)
+    fine_tune(twin, rows, TrainingOptions(**plain, precision=precision), steps=3, seed=0)
+    for name, tensor in state(bert).items():
+        assert twin.state_dict()[name].dtype == torch.float32
+        torch.testing.assert_close(twin.state_dict()[name], tensor, rtol=0.05, atol=0.01)
+
+
+def test_training_lowers_the_loss(bert: TaskModel) -> None:
+    """Eight rows can be learned by heart."""
+    rows = rows_for(bert, 8)
+    losses: list[float] = []
+    options = TrainingOptions(optimizer="adamw", learning_rate=0.01, batch_size=8, dropout=False)
+    fine_tune(bert, rows, options, steps=30, seed=0, on_step=lambda _, loss: losses.append(loss))
+    assert losses[-1] < 0.3 < losses[0]
+    assert torch.equal(predict(bert, rows).argmax(1), rows.labels)
+
+
+# -- Errors ----------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_training_with_the_remedy(bert: TaskModel) -> None:
+    with torch.no_grad():
+        bert.linears["1"].weight[0, 0] = float("nan")
+    with pytest.raises(TrainingError, match=r"became nan at step 1\. Lower the learning rate"):
+        fine_tune(bert, rows_for(bert), TrainingOptions(batch_size=4), steps=2, seed=0)
+    assert all(p.requires_grad for p in bert.parameters())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_check_loss_refuses_what_is_not_finite(value: float) -> None:
+    assert check_loss(torch.tensor(1.5), 1) == 1.5
+    with pytest.raises(TrainingError, match="at step 7"):
+        check_loss(torch.tensor(value), 7)
+
+
+def test_wrong_options_are_reported_together() -> None:
+    with pytest.raises(OptionError) as caught:
+        TrainingOptions(optimizer="adam", learning_rate=-1, steps=0)  # type: ignore[arg-type]
+    for name in ("optimizer", "learning_rate", "steps"):
+        assert name in str(caught.value)
+
+
+# -- Predictions -----------------------------------------------------------------------------------------
+
+
+def test_predictions_come_in_the_rows_order_whatever_the_batch_size(model: TaskModel) -> None:
+    """Row by row without padding gives the same, up to rounding: padding is not read."""
+    rows = rows_for(model)
+    model.eval()
+    with torch.no_grad():
+        alone = torch.cat([model(rows.batch([i])[0], 1) for i in range(len(rows))]).float()
+    for batch_size in (1, 3, 8, 100):
+        torch.testing.assert_close(predict(model, rows, batch_size=batch_size), alone, rtol=1e-4, atol=1e-5)
+    assert float((alone - alone[0]).abs().max()) > 1e-2  # rows do differ
+
+
+def test_predicting_turns_dropout_off_and_restores_the_mode(bert: TaskModel) -> None:
+    rows = rows_for(bert)
+    bert.train()
+    assert torch.equal(predict(bert, rows), predict(bert, rows))
+    assert bert.training
+    bert.eval()
+    predict(bert, rows)
+    assert not bert.training
+
+
+def test_predictions_are_float32_on_the_cpu_without_a_graph(bert: TaskModel) -> None:
+    logits = predict(bert, rows_for(bert, 5), precision="bf16")
+    assert logits.shape == (5, 2)
+    assert logits.dtype == torch.float32
+    assert not logits.requires_grad

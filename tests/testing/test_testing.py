@@ -1,0 +1,984 @@
+"""The public conformance checks: every registered strategy passes, and each check can fail."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import forgetfree.testing
+from forgetfree import registry
+from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions
+from forgetfree.continual.streams import Stream
+from forgetfree.errors import OptionError, UnknownNameError, UsageError
+from forgetfree.learning.training import TrainingOptions, fine_tune
+from forgetfree.ledger import Ledger
+from forgetfree.models.state import ModelState
+from forgetfree.options import option
+from forgetfree.seeds import derive_seed
+from forgetfree.strategies.continual_ft import ContinualFT
+from forgetfree.testing import ConformanceError, check_strategy, check_stream, tiny_stream
+
+#: What suits 24 rows and a model of width 16, for strategies that have such options.
+TINY = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 2, "delta_t": 1}
+
+
+def tiny_options(cls: Any) -> dict[str, Any]:
+    return {name: value for name, value in TINY.items() if name in cls.Options.__dataclass_fields__}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Avalanche's SI divides by zero on entries that never moved
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", registry.STRATEGIES)
+def test_every_registered_strategy_keeps_the_contract(name: str) -> None:
+    if name == "gem":
+        pytest.importorskip("quadprog")
+    cls = registry.strategy(name)
+    check_strategy(cls, **tiny_options(cls))
+
+
+def faults(cls: Any, **options: Any) -> list[str]:
+    with pytest.raises(ConformanceError) as caught:
+        check_strategy(cls, **options)
+    return list(caught.value.faults)
+
+
+# -- The class -------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_strategy_is_refused() -> None:
+    (fault,) = faults(dict)
+    assert fault == "class: expected a subclass of forgetfree.continual.strategy.ContinualStrategy, got <class 'dict'>."
+
+
+def test_a_constructor_is_refused() -> None:
+    class Own(ContinualStrategy):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+
+    (fault,) = faults(Own)
+    assert fault.startswith("__init__: expected ContinualStrategy's own, got ") and "Own.__init__. Drop it" in fault
+
+
+def test_a_strategy_of_a_strategy_is_refused() -> None:
+    (fault,) = faults(type("Own", (ContinualFT,), {}))
+    assert "strategies are final, got a subclass of ContinualFT, which is the strategy 'continual-ft'" in fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(TrainingOptions):
+    strength: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfBounds(TrainingOptions):
+    strength: float = option(-1.0, "how much", above=0)
+
+
+class Bare(TrainingOptions):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"Options": dict}, "Options: expected a subclass of TrainingOptions, got <class 'dict'>."),
+        ({"taskwise": True}, "Options: with taskwise = True, expected a subclass of TaskwiseOptions"),
+        ({"Options": Bare}, "Options: expected a frozen dataclass, got Bare, which is none. Decorate it"),
+        ({"Options": Silent}, "Options: expected a help text for every field, got none for strength. Make it by"),
+        ({"Options": OutOfBounds}, "Options: constructed from their defaults: expected no error, got OptionError"),
+    ],
+)
+def test_options_that_are_none_are_refused(members: dict[str, Any], message: str) -> None:
+    (fault,) = faults(type("Own", (ContinualStrategy,), members))
+    assert fault.startswith(message)
+
+
+def test_faults_are_reported_together() -> None:
+    found = faults(type("Own", (ContinualFT,), {"Options": Silent, "__init__": lambda self: None}))
+    assert [fault.split(":")[0] for fault in found] == ["__init__", "class", "Options"]
+
+
+def test_an_option_that_there_is_not_is_the_callers_error() -> None:
+    with pytest.raises(UnknownNameError, match=r"Unknown option of ContinualFT 'setps'. Did you mean 'steps'"):
+        check_strategy(ContinualFT, setps=3)
+
+
+class Picky(ContinualStrategy):
+    """Its defaults do not suit the tiny model."""
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        if options.batch_size > 7:
+            raise OptionError("batch_size must be less than 8.")
+
+
+def test_defaults_must_do_unless_others_are_given() -> None:
+    (fault,) = faults(Picky)
+    assert fault.startswith(
+        "defaults: constructed without options: expected no error, got OptionError: batch_size must"
+    )
+    check_strategy(Picky, batch_size=3)
+
+
+# -- What a strategy does --------------------------------------------------------------------------------
+
+
+class Raises(ContinualStrategy):
+    """In the midst of it all."""
+
+    def before_step(self) -> None:
+        raise ZeroDivisionError("by nothing")
+
+
+class MovesInEvaluation(ContinualStrategy):
+    """Leaves a trace of every evaluation."""
+
+    @torch.no_grad()
+    def enter_evaluation(self, task: Any) -> None:
+        self.space.parameters(self.task_model.backbone)[0].add_(0.01)
+
+
+class Remembers(ContinualStrategy):
+    """Answers by what it was asked before."""
+
+    def setup(self) -> None:
+        self.asked = 0
+
+    def enter_evaluation(self, task: Any) -> None:
+        self.asked += 1
+
+    def forward(self) -> Tensor:
+        return super().forward() + (0 if self.is_training else self.asked)
+
+
+class KeepsNothing(ContinualStrategy):
+    """Says so, and answers otherwise than before."""
+
+    def bytes_kept(self) -> int:
+        return 0
+
+
+class KeepsOne(ContinualStrategy):
+    """Says that a byte is enough for all weights."""
+
+    def bytes_kept(self) -> int:
+        return 1
+
+
+class Owes(ContinualStrategy):
+    """Keeps less than nothing."""
+
+    def bytes_kept(self) -> int:
+        return len(self.learned) or -1
+
+
+class Halves(ContinualStrategy):
+    """Keeps half a byte."""
+
+    def bytes_kept(self) -> Any:
+        return 0.5
+
+
+def embeddings(strategy: Any) -> Tensor:
+    found: Tensor = strategy.task_model.backbone.embeddings.word_embeddings.weight
+    return found
+
+
+class MovesWhatIsFrozen(ContinualStrategy):
+    """Moves an embedding at every step, and puts it back after the task."""
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        embeddings(self)[7].add_(1)
+
+    @torch.no_grad()
+    def commit(self, task: Any) -> None:
+        embeddings(self)[7].sub_(float(self.steps(task)))
+        embeddings(self).copy_(self.kept)
+
+    def setup(self) -> None:
+        self.kept = embeddings(self).detach().clone()
+
+    def suspend(self) -> None:
+        self.moved = embeddings(self).detach().clone()
+        embeddings(self).data.copy_(self.kept)
+
+    def resume(self, snapshot: Any) -> None:
+        super().resume(snapshot)
+        embeddings(self).data.copy_(self.moved)
+
+
+class LeavesAnEmbedding(ContinualStrategy):
+    """Moves what nobody puts back."""
+
+    @torch.no_grad()
+    def commit(self, task: Any) -> None:
+        embeddings(self)[7].fill_(1)
+
+
+class LeavesAHook(ContinualStrategy):
+    """Leaves code in the model."""
+
+    def commit(self, task: Any) -> None:
+        if task.label == 1:
+            self.task_model.dropout.register_forward_hook(lambda module, inputs, output: output * 1.5)
+
+
+class LeavesItFrozen(ContinualStrategy):
+    """Freezes a layer for good."""
+
+    def setup(self) -> None:
+        embeddings(self).requires_grad_(False)
+
+
+class UnknownPhase(ContinualStrategy):
+    """Dreams of no task, and says nothing."""
+
+    def prepare(self, task: Any) -> None:
+        with self.phase("dream", replace(task, definition=replace(task.definition, name="nothing")), 3):  # type: ignore[arg-type]
+            pass
+
+
+class Miscounts(ContinualStrategy):
+    """Announces more than it does."""
+
+    @contextmanager
+    def phase(self, name: Any, task: Any, steps: int) -> Iterator[Any]:
+        with super().phase(name, task, steps + (name == "train")) as on_step:
+            yield on_step
+
+
+class Mute(ContinualStrategy):
+    """Says nothing of its training."""
+
+    @contextmanager
+    def phase(self, name: Any, task: Any, steps: int) -> Iterator[Any]:
+        if name == "train":
+            yield lambda step, loss: None
+            return
+        with super().phase(name, task, steps) as on_step:
+            yield on_step
+
+
+class WidensLogits(ContinualStrategy):
+    """Answers for a label too many."""
+
+    def forward(self) -> Tensor:
+        logits = super().forward()
+        return logits if self.is_training else torch.cat([logits, logits[:, :1]], 1)
+
+
+class NotFinite(ContinualStrategy):
+    """Divides by zero."""
+
+    def forward(self) -> Tensor:
+        logits = super().forward()
+        return logits if self.is_training else logits / 0
+
+
+class LearnsOnlyTheFirst(ContinualStrategy):
+    """Takes no step from the second task on."""
+
+    def steps(self, task: Any) -> int:
+        return 0 if task.label else super().steps(task)
+
+
+class LearnsNothing(ContinualStrategy):
+    """Takes no step."""
+
+    def steps(self, task: Any) -> int:
+        return 0
+
+
+class ClaimsTooMuch(ContinualStrategy):
+    """Forgets, and says that it does not."""
+
+    forget_free: ClassVar[bool] = True
+
+
+class AllFresh(ContinualStrategy):
+    """Says that no answer changes."""
+
+    def stale(self, learned: Any) -> list[Any]:
+        return []
+
+
+class EmptyLedger(ContinualStrategy):
+    """Trains everything, and records nothing."""
+
+    def setup(self) -> None:
+        self.ledger = Ledger(self.space, self.stream.loaded.fingerprint)
+
+
+class SavesNothing(ContinualStrategy):
+    """Leaves nothing behind."""
+
+    def save(self, directory: Path) -> None:
+        pass
+
+    def load(self, directory: Path) -> None:
+        pass
+
+
+class CannotLoad(ContinualStrategy):
+    """Looks for another file."""
+
+    def load(self, directory: Path) -> None:
+        raise FileNotFoundError("elsewhere.pt")
+
+
+class Forgetful(ContinualStrategy):
+    """Its `load` does not say which tasks it can answer, so that their readouts are not found."""
+
+    Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
+    taskwise: ClassVar[bool] = True
+
+    def load(self, directory: Path) -> None:
+        super().load(directory)
+        self.learned.clear()
+
+
+def nudge(strategy: Any, size: float) -> None:
+    """Change what is learned."""
+    with torch.no_grad():
+        strategy.space.parameters(strategy.task_model.backbone)[0].add_(size)
+
+
+class DrawsAnew(ContinualStrategy):
+    """By a generator that nobody seeds."""
+
+    def prepare(self, task: Any) -> None:
+        nudge(self, random.SystemRandom().random())
+
+
+class DrawsGlobally(ContinualStrategy):
+    """By the global generator, before it is seeded."""
+
+    def setup(self) -> None:
+        self.drawn = float(torch.rand(1)) + np.random.random() + random.random()
+
+    def prepare(self, task: Any) -> None:
+        nudge(self, self.drawn)
+
+
+class MarksTheStream(ContinualStrategy):
+    """Leaves a note in the model for the next one."""
+
+    def setup(self) -> None:
+        self.task_model.uses = getattr(self.task_model, "uses", 0) + 1  # type: ignore[assignment]
+
+    def prepare(self, task: Any) -> None:
+        nudge(self, float(self.task_model.uses))  # type: ignore[arg-type]
+
+
+class DoesNotResume(ContinualStrategy):
+    """Goes on from θ_pre after others were evaluated."""
+
+    def suspend(self) -> None:
+        self.pristine.load_(self.task_model)
+
+    def resume(self, snapshot: Any) -> None:
+        pass
+
+
+class OneSeed(ContinualStrategy):
+    """Does not listen to the seed."""
+
+    def setup(self) -> None:
+        self.seed = 0
+
+
+class OneSeedFromTheSecondTask(ContinualStrategy):
+    """Listens to the seed once."""
+
+    def phase_seed(self, phase: Any, task: Any) -> int:
+        return derive_seed(0, phase, task.name) if task.label else super().phase_seed(phase, task)
+
+
+class OwnModels(ContinualStrategy):
+    """A model per task, as `fine-tune` has: a sound base for what is not."""
+
+    Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
+    forget_free: ClassVar[bool] = True
+    taskwise: ClassVar[bool] = True
+
+    def setup(self) -> None:
+        self.states: dict[str, ModelState] = {}
+
+    def prepare(self, task: Any) -> None:
+        self.pristine.load_(self.task_model)
+
+    def commit(self, task: Any) -> None:
+        self.states[task.name] = ModelState.of(self.task_model, [task.name])
+        self.pristine.load_(self.task_model)
+
+    def suspend(self) -> None:
+        self.pristine.load_(self.task_model)
+
+    def enter_evaluation(self, task: Any) -> None:
+        if task.name in self.states:
+            self.states[task.name].load_(self.task_model)
+
+    def leave_evaluation(self, task: Any) -> None:
+        self.pristine.load_(self.task_model)
+
+    def bytes_kept(self) -> int:
+        return sum(state.size_in_bytes for state in self.states.values())
+
+    def save(self, directory: Path) -> None:
+        for name, state in self.states.items():
+            state.save(directory / f"{len(name)}-{name}.safetensors")
+
+    def load(self, directory: Path) -> None:
+        for task in self.stream.tasks:
+            path = directory / f"{len(task.name)}-{task.name}.safetensors"
+            if path.exists():
+                self.states[task.name] = ModelState.load(path)
+                self.note_learned(task, dict(self.states[task.name].readouts[task.name]))
+
+
+class CountsOneModel(OwnModels):
+    """Keeps one for every task."""
+
+    def bytes_kept(self) -> int:
+        return ContinualStrategy.bytes_kept(self)
+
+
+class ForgetsFromTheThirdTask(OwnModels):
+    """Keeps two models as they are."""
+
+    def commit(self, task: Any) -> None:
+        super().commit(task)
+        if len(self.states) == 3:
+            next(iter(self.states.values())).theta[-1] += 1
+
+
+class TrainsOnTestRows(ContinualStrategy):
+    """A step on them before each task."""
+
+    def prepare(self, task: Any) -> None:
+        fine_tune(self.task_model, task.test, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
+
+
+class RemembersTestRows(OwnModels):
+    """Trains on those of the task before, through the benchmark."""
+
+    def prepare(self, task: Any) -> None:
+        super().prepare(task)
+        if task.label:
+            x, y, t = next(iter(DataLoader(self.stream.benchmark.test_stream[task.label - 1].dataset, batch_size=4)))
+            with torch.no_grad():
+                nudge(self, float(self.model.eval()(x, t).softmax(1)[range(4), y].mean()))
+
+
+class ReadsLaterRows(ContinualStrategy):
+    """A step on the next task's."""
+
+    def prepare(self, task: Any) -> None:
+        for later in self.stream.tasks[task.label + 1 : task.label + 2]:
+            fine_tune(self.task_model, later.train, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
+
+
+class ReadsLaterLabels(OwnModels):
+    """Of all tasks to come, those of validation rows."""
+
+    def prepare(self, task: Any) -> None:
+        super().prepare(task)
+        first = [int(later.validation.labels[0]) for later in self.stream.tasks[task.label + 1 :]]
+        nudge(self, 0.01 * sum(first))
+
+
+class ReadsTheSecondTask(ContinualStrategy):
+    """While it learns the first, and never again."""
+
+    def prepare(self, task: Any) -> None:
+        if task.label == 0:
+            nudge(self, 1e-5 * float(self.stream.tasks[1].train.tokens[:50].sum()))
+
+
+class ReadsTheLastTask(ContinualStrategy):
+    """While it learns the second; in which order rows and words come does not matter."""
+
+    def prepare(self, task: Any) -> None:
+        if task.label == 1:
+            nudge(self, 1e-6 * float(self.stream.tasks[-1].train.tokens.sum()))
+
+
+class CountsTestWords(ContinualStrategy):
+    """How evenly they are spread."""
+
+    def commit(self, task: Any) -> None:
+        nudge(self, 1e-2 * float(torch.bincount(task.test.tokens.long()).float().std()))
+
+
+class CountsTestLabels(ContinualStrategy):
+    """How many rows have the first."""
+
+    def commit(self, task: Any) -> None:
+        nudge(self, 1e-2 * float((task.test.labels == task.classes[0]).sum()))
+
+
+class ReadsTestRowsOfTheThirdTask(ContinualStrategy):
+    """Of no other."""
+
+    def commit(self, task: Any) -> None:
+        if task.label == 2:
+            nudge(self, 1e-6 * float(task.test.tokens.sum()))
+
+
+class PicksByTest(ContinualStrategy):
+    """By the accuracy on test rows."""
+
+    def commit(self, task: Any) -> None:
+        nudge(self, 0.1 * self.evaluate([task])[task.name].score("accuracy"))
+
+
+class WritesTestLabels(ContinualStrategy):
+    """All 0."""
+
+    def prepare(self, task: Any) -> None:
+        task.test.labels.zero_()
+
+
+class MovesAnotherReadout(ContinualStrategy):
+    """That of the first task, once it has learned the second."""
+
+    @torch.no_grad()
+    def commit(self, task: Any) -> None:
+        if task.label == 1:
+            for parameter in self.task_model.readout_module(0).parameters():
+                parameter.mul_(0.5)
+
+
+class TrainsAnotherReadout(ContinualStrategy):
+    """That of the next task, in steps of its own."""
+
+    def prepare(self, task: Any) -> None:
+        rows = replace(task.train, task=(task.label + 1) % 2)
+        fine_tune(self.task_model, rows, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
+
+
+class NeedsALayer(ContinualStrategy):
+    """Looks for a readout's tensors, which prompts have not."""
+
+    def prepare(self, task: Any) -> None:
+        _ = self.task_model.readouts()[0]
+
+
+class NeedsLabelsApart(ContinualStrategy):
+    """Takes every label for one task's own."""
+
+    def prepare(self, task: Any) -> None:
+        if self.stream.scenario != "task":
+            owners = {label: each.name for each in self.stream.tasks for label in each.classes}
+            _ = [task for task in self.stream.tasks if owners[task.classes[0]] == task.name][task.label]
+
+
+class TakesNoParts(ContinualStrategy):
+    """Says that a task may come in parts, and takes it once."""
+
+    online: ClassVar[bool] = True
+
+    def prepare(self, task: Any) -> None:
+        if task in self.learned:
+            raise LookupError(f"{task.name} again")
+
+
+class NeedsTheTask(ContinualStrategy):
+    """Looks for a readout by the task."""
+
+    def enter_evaluation(self, task: Any) -> None:
+        _ = self.task_model.linears[str(task.label)]
+
+
+QUERY = "backbone.encoder.layer.0.attention.self.query.weight"
+ALL = "the answers for qnli, ag_news, sst2"
+#: Each damage with what the check says of it. Each message is that of one fault, which no other check needs to find.
+DAMAGE: dict[type[ContinualStrategy], list[str]] = {
+    Raises: ["got ZeroDivisionError: by nothing (test_testing.py:"],
+    MovesInEvaluation: [
+        f"evaluate: expected to find the model as it was before, got {QUERY}",
+        f"evaluate: expected the same answers in any order of the tasks, got others, {ALL} (tensors that differ: {QUERY})",
+    ],
+    Remembers: [
+        f"evaluate: expected the same answers in any order of the tasks, got others, {ALL} (by the same tensors)."
+    ],
+    KeepsNothing: [
+        "bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned, which is answered by what is kept, "
+        "got 0, 0, 0, 0 before the first task and after each. Count in bytes_kept()"
+    ],
+    KeepsOne: [
+        "bytes_kept: expected at least 560 after qnli, where 4482 trained numbers other than θ_pre's answer the tasks learned "
+        "(in backbone.encoder.layer.0.attention.output.LayerNorm.bias, "
+    ],
+    CountsOneModel: [
+        "bytes_kept: expected more after qnli, ag_news than before, where 8935 trained numbers other than θ_pre's answer",
+        "up from 4482, and 4 bytes for each are more than is counted, got 18336 after 18336. Count in bytes_kept()",
+    ],
+    Owes: ["bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned"],
+    Halves: ["bytes_kept: expected whole numbers, 0 or more, and above 0 once a task is learned"],
+    MovesWhatIsFrozen: [
+        "expected an update to move nothing but what parameters(task) lists, got backbone.embeddings.word_embeddings"
+    ],
+    LeavesAnEmbedding: [
+        "fresh start: expected the next strategy to find the pre-trained model, got backbone.embeddings.word_embeddings"
+    ],
+    LeavesAHook: [
+        "fresh start: expected the next strategy to answer as the pre-trained model does, got other logits for qnli"
+    ],
+    LeavesItFrozen: [
+        "fresh start: expected parameters to ask for gradients again, got requires_grad = False for backbone.emb"
+    ],
+    UnknownPhase: [
+        "expected a phase of fine_tune, localize, train, evaluate, got 'dream'",
+        "expected a task of the stream, got 'nothing'",
+        "expected to hear of each step of dream that was announced, 1 to 3, got 0: none",
+    ],
+    Miscounts: ["expected to hear of each step of train that was announced, 1 to 4, got 3: 1, 2, 3."],
+    Mute: ["progress: expected to hear of the training of every task, got no step of qnli, ag_news, sst2."],
+    WidensLogits: [
+        "evaluate: expected logits (n, n_labels) by task, {'qnli': (16, 2), 'ag_news': (8, 2), 'sst2': (16, 2)}, got {'qnli'"
+    ],
+    NotFinite: ["evaluate: expected finite logits, got others for qnli, ag_news, sst2."],
+    LearnsNothing: [
+        "training: expected other answers by learning a task than before, got the very same for qnli, ag_news, sst2."
+    ],
+    LearnsOnlyTheFirst: [
+        "progress: expected to hear of the training of every task, got no step of ag_news, sst2. Look at steps()",
+        "training: expected other answers by learning a task than before, got the very same for ag_news, sst2.",
+    ],
+    ClaimsTooMuch: [
+        f"forget_free: claimed as True, but learning ag_news changed the answers for qnli (tensors that differ: {QUERY}, "
+    ],
+    ForgetsFromTheThirdTask: [
+        "forget_free: claimed as True, but learning sst2 changed the answers for qnli (tensors that differ: "
+        "backbone.encoder.layer.1.output.LayerNorm.bias). Look at enter_evaluation()"
+    ],
+    AllFresh: [
+        "by learning qnli, got a list without qnli",
+        "by learning ag_news, got a list without qnli, ag_news",
+        f"by learning sst2, got a list without qnli, ag_news, sst2, though it changed {ALL} (tensors that differ: {QUERY}, ",
+    ],
+    MovesAnotherReadout: [
+        "readouts: expected learning ag_news to leave the readout that answers qnli, got linears.0.weight, linears.0.bias "
+        "moved. Look at prepare(), commit() and enter_evaluation()"
+    ],
+    TrainsAnotherReadout: [
+        "learning qnli to leave the readout that answers ag_news, got linears.1.weight, linears.1.bias moved.",
+        "learning ag_news to leave the readout that answers qnli, got linears.0.weight, linears.0.bias moved.",
+        "learning sst2 to leave the readout that answers ag_news, got linears.1.weight, linears.1.bias moved.",
+    ],
+    EmptyLedger: [
+        "that do not, in encoder.layer.0.attention.self.query.weight, encoder.layer.0.attention.self.query.bias, "
+    ],
+    SavesNothing: [
+        f"save and load: expected a new strategy to answer as the saved one did, got others, {ALL} (tensors that differ: "
+    ],
+    CannotLoad: ["save and load: expected no error, got FileNotFoundError: elsewhere.pt (test_testing.py:"],
+    Forgetful: [
+        "scenario=class: save and load: expected a new strategy to answer as the saved one did, got others, the answers for "
+        "qnli, ag_news (tensors that differ: linears.shared.weight, linears.shared.bias)."
+    ],
+    DrawsAnew: [
+        f"seeds: expected the same result from the same seed, got others, {ALL} (tensors that differ: {QUERY}, "
+    ],
+    DrawsGlobally: [
+        "after the last task, after other draws from the global generators. Draw from generators of your",
+        f"seeds: expected a result that the seed alone determines, got others, {ALL} (tensors that differ: {QUERY}, ",
+    ],
+    MarksTheStream: [
+        f"fresh start: expected a new strategy on a used stream to learn as on a fresh one, got others, {ALL} (tensors"
+    ],
+    DoesNotResume: [
+        "evaluation: expected the same result with evaluations during training as with one after each task, got others, the "
+    ],
+    OneSeed: [
+        "seeds: expected seed=1 to give another result than seed=0, got the very same answers and tensors for qnli, ag_news, "
+        "sst2. Draw from generators seeded by self.phase_seed(…)"
+    ],
+    OneSeedFromTheSecondTask: [
+        "seeds: expected seed=1 to give another result than seed=0, got the very same batches and draws in the training of "
+        "ag_news, sst2. Draw from generators seeded by self.phase_seed(…)"
+    ],
+    TrainsOnTestRows: [
+        "rows: expected what is learned of qnli to be the same with any test rows, got others, the answers for qnli (tensors "
+        f"that differ: {QUERY}, "
+    ],
+    RemembersTestRows: [
+        "rows: expected what is learned of qnli, ag_news to be the same with any test rows, got others, the answers for "
+        f"ag_news (tensors that differ: {QUERY}, "
+    ],
+    ReadsLaterRows: [
+        "rows: expected what is learned of qnli to be the same with any rows of later tasks (ag_news, sst2), got others, the "
+        f"answers for qnli (tensors that differ: {QUERY}, ",
+        "rows: expected what is learned of qnli, ag_news to be the same with any rows of later tasks (sst2), got others, the "
+        f"answers for qnli, ag_news (tensors that differ: {QUERY}, ",
+    ],
+    ReadsLaterLabels: [
+        "to be the same with any rows of later tasks (sst2), got others, the answers for qnli, ag_news (tensors"
+    ],
+    ReadsTheSecondTask: [
+        "of qnli to be the same with any rows of later tasks (ag_news, sst2), got others, the answers for qnli (tensors that "
+        f"differ: {QUERY}, "
+    ],
+    ReadsTheLastTask: [
+        "of qnli, ag_news to be the same with any rows of later tasks (sst2), got others, the answers for"
+    ],
+    CountsTestWords: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
+    CountsTestLabels: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
+    ReadsTestRowsOfTheThirdTask: [
+        "rows: expected what is learned of qnli, ag_news, sst2 to be the same with any test rows, got others, the answers for "
+        f"{ALL.removeprefix('the answers for ')} (tensors that differ: {QUERY})"
+    ],
+    PicksByTest: ["of qnli to be the same with any test rows, got others, the answers for qnli (tensors"],
+    WritesTestLabels: [
+        "rows: expected the stream's rows to stay as they are, got others in qnli (test), ag_news (test), sst2 (test)."
+    ],
+    NeedsTheTask: ["scenario=class: two tasks trained and evaluated: expected no error, got KeyError"],
+    NeedsLabelsApart: ["scenario=domain: two tasks trained and evaluated: expected no error, got IndexError"],
+    NeedsALayer: [
+        "readout=prompt: two tasks trained and evaluated: expected no error, got IndexError: list index out of range"
+    ],
+    TakesNoParts: [
+        "online: two tasks trained and evaluated: expected no error, got LookupError: qnli again (test_testing.py:"
+    ],
+}
+
+
+@pytest.mark.parametrize("cls", DAMAGE, ids=lambda cls: cls.__name__)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_broken_strategy_is_told_what_is_wrong(cls: Any) -> None:
+    found = faults(cls)
+    for message in DAMAGE[cls]:
+        assert sum(message in fault for fault in found) == 1, "\n".join(found)
+
+
+def test_the_damage_is_the_only_fault() -> None:
+    """Where what the damaged ones share is sound, so is the check."""
+    check_strategy(OwnModels)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("name", "rows"), [("replay", 4), ("der", 6), ("gdumb", 8)])
+def test_memories_of_few_rows_pass(name: str, rows: int) -> None:
+    """A full memory may come to hold shorter rows: `bytes_kept` falls."""
+    check_strategy(registry.strategy(name), mem_size=rows)
+
+
+@pytest.mark.parametrize(("name", "rows", "why"), [("replay", 2, "for 3 tasks"), ("gdumb", 5, "for 6 labels")])
+def test_an_option_that_the_tiny_tasks_are_too_many_for_is_the_callers_error(name: str, rows: int, why: str) -> None:
+    with pytest.raises(OptionError, match=f"got mem_size={rows} {why}. Set mem_size="):
+        check_strategy(registry.strategy(name), mem_size=rows)
+
+
+class Curriculum(ContinualStrategy):
+    """The same rows in the same order, whatever the seed, from the second task on; dropout draws."""
+
+    def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
+        super().make_train_dataloader(num_workers, **kwargs)
+        if self.task.label:
+            self.dataloader = self._planned = [self.task.train.batch(range(4))] * len(self._parts)  # type: ignore[assignment]
+
+
+def test_rows_may_come_in_an_order_of_their_own_where_dropout_draws() -> None:
+    check_strategy(Curriculum)
+    (fault,) = faults(Curriculum, dropout=False)
+    assert "got the very same batches and draws in the training of ag_news, sst2." in fault
+
+
+class Selective(ContinualStrategy):
+    """Trains readouts alone, and says which streams it is not made for."""
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        if stream.model.readout != "linear" or stream.scenario != "task":
+            raise UsageError("Selective trains the linear readout of each task. Give a stream that has them.")
+
+    def parameters(self, task: Any) -> Any:
+        return [], list(self.task_model.readout_module(task.label).parameters())
+
+
+def test_a_stream_may_be_refused() -> None:
+    """And a strategy that forgets nothing need not say so: only the false claim is a fault."""
+    check_strategy(Selective, dropout=False)
+
+
+def test_the_callers_generators_are_left_alone() -> None:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    check_strategy(ContinualFT)
+    drawn = float(torch.rand(1)), random.random(), np.random.random()
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    assert drawn == (float(torch.rand(1)), random.random(), np.random.random())
+
+
+def test_the_error_reads_as_a_list() -> None:
+    error = ConformanceError("Own does not keep the contract of a strategy", ["one thing.", "another."])
+    assert str(error) == "Own does not keep the contract of a strategy (2 faults):\n- one thing.\n- another."
+    assert error.faults == ("one thing.", "another.")
+
+
+def test_the_public_names() -> None:
+    assert forgetfree.testing.__all__ == ["ConformanceError", "check_strategy", "check_stream", "tiny_stream"]
+    assert all(getattr(forgetfree.testing, name).__name__ == name for name in forgetfree.testing.__all__)
+    with pytest.raises(AttributeError, match=r"module 'forgetfree.testing' has no attribute 'check'"):
+        _ = forgetfree.testing.check
+
+
+# -- Streams ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_the_tiny_stream_passes(scenario: Any) -> None:
+    check_stream(tiny_stream(scenario=scenario))
+
+
+def test_named_streams_pass(data_directory: Path, model_directory: Any) -> None:
+    check_stream("qnli-agnews-sst2", data=str(data_directory))
+    check_stream("qnli,sst2", data=str(data_directory), model=str(model_directory("roberta-mlm")), shots=4)
+    check_stream("sst2", data="demo")
+
+
+def stream_with(**changes: Any) -> Stream:
+    """The tiny stream with another second task."""
+    stream = tiny_stream()
+    return replace(stream, tasks=(stream.tasks[0], replace(stream.tasks[1], **changes)))
+
+
+def stream_faults(stream: Any, **arguments: Any) -> list[str]:
+    with pytest.raises(ConformanceError) as caught:
+        check_stream(stream, **arguments)
+    return list(caught.value.faults)
+
+
+def relabelled(rows: Any, labels: Tensor) -> Any:
+    return replace(rows, labels=labels)
+
+
+class Restless:
+    """Rows that are never read the same way twice."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.count = rows, 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rows, name)
+
+    def batch(self, indices: Any) -> Any:
+        self.count += 1
+        x, y, t = self.rows.batch(indices)
+        return x.clone().index_fill_(1, torch.tensor([1]), 10 + self.count % 7), y, t
+
+
+def broken_streams() -> dict[str, tuple[Stream, str]]:
+    whole = tiny_stream()
+    task = whole.tasks[1]
+    definition = task.definition
+    empty = task.test.subset([])
+    zeros, beyond = torch.zeros(16, dtype=torch.int64), task.test.labels + 3
+    nothing = replace(task.train, tokens=task.train.tokens.clone().clamp_(max=4))
+    first, second = whole.benchmark.train_stream
+    turned = SimpleNamespace(train_stream=[second, first], test_stream=whole.benchmark.test_stream)
+    other = tiny_stream(("ag_news", "qnli")).benchmark
+    shared = tiny_stream(scenario="class").benchmark
+    return {
+        "no tasks": (replace(whole, tasks=()), "tasks: expected one at least, got none."),
+        "twice": (replace(whole, tasks=(task, task)), "tasks: expected each once, got ag_news more than once."),
+        "label": (stream_with(label=0), "tasks: expected labels 0, 1, … by position, got [0, 0]."),
+        "metric": (
+            stream_with(definition=replace(definition, metric="f1")),
+            "ag_news: expected the metric accuracy, or f1 for two labels, got 'f1' for 4.",
+        ),
+        "classes": (stream_with(classes=(0, 1, 2, 3, 4)), "ag_news: expected a class a label, got (0, 1, 2, 3, 4) for"),
+        "empty": (stream_with(test=empty), "ag_news: expected rows in the test split, got none."),
+        "missing": (
+            stream_with(test=relabelled(task.test, zeros)),
+            "ag_news: expected rows of every label in the test split, got none of [1, 2, 3].",
+        ),
+        "beyond": (
+            stream_with(test=relabelled(task.test, beyond)),
+            "ag_news: expected labels of (0, 1, 2, 3) in the test split, got [4, 5, 6] too.",
+        ),
+        "unread": (
+            stream_with(test=replace(task.test, tokens=task.test.tokens + 10_000)),
+            "ag_news: its test rows read by the model: expected no error, got",
+        ),
+        "restless": (
+            stream_with(train=Restless(task.train)),
+            "ag_news: expected to read the same train row twice, got two.",
+        ),
+        "words": (
+            stream_with(train=nothing),
+            "ag_news: expected words that the tokenizer knows in every row, got 24 of 24 train rows without any.",
+        ),
+        "repeated": (
+            stream_with(test=task.train),
+            "ag_news: expected no test row among the training rows, got 24 of 24. Drop them from the training rows.",
+        ),
+        "order": (
+            replace(whole, benchmark=turned),
+            "benchmark: expected one train experience a task, in order, got 2.",
+        ),
+        "other rows": (
+            replace(whole, benchmark=other),
+            "benchmark: expected the train experience 0 to hold the rows of qnli in order, got other",
+        ),
+        "task label": (
+            replace(whole, benchmark=shared),
+            "benchmark: expected the test experience 1 to hold the rows of ag_news with task label 1 (scenario=task), got [0].",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", broken_streams())
+def test_a_broken_stream_is_told_what_is_wrong(name: str) -> None:
+    stream, message = broken_streams()[name]
+    found = stream_faults(stream)
+    assert sum(fault.startswith(message) for fault in found) == 1, "\n".join(found)
+
+
+def test_a_few_repeated_rows_are_a_warning() -> None:
+    task = tiny_stream().tasks[1]
+    test = replace(task.test)
+    mixed = type(test).of(
+        [task.train[0][0].tolist(), *(test[i][0].tolist() for i in range(1, len(test)))],
+        test.labels.tolist(),
+        test.task,
+        test.pad,
+    )
+    stream = tiny_stream()
+    expected = "ag_news: expected no test row among the training rows, got 1 of 16"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = stream_faults(replace(stream, tasks=(stream.tasks[0], replace(task, test=mixed))))
+    assert [str(each.message).startswith(expected) for each in caught] == [True]
+    assert all(fault.startswith("benchmark: ") for fault in found)  # which holds the rows of before
+
+
+def test_a_stream_that_is_another_each_time_is_found(data_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forgetfree.testing import streams
+
+    seeds = iter(range(10))
+    real = streams.make_stream
+    monkeypatch.setattr(streams, "make_stream", lambda *a, **k: real(*a, **k | {"seed": next(seeds)}))
+    found = stream_faults("sst2", data=str(data_directory), shots=4)
+    assert found[0].startswith("seeds: expected the same rows of sst2 at every loading, got others in train.")
+    assert found[1].startswith("seeds: expected the same untrained readout of sst2 at every loading, got another.")
