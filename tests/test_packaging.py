@@ -137,8 +137,8 @@ def ours(module: str) -> set[str]:
     return {name for name in IMPORTS[module] if within(name, "forgetfree") and name != "forgetfree"}
 
 
-def test_core_and_ledger_need_torch_alone() -> None:
-    allowed = {*sys.stdlib_module_names, "forgetfree", "safetensors", "torch"}
+def test_core_and_ledger_need_torch_and_what_comes_with_it() -> None:
+    allowed = {*sys.stdlib_module_names, "forgetfree", "numpy", "safetensors", "torch"}
     found = {name.split(".")[0] for m in LIBRARY if room(m) in ("core", "ledger") for name in IMPORTS[m]}
     assert found - allowed == set()
 
