@@ -12,43 +12,13 @@ from torch import Tensor, nn
 
 from forgetfree.core.binding import network_differences, network_of
 from forgetfree.core.body import body_fingerprint, body_of
+from forgetfree.core.graft_file import read, serialize
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import GraftError, RegionError
 from forgetfree.files import StrPath, write_atomically
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition
-
-
-@dataclass(frozen=True)
-class GraftOrigin:
-    """Where a graft comes from: what else is needed to answer with it.
-
-    Attributes:
-        task: what it was made for.
-        readout: how its logits are read: ``linear``, ``prompt``, ``causal`` or ``classifier``.
-        model: the base model's name, as it was asked for.
-        fingerprint: of the base model's body, see `forgetfree.core.body.body_fingerprint`.
-        sparsity: the share of the space that its region was allowed.
-        architecture: of ``classifier``: the Hugging Face class whose head the readout is.
-        classes: of ``classifier``: of each of the task's labels, the number of the head's class.
-        max_length: tokens a row was read at, at most.
-        network: what the base model computes beside its weights, see `forgetfree.core.binding.network_of`; of
-            ``classifier``, the fine-tuned model. Empty where nobody says it.
-        tokenizer: what its tokenizer does, see `forgetfree.core.binding.tokenizer_digest`; empty likewise.
-    """
-
-    task: TaskDefinition
-    readout: ReadoutKind
-    model: str
-    fingerprint: str
-    sparsity: float
-    architecture: str = ""
-    classes: tuple[int, ...] = ()
-    max_length: int = MAX_LENGTH
-    network: str = ""
-    tokenizer: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,9 +81,7 @@ class Graft:
         Raises:
             GraftError: it has no space of its own, or holds NaN or infinity.
         """
-        from forgetfree.core.graft_file import serialize
-
-        write_atomically(Path(path), serialize(self))
+        write_atomically(Path(path), serialize(**vars(self)))
 
     @classmethod
     def load(cls, path: StrPath) -> Graft:
@@ -122,9 +90,7 @@ class Graft:
         Raises:
             GraftError: with the reason; a damaged file is never half-read.
         """
-        from forgetfree.core.graft_file import read
-
-        return read(Path(path))
+        return cls(**read(Path(path)))
 
     def _check(self, body: nn.Module, fingerprint: bool) -> ParameterSpace:
         """The graft's own space, if ``body`` is one that the graft was made for."""

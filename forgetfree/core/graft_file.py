@@ -15,13 +15,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from forgetfree.core.binding import READOUTS, is_network
-from forgetfree.core.graft import Graft, GraftOrigin
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
 from forgetfree.display import brief
@@ -34,34 +35,42 @@ FORMAT, SCHEMA = "forgetfree.graft", 1
 _KINDS = ("graft", "readout", "buffer")
 
 
-def serialize(graft: Graft) -> bytes:
-    """The bytes of the file.
+def serialize(
+    *,
+    region: Region,
+    values: Tensor,
+    space: ParameterSpace | None,
+    readout: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    origin: GraftOrigin | None,
+) -> bytes:
+    """The bytes of the file; for the arguments see `forgetfree.core.graft.Graft`.
 
     Raises:
         GraftError: the graft has no space of its own, or holds NaN or infinity.
     """
-    if graft.space is None:
+    if space is None:
         raise GraftError(
             "A graft on its own needs the parameter space of its model's body, and this one has none. Make it with "
             "SingleTask.graft, or give it a space."
         )
-    named = {"graft": pack(graft.space, graft.region, graft.values), "readout": graft.readout, "buffer": graft.buffers}
+    named = {"graft": pack(space, region, values), "readout": readout, "buffer": buffers}
     tensors = {f"{kind}/{name}": tensor.detach().cpu() for kind in _KINDS for name, tensor in named[kind].items()}
     if damaged := _not_finite(tensors):
         raise GraftError(f"The graft holds NaN or infinity in {damaged!r}. Train it again, with a lower rate.")
     header = {
         "format": FORMAT,
         "schema": str(SCHEMA),
-        "layout": graft.space.layout,
-        "layout_hash": graft.space.layout_hash,
+        "layout": space.layout,
+        "layout_hash": space.layout_hash,
     }
-    if graft.origin is not None:
-        header["origin"] = json.dumps(asdict(graft.origin) | {"task": graft.origin.task.fields})
+    if origin is not None:
+        header["origin"] = json.dumps(asdict(origin) | {"task": origin.task.fields})
     return signed_bytes(tensors, header)
 
 
-def read(path: Path) -> Graft:
-    """Read and verify; see `Graft.load`."""
+def read(path: Path) -> dict[str, Any]:
+    """The attributes of a graft by name, read and verified; see `Graft.load`."""
     try:
         header, tensors = read_tensors(path)
     except FileNotFoundError as error:
@@ -77,7 +86,7 @@ def read(path: Path) -> Graft:
             "a graft.safetensors."
         )
     try:
-        return _graft(header, tensors)
+        return _attributes(header, tensors)
     except RegionError as error:
         raise GraftError(
             f"{path} is not a sound graft: {str(error).rstrip('.')}. Restore it from a copy, or make the graft again."
@@ -182,8 +191,8 @@ def _check_index(spec: TensorSpec, index: Tensor) -> Tensor:
 # -- Reading ---------------------------------------------------------------------------------------------
 
 
-def _graft(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Graft:
-    """The graft of a file; ``RegionError`` with the reason where it is not sound."""
+def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The attributes of the graft of a file; ``RegionError`` with the reason where it is not sound."""
     if missing := {"schema", "layout", "layout_hash", "checksum"} - set(header):
         raise RegionError(f"its metadata lacks {', '.join(sorted(missing))}.")
     if header["schema"] != str(SCHEMA):
@@ -203,7 +212,14 @@ def _graft(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Graft:
     # Last, because the checks above say more.
     if checksum(tensors, header) != header["checksum"]:
         raise RegionError("its contents do not match its checksum.")
-    return Graft(region, values, space, named["readout"], named["buffer"], origin)
+    return {
+        "region": region,
+        "values": values,
+        "space": space,
+        "readout": named["readout"],
+        "buffers": named["buffer"],
+        "origin": origin,
+    }
 
 
 def _origin(text: str) -> GraftOrigin:

@@ -17,7 +17,8 @@ from forgetfree.core.base_regions import BaseKind
 from forgetfree.core.binding import network_of
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
 from forgetfree.core.examples import Examples
-from forgetfree.core.graft import Graft, GraftOrigin, graft_theta
+from forgetfree.core.graft import Graft, graft_theta
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters

@@ -6,7 +6,8 @@ other compositions infer it with less of them, and never with later ones.
 """
 
 from forgetfree.ledger.belonging import check_binding, check_definitions, check_weights
-from forgetfree.ledger.records import Composition, Ledger, Record
+from forgetfree.ledger.ledger import Ledger
+from forgetfree.ledger.records import Composition, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 
 __all__ = [

@@ -10,7 +10,7 @@ from forgetfree.core.binding import Binding, network_differences, network_of
 from forgetfree.core.body import POOLER, fingerprint_of
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
-from forgetfree.ledger.records import Ledger
+from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import TaskDefinition
 
 

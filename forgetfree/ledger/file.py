@@ -33,10 +33,10 @@ from forgetfree.core.graft_file import space_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.display import brief
-from forgetfree.errors import LedgerError, RegionError, TaskError
+from forgetfree.errors import RegionError
 from forgetfree.files import signed_bytes
 from forgetfree.json_file import parse_json
-from forgetfree.ledger.records import COMPOSITIONS, Ledger, Record
+from forgetfree.ledger.records import COMPOSITIONS, Contents, Record
 from forgetfree.tasks import TaskDefinition
 
 FORMAT, SCHEMA = "forgetfree.ledger", 3
@@ -45,7 +45,7 @@ MOST_CLASSES = 2**31
 _METADATA = ("format", "schema", "composition", "layout", "layout_hash", "fingerprint", "checksum")
 
 
-def serialize(ledger: Ledger) -> bytes:
+def serialize(ledger: Contents) -> bytes:
     """The bytes of the file."""
     space, records = ledger.space, ledger.records
     about = [
@@ -100,23 +100,18 @@ def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tupl
     return space_of(header)
 
 
-def append(ledger: Ledger, record: Record, shared: Region) -> None:
-    """Add a record that is its owned entries and the shared ones."""
-    owned = record.owned.region
-    if not shared.isdisjoint(owned) or bool((ledger.owners(shared) < 0).any()):
-        raise RegionError(f"task {record.task!r} shares entries that no earlier task owns.")
-    try:
-        ledger.append(record)
-    except (TaskError, LedgerError) as error:  # its remedy is for who trains, not for who reads
-        raise RegionError(str(error).partition(". ")[0]) from error
+def joined(task: str, owned: Region, shared: Region) -> Region:
+    """A task's region: what it owns, and what earlier tasks own of it."""
+    if not shared.isdisjoint(owned):
+        raise RegionError(f"task {task!r} shares entries that no earlier task owns.")
+    return owned | shared
 
 
-def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
-    """The ledger of a file of this schema, but for its checksum."""
+def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
+    """The contents of a file of this schema, but for its checksum."""
     space = check_header(header, _METADATA, (str(SCHEMA),))
     composition: Any = header["composition"]
-    ledger = Ledger(space, header["fingerprint"], composition, _binding(header))
-    about = _about(tensors)
+    binding, about = _binding(header), _about(tensors)
     expected = {"records"} | {f"{kind}/{part}" for kind in ("owned", "shared") for part in ("count", "index")}
     expected |= {f"owned/value/{_name(dtype)}" for dtype in {spec.dtype for spec in space.tensors}}
     numbers = {str(k): k for k in range(len(about))}
@@ -130,12 +125,10 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
             raise RegionError(f"it holds the unexpected tensor {brief(key)}.")
     owned, shared = (_regions(space, tensors, kind, len(about)) for kind in ("owned", "shared"))
     values = _values(space, tensors, torch.cat([torch.empty(0, dtype=torch.int64), *(each.indices for each in owned)]))
-    for row, own, rest_of, held, own_tensors in zip(
-        about, owned, shared, torch.split(values, [len(region) for region in owned]), named, strict=True
-    ):
-        record = Record(
+    records = [
+        Record(
             row["task"],
-            own | rest_of,
+            joined(row["task"], own, rest_of),
             Graft(own, held),
             row["sparsity"],
             own_tensors["readout"],
@@ -143,8 +136,11 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
             _definition(row),
             tuple(row["classes"]),
         )
-        append(ledger, record, rest_of)
-    return ledger
+        for row, own, rest_of, held, own_tensors in zip(
+            about, owned, shared, torch.split(values, [len(region) for region in owned]), named, strict=True
+        )
+    ]
+    return Contents(space, header["fingerprint"], composition, binding, tuple(records))
 
 
 def _definition(row: Mapping[str, Any]) -> TaskDefinition | None:

@@ -24,16 +24,16 @@ from forgetfree.core.graft_file import unpack, unpack_region
 from forgetfree.display import brief
 from forgetfree.errors import RegionError
 from forgetfree.json_file import is_number, parse_json
-from forgetfree.ledger.file import append, check_header
-from forgetfree.ledger.records import Ledger, Record
+from forgetfree.ledger.file import check_header, joined
+from forgetfree.ledger.records import Contents, Record
 
 SCHEMAS = ("1", "2")
 _METADATA = ("schema", "tasks", "sparsity", "layout", "layout_hash", "fingerprint", "checksum")
 _KINDS = {"owned": ("index", "value"), "shared": ("index",), "readout": (), "buffer": ()}
 
 
-def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
-    """The ledger of a file of these schemas, but for its checksum.
+def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
+    """The contents of a file of these schemas, but for its checksum.
 
     Raises:
         RegionError: it is not sound; with the reason.
@@ -44,7 +44,7 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
     if len(tasks) != len(sparsity):
         raise RegionError(f"it names {len(tasks)} tasks but {len(sparsity)} sparsities.")
     composition: Any = header.get("composition", "union")
-    ledger = Ledger(space, header["fingerprint"], composition)
+    records = list[Record]()
     known = {spec.name for spec in space.tensors}
     named: list[dict[str, dict[str, Tensor]]] = [{kind: {} for kind in _KINDS} for _ in tasks]
     numbers = {str(k): k for k in range(len(tasks))}
@@ -61,9 +61,9 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
             owned, shared = Graft(*unpack(space, of_task["owned"])), unpack_region(space, of_task["shared"])
         except RegionError as error:
             raise RegionError(f"task {task!r}, {error}") from error
-        region = owned.region | shared
-        append(ledger, Record(task, region, owned, float(allowed), of_task["readout"], of_task["buffer"]), shared)
-    return ledger
+        region = joined(task, owned.region, shared)
+        records.append(Record(task, region, owned, float(allowed), of_task["readout"], of_task["buffer"]))
+    return Contents(space, header["fingerprint"], composition, None, tuple(records))
 
 
 def _listed(header: Mapping[str, str], key: str, right: Callable[[Any], bool]) -> list[Any]:

@@ -1,8 +1,10 @@
-"""From a path to a ledger: whatever version wrote the file, all of it is checked."""
+"""From a path to what a ledger is made of: whatever version wrote the file, all of it is checked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 
@@ -10,11 +12,13 @@ from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, first_line
 from forgetfree.files import checksum, read_tensors
 from forgetfree.ledger import file, legacy_file
-from forgetfree.ledger.records import Ledger
+from forgetfree.ledger.records import Contents
+
+_Made = TypeVar("_Made")
 
 
-def read(path: Path) -> Ledger:
-    """Read and verify; see `Ledger.load`."""
+def read(path: Path, make: Callable[[Contents], _Made]) -> _Made:
+    """What ``make`` makes of a file's contents, which are read and verified; see `forgetfree.ledger.Ledger.load`."""
     if path.is_dir():
         raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
     try:
@@ -33,7 +37,7 @@ def read(path: Path) -> Ledger:
         )
     try:
         parse = legacy_file.parse if header.get("schema") in legacy_file.SCHEMAS else file.parse
-        ledger = parse(header, tensors)
+        made = make(parse(header, tensors))
         # Last, because the checks above say more.
         if checksum(tensors, header) != header["checksum"]:
             raise RegionError("its contents do not match its checksum.")
@@ -46,4 +50,4 @@ def read(path: Path) -> Ledger:
         raise LedgerError(
             f"{path} is not a sound ledger: {str(error).rstrip('.')}. Restore it from a copy, or run the stream again."
         ) from error
-    return ledger
+    return made

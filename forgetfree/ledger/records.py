@@ -1,22 +1,17 @@
-"""Records and the append-only list of them."""
+"""What one task puts into a ledger, and all that a ledger's file holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.errors import LedgerError, RegionError, TaskError
-from forgetfree.files import StrPath, write_atomically
 from forgetfree.tasks import TaskDefinition
 
 #: What a task is inferred with, on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
@@ -50,201 +45,20 @@ class Record:
     classes: tuple[int, ...] = ()
 
 
-class Ledger:
-    """The records of a stream over one base model.
+@dataclass(frozen=True)
+class Contents:
+    """What a ledger's file holds.
 
-    Beside the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
-    from 32,767 tasks on), in memory alone. So nothing it is asked takes longer the more tasks it holds.
-
-    Args:
+    Attributes:
         space: the parameter space of the base model.
-        fingerprint: of the base model, see `forgetfree.models.loading.fingerprint_of`.
+        fingerprint: of the base model.
         composition: what a task is inferred with.
-        binding: what else its answers depend on; ``None`` where nobody says so.
+        binding: what else its answers depend on; ``None`` in files of version 0.2.
+        records: in the order of learning.
     """
 
-    def __init__(
-        self,
-        space: ParameterSpace,
-        fingerprint: str,
-        composition: Composition = "union",
-        binding: Binding | None = None,
-    ) -> None:
-        self.space = space
-        self.fingerprint = fingerprint
-        self.composition: Composition = composition
-        self.binding = binding
-        self._records: list[Record] = []
-        self._positions: dict[str, int] = {}
-        # Of every entry the position of the first task that owns it, from 1; 0 where none does. NumPy's zeros take no memory
-        # before they are written, so a file that claims a giant space costs none.
-        self._owners = torch.from_numpy(np.zeros(len(space), dtype=np.int16))
-
-    @property
-    def records(self) -> tuple[Record, ...]:
-        """All records, in the order of learning."""
-        return tuple(self._records)
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks learned, in order."""
-        return list(self._positions)
-
-    def position(self, task: str) -> int:
-        """Where a task stands in the order, from 0.
-
-        Raises:
-            TaskError: the ledger does not hold it.
-        """
-        if task not in self._positions:
-            raise TaskError(
-                f"The ledger holds no task {task!r}. It holds: {', '.join(self.tasks) or 'none'}. Train the task first."
-            )
-        return self._positions[task]
-
-    def owned(self, upto: str | None = None) -> Region:
-        """The union of all regions up to and including task ``upto``; of all of them if ``None``.
-
-        Where tasks stand alone it counts an entry once, however many tasks have a value for it.
-        """
-        owned = self._owners > 0
-        if upto is not None:
-            owned &= self._owners <= self.position(upto) + 1
-        return Region.from_mask(owned)
-
-    def owners(self, region: Region) -> Tensor:
-        """Of every entry of ``region`` the position of the first task that owns it, −1 where none does: ``(s,)``.
-
-        Raises:
-            RegionError: the region does not fit the space.
-        """
-        self.space.check(region.indices)
-        return self._owners[region.indices] - 1
-
-    def free(self, region: Region) -> Region:
-        """What of ``region`` the next task would own: what no task owns yet, or all of it where tasks stand alone."""
-        return region if self.composition == "alone" else Region(region.indices[self.owners(region) < 0])
-
-    def graft(self, task: str) -> Graft:
-        """What ``task`` is inferred with, on top of θ_pre: a copy."""
-        last = self.position(task)
-        if self.composition == "alone":
-            return self._records[last].owned
-        records = self._records[: last + 1]
-        indices = torch.cat([record.owned.region.indices for record in records])
-        order = indices.argsort()
-        union = Graft(Region(indices[order]), torch.cat([record.owned.values for record in records])[order])
-        if self.composition == "union":
-            return union
-        region = self._records[last].region
-        return Graft(region, union.values[torch.searchsorted(union.region.indices, region.indices)])
-
-    def owner(self, index: int) -> str | None:
-        """The task that owns the entry of flat index ``index``, or ``None``; where tasks stand alone, the first of them."""
-        position = int(self.owners(Region.of([index])))
-        return None if position < 0 else self._records[position].task
-
-    def overlap(self) -> list[list[float]]:
-        """``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localised regions: ``T × T`` (paper, fig. 8)."""
-        regions = [record.region.indices for record in self._records]
-        count, sizes = len(regions), torch.tensor([len(indices) for indices in regions], dtype=torch.int64)
-        entries, order = torch.cat([torch.empty(0, dtype=torch.int64), *regions]).sort(stable=True)
-        tasks = torch.repeat_interleave(torch.arange(count), sizes)[order]
-        # Tasks that share an entry stand side by side now: first neighbours, then those at a distance of two, …
-        common, apart = torch.diag(sizes), 1
-        while bool((same := entries[apart:] == entries[:-apart]).any()):
-            pairs = tasks[:-apart][same] * count + tasks[apart:][same]
-            shared = torch.bincount(pairs, minlength=count * count).view(count, count)
-            common, apart = common + shared + shared.T, apart + 1
-        shares: list[list[float]] = (common.double() / sizes.clamp(min=1)).tolist()
-        return shares
-
-    def append(self, record: Record) -> None:
-        """Commit a task. Nothing in a ledger changes afterwards.
-
-        Raises:
-            TaskError: the task is already in it.
-            LedgerError: the record takes an entry that is owned, leaves a free one of its region out, or does not fit the
-                space.
-        """
-        self.check_new(record.task)
-        where = f"Record of task {record.task!r}"
-        try:
-            free, owners = self.free(record.region), self.owners(record.owned.region)
-        except RegionError as error:
-            raise LedgerError(f"{where}: {error}") from error
-        if self.composition != "alone" and bool((owners >= 0).any()):
-            raise LedgerError(f"{where} takes entries that earlier tasks own. Commit γ minus ledger.owned().")
-        if record.owned.region != free:
-            raise LedgerError(
-                f"{where} must own its region minus what earlier tasks own: expected {len(free)} entries, "
-                f"got {len(record.owned.region)}."
-            )
-        if record.owned.values.shape != (len(record.owned.region),):
-            raise LedgerError(
-                f"{where} needs one value an entry: expected shape ({len(record.owned.region)},), got "
-                f"{tuple(record.owned.values.shape)}."
-            )
-        defined = record.definition
-        if defined is not None and (defined.name != record.task or len(defined.labels) != len(record.classes)):
-            raise LedgerError(
-                f"{where} needs its own definition, and a class for each label: expected {record.task!r} with "
-                f"{len(record.classes)} labels, got {defined.name!r} with {len(defined.labels)}."
-            )
-        _check_finite(where, {"values": record.owned.values, **record.readout, **record.buffers})
-        position, unowned = len(self._records), record.owned.region.indices[owners < 0]
-        if position >= torch.iinfo(self._owners.dtype).max:
-            self._owners = self._owners.to(torch.int32)
-        self._owners[unowned] = position + 1
-        self._positions[record.task] = position
-        self._records.append(_frozen(record))
-
-    def check_new(self, task: str) -> None:
-        """Raise ``TaskError`` where the ledger holds ``task`` already."""
-        if task in self._positions:
-            raise TaskError(
-                f"Task {task!r} is already in the ledger (record {self.position(task)}), and what a task owns is frozen. "
-                "To learn more of it, train it under another name."
-            )
-
-    @property
-    def size_in_bytes(self) -> int:
-        """Size of the file this ledger is saved as."""
-        from forgetfree.ledger.file import serialize
-
-        return len(serialize(self))
-
-    def save(self, path: StrPath) -> None:
-        """Write the ledger atomically: the file is the old one or the new one, never a part."""
-        from forgetfree.ledger.file import serialize
-
-        write_atomically(Path(path), serialize(self))
-
-    @classmethod
-    def load(cls, path: StrPath) -> Ledger:
-        """Read a ledger and verify everything about it: layout, bounds, order, disjointness, dtypes, checksum.
-
-        Raises:
-            LedgerError: with the reason; a damaged file is never half-read.
-        """
-        from forgetfree.ledger.load import read
-
-        return read(Path(path))
-
-
-def _check_finite(where: str, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise LedgerError(
-                f"{where}: tensor {name!r} holds NaN or infinity. Train the task again, with a lower rate."
-            )
-
-
-def _frozen(record: Record) -> Record:
-    """A record with copies of its own on the CPU: what the caller does to the originals cannot reach it."""
-
-    def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-
-    owned = Graft(record.owned.region, record.owned.values.detach().cpu().clone())
-    return replace(record, owned=owned, readout=copies(record.readout), buffers=copies(record.buffers))
+    space: ParameterSpace
+    fingerprint: str
+    composition: Composition
+    binding: Binding | None
+    records: tuple[Record, ...]

@@ -13,7 +13,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import LedgerError
 from forgetfree.ledger.belonging import check_weights
-from forgetfree.ledger.records import Ledger
+from forgetfree.ledger.ledger import Ledger
 
 
 class LedgerSwitch:

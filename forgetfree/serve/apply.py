@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from forgetfree.core.binding import set_network_
 from forgetfree.core.body import body_of, body_prefix
-from forgetfree.core.graft import Graft, GraftOrigin
+from forgetfree.core.graft import Graft
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forgetfree.core.graft import Graft, GraftOrigin
+from forgetfree.core.graft import Graft
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.display import escaped
 from forgetfree.models.fine_tuned_directory import READOUT
 

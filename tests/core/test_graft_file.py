@@ -16,8 +16,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_fingerprint, body_of, body_space
-from forgetfree.core.graft import Graft, GraftOrigin
+from forgetfree.core.graft import Graft
 from forgetfree.core.graft_file import find_graft
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError

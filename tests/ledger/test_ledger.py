@@ -866,7 +866,7 @@ def test_ledgers_of_version_0_2_are_read(composition: str, tmp_path: Path) -> No
     assert_same_ledger(old, composed(composition))
     assert (old.composition, old.binding) == (composition, None)
     old.save(tmp_path / "l.safetensors")
-    assert (tmp_path / "l.safetensors").read_bytes() == serialize(composed(composition))
+    assert (tmp_path / "l.safetensors").read_bytes() == serialize(composed(composition).contents)
 
 
 @pytest.mark.parametrize("damage", MISCOMPOSED)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from forgetfree import cli
 from forgetfree.core.body import body_fingerprint, body_of, body_space
-from forgetfree.core.graft import Graft, GraftOrigin
+from forgetfree.core.graft import Graft
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.regions import Region
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
