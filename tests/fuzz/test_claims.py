@@ -65,14 +65,15 @@ def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> N
             **{"format": "forgetfree.ledger", "schema": "3", "composition": "union", "fingerprint": "f" * 64},
             **{"layout": layout, "layout_hash": hashlib.sha256(layout.encode()).hexdigest()},
         }
+        index = torch.uint32 if entries <= 2**32 else torch.int64
         row = {"task": "one", "sparsity": 0.1, "definition": None, "classes": []}
         tensors = {
             "records": torch.frombuffer(bytearray(json.dumps([row]).encode()), dtype=torch.uint8),
             "owned/count": torch.tensor([1]),
-            "owned/index": torch.tensor([3]).to(torch.uint32),
+            "owned/index": torch.tensor([3]).to(index),
             "owned/value/float32": torch.tensor([0.5]),
             "shared/count": torch.tensor([0]),
-            "shared/index": torch.empty(0, dtype=torch.uint32),
+            "shared/index": torch.empty(0, dtype=index),
         }
         (tmp_path / f"{entries}.safetensors").write_bytes(signed_bytes(tensors, header))
     code = (
