@@ -136,7 +136,7 @@ MODELS: dict[str, ModelEntry] = {
             "mas.lambda_reg": 100.0,
             "rwalk.ewc_lambda": 1000.0,
         },
-        # SGD's moves localise, AdamW's do not: see docs/results.md, "The paper's experiments".
+        # SGD's moves localize, AdamW's do not: see docs/results.md, "The paper's experiments".
         graft_recipe={
             "optimizer": "sgd",
             "learning_rate": 3e-2,

@@ -19,7 +19,7 @@ class GraftRetrainOptions(SkillOptions):
 
 
 class GraftRetrain(SkillStrategy):
-    """For each task: fine-tune θ_pre on it alone, localise γ, train γ alone from θ_pre (arXiv:2302.06600, §3.1).
+    """For each task: fine-tune θ_pre on it alone, localize γ, train γ alone from θ_pre (arXiv:2302.06600, §3.1).
 
     The paper does so for one task, to see whether γ is enough to learn it. Here each task of the stream has a region of
     its own, so that regions may overlap and no task depends on the order.

@@ -20,7 +20,7 @@ class GraftingOptions(SkillOptions):
 
 
 class GraftingContinual(SkillStrategy):
-    """For each task: fine-tune θ_pre on it alone, localise γ_n, train γ_n minus what is owned, commit (C.3).
+    """For each task: fine-tune θ_pre on it alone, localize γ_n, train γ_n minus what is owned, commit (C.3).
 
     Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
 

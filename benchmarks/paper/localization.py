@@ -33,7 +33,7 @@ from forgetfree.results.pages import Table
 
 
 class Localization(Experiment):
-    """Fine-tune, localise, graft: with few shots and with many."""
+    """Fine-tune, localize, graft: with few shots and with many."""
 
     paper: ClassVar[str] = "table 2, figure 3"
     single: ClassVar = ()

@@ -1,4 +1,4 @@
-"""Which optimiser's moves localise: SGD, AdamW, AdamW with an ℓ1 penalty. Figure 5 of the paper."""
+"""Which optimiser's moves localize: SGD, AdamW, AdamW with an ℓ1 penalty. Figure 5 of the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not localise a skill: biases alone, and lottery tickets. Figure 4 of the paper."""
+"""What does not localize a skill: biases alone, and lottery tickets. Figure 4 of the paper."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def add(commands: Commands, common: Parser) -> None:
     experiment.add_argument("--shots", type=int, action="append", metavar="K", help="may be given several times")
     experiment.add_argument("--seed", type=int, action="append", metavar="S", help="may be given several times")
     experiment.add_argument("--sparsity", type=float, action="append", metavar="F", help="may be given several times")
-    experiment.add_argument("--set", action="append", metavar="key=value", help="an option of training or localising")
+    experiment.add_argument("--set", action="append", metavar="key=value", help="an option of training or localizing")
     experiment.add_argument("--device", choices=("auto", "cpu", "cuda"))
     experiment.add_argument(
         "--jobs",

@@ -50,7 +50,7 @@ def add(commands: Commands, common: Parser) -> None:
         "--set",
         action="append",
         metavar="key=value",
-        help="any option of fine-tuning and localising: see grafting-continual in 'forgetfree list strategies --verbose'",
+        help="any option of fine-tuning and localizing: see grafting-continual in 'forgetfree list strategies --verbose'",
     )
     graft.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     graft.add_argument("--out", metavar="DIR", help="where to write (default: runs/graft-TASK)")

@@ -1,4 +1,4 @@
-"""The base of strategies that localise each task's skill first: fine-tune, learn the mask, then train the region."""
+"""The base of strategies that localize each task's skill first: fine-tune, learn the mask, then train the region."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from forgetfree.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class SkillOptions(RegionOptions, LocalizationOptions):
-    """Fine-tuning, then localising, then training the region."""
+    """Fine-tuning, then localizing, then training the region."""
 
     region_start: Literal["fine-tuned", "pre-trained"] = option("fine-tuned", "values the region is trained from")
 
 
 class SkillStrategy(LedgerStrategy):
-    """Base of strategies whose regions are localised skills. A subclass sets `composition`, and may keep what was learned."""
+    """Base of strategies whose regions are localized skills. A subclass sets `composition`, and may keep what was learned."""
 
     Options: ClassVar[type[TrainingOptions]] = SkillOptions
 
@@ -34,7 +34,7 @@ class SkillStrategy(LedgerStrategy):
         check_localization(options, stream.model.space())
 
     def localize(self, task: StreamTask) -> Localized:
-        """Fine-tune θ_pre on the task alone, and localise γ (eqs. 3 and 4)."""
+        """Fine-tune θ_pre on the task alone, and localize γ (eqs. 3 and 4)."""
         fine_tuned = self.fine_tuned(task)
         learned = self.learn_region(task, fine_tuned)
         self.note_region(task, learned)

@@ -100,7 +100,7 @@ def learn_regions(
     validate: Callable[[], float] | None = None,
     on_step: OnStep | None = None,
 ) -> list[LearnedRegion]:
-    """Localise a skill: learn S by SGD on the loss of θ(γ), then take hard regions (paper, eqs. 3 and 4).
+    """Localize a skill: learn S by SGD on the loss of θ(γ), then take hard regions (paper, eqs. 3 and 4).
 
     S does not depend on how many entries are taken in the end, so one search from one γ_base serves several sparsities.
     The gradient is ∂L/∂S = ∂L/∂θ ⊙ (θ_ft − θ_pre) ⊙ (1 − 2 γ_base) ⊙ σ′(S).

@@ -47,7 +47,7 @@ class GraftConfig:
         return None if self.base is None or self.base in get_args(BaseKind) else Path(self.base)
 
     def recipe(self) -> dict[str, Any]:
-        """The model's recipe, for what is not set otherwise; of localising alone for a model that is fine-tuned."""
+        """The model's recipe, for what is not set otherwise; of localizing alone for a model that is fine-tuned."""
         from forgetfree.learning.training import TrainingOptions
 
         recipe = recipe_of(self.model, {*self.settings, *self._flags()}, graft=True)
@@ -121,7 +121,7 @@ class GraftConfig:
 
 @dataclass(frozen=True)
 class CheckedGraft:
-    """Options of fine-tuning and localising, one for each sparsity, and the command's own."""
+    """Options of fine-tuning and localizing, one for each sparsity, and the command's own."""
 
     options: tuple[LocalizationOptions, ...]
     common: CommonOptions

@@ -1,4 +1,4 @@
-"""One task grafted: fine-tune (or take a fine-tuned model), localise, answer, write the grafts.
+"""One task grafted: fine-tune (or take a fine-tuned model), localize, answer, write the grafts.
 
 OUT/config.json                 everything needed to repeat it
 OUT/results.json                see docs/grafts.md; rewritten after every seed

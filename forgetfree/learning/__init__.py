@@ -1,1 +1,1 @@
-"""One task: fine-tune, localise, train, predict."""
+"""One task: fine-tune, localize, train, predict."""

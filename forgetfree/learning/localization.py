@@ -1,4 +1,4 @@
-"""Localising the skill of one task: from a fine-tuned model and its rows to a region (paper, §2, eqs. 3 and 4)."""
+"""Localizing the skill of one task: from a fine-tuned model and its rows to a region (paper, §2, eqs. 3 and 4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from forgetfree.seeds import derive_seed
 
 @dataclass(frozen=True, kw_only=True)
 class LocalizationOptions(TrainingOptions):
-    """Fine-tuning, then localising."""
+    """Fine-tuning, then localizing."""
 
     sparsity: float = option(
         1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1

@@ -17,7 +17,7 @@ PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")
 _INTERVAL = 20.0
 PHASE_NAMES: dict[Phase, str] = {
     "fine_tune": "fine-tune",
-    "localize": "localise",
+    "localize": "localize",
     "train": "train",
     "evaluate": "evaluate",
 }

@@ -1,4 +1,4 @@
-"""One task on one model: fine-tune, localise, graft, re-train, answer (paper, §2 and §3). Needs no Avalanche.
+"""One task on one model: fine-tune, localize, graft, re-train, answer (paper, §2 and §3). Needs no Avalanche.
 
 Every model of the paper's single-task experiments is a `ModelState`: θ, and the readout it answers with. Those made of
 θ_pre and θ_ft by a formula have their θ from `forgetfree.core.graft` (`graft_theta`, `pruned_theta`, `interpolate`).

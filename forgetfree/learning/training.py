@@ -28,14 +28,14 @@ class TrainingOptions(Options):
     """How a task is trained. Defaults are the paper's (A.2 and §3) where nothing else is said."""
 
     optimizer: Literal["sgd", "adamw"] = option(
-        "sgd", "the paper fine-tunes by SGD: its moves localise well (§3.2, fig. 5)"
+        "sgd", "the paper fine-tunes by SGD: its moves localize well (§3.2, fig. 5)"
     )
     learning_rate: float = option(1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0)
     readout_learning_rate: float | None = option(None, "of the task's linear readout; none: the backbone's", above=0)
     momentum: float = option(0.0, "of SGD", at_least=0, at_most=1)
     weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
     l1: float = option(
-        0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localise (§3.2, fig. 5)", at_least=0
+        0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localize (§3.2, fig. 5)", at_least=0
     )
     schedule: Literal["constant", "linear"] = option("linear", "the learning rate over the steps: linear falls to 0")
     warmup: float = option(

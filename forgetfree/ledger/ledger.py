@@ -116,7 +116,7 @@ class Ledger:
         return None if position < 0 else self._records[position].task
 
     def overlap(self) -> list[list[float]]:
-        """``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localised regions: ``T × T`` (paper, fig. 8)."""
+        """``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
         regions = [record.region.indices for record in self._records]
         count, sizes = len(regions), torch.tensor([len(indices) for indices in regions], dtype=torch.int64)
         entries, order = torch.cat([torch.empty(0, dtype=torch.int64), *regions]).sort(stable=True)

@@ -26,7 +26,7 @@ class Record:
 
     Attributes:
         task: its name.
-        region: γ_k, as localised.
+        region: γ_k, as localized.
         owned: γ_k minus all that earlier tasks own, with the trained values; all of γ_k where tasks stand alone.
         sparsity: the share of the space that γ_k was allowed.
         readout: the task's own readout tensors by name.

@@ -156,7 +156,7 @@ def test_no_temporary_files_are_left(finished: Path) -> None:
 def test_progress_names_stream_strategy_task_and_phase(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     assert tiny_cli.run(tmp_path / "out", stream="sst2") == 0
     printed = capsys.readouterr()
-    for phase in ("fine-tune 3/3 loss", "localise", "train 3/3 loss", "evaluate"):
+    for phase in ("fine-tune 3/3 loss", "localize", "train 3/3 loss", "evaluate"):
         assert f"· sst2 · {phase}" in printed.err
     assert "sst2 · grafting-continual · seed 0" in printed.err
     assert "After the last task" in printed.out and str(tmp_path / "out" / "report.md") in printed.out

@@ -186,7 +186,7 @@ def test_the_report_shows_means_over_seeds_and_where_the_region_lies(graft: Graf
     cell = f"{100 * np.mean(scores):.1f} ({100 * np.std(scores, ddof=1):.1f})"
     assert cell in report
     assert f"({(out / 'graft-seed-3-sparsity-0.01.safetensors').stat().st_size:,} bytes)" in printed.out
-    assert "sst2 · graft · seed 3 · sst2 · localise" in printed.err
+    assert "sst2 · graft · seed 3 · sst2 · localize" in printed.err
     by_layer = results_of(out)["regions"]
     shares = [r["layers"]["0"] / sum(r["layers"].values()) for r in by_layer if r["sparsity"] == 0.01]
     assert f"{100 * np.mean(shares):.1f}" in report.split("by layer")[1].splitlines()[4]

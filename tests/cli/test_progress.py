@@ -32,9 +32,9 @@ def test_plain_lines_come_at_intervals_and_at_the_end(monkeypatch: pytest.Monkey
         for step in range(1, 7):
             on_step(step, 1 / step)
     assert out.getvalue().splitlines() == [
-        "stream · strategy · seed 0 · sst2 · localise 3/6 loss 0.333 (0:24 left)",
-        "stream · strategy · seed 0 · sst2 · localise 6/6 loss 0.167 (0:00 left)",
-        "stream · strategy · seed 0 · sst2 · localise 6/6 loss 0.167 done in 0:50",
+        "stream · strategy · seed 0 · sst2 · localize 3/6 loss 0.333 (0:24 left)",
+        "stream · strategy · seed 0 · sst2 · localize 6/6 loss 0.167 (0:00 left)",
+        "stream · strategy · seed 0 · sst2 · localize 6/6 loss 0.167 done in 0:50",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Grafting and localising: eqs. 1 to 4 of the paper, held against a slow implementation that reads like them."""
+"""Grafting and localizing: eqs. 1 to 4 of the paper, held against a slow implementation that reads like them."""
 
 from __future__ import annotations
 

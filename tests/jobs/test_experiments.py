@@ -317,7 +317,7 @@ def test_a_model_without_biases_is_measured_all_the_same(name: str, data, model_
     assert {"fine-tuned", "grafted"} < models and not models & {"bitfit", "biases"}
 
 
-def test_what_cannot_be_localised_is_refused_before_any_training(
+def test_what_cannot_be_localized_is_refused_before_any_training(
     data, model_directory, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(SingleTask, "fine_tuned", lambda *_: pytest.fail("trained"))

@@ -125,7 +125,7 @@ def test_an_entry_has_one_owner_or_none(ledger: Ledger) -> None:
         ledger.owner(26)
 
 
-def test_overlap_is_of_the_localised_regions(ledger: Ledger) -> None:
+def test_overlap_is_of_the_localized_regions(ledger: Ledger) -> None:
     """One ∩ two = {5}, one ∩ three = {13}, two ∩ three = {20}; the sizes are 3, 3 and 4."""
     third, quarter = pytest.approx(1 / 3), pytest.approx(1 / 4)
     assert ledger.overlap() == [[1, third, quarter], [third, 1, quarter], [third, third, 1]]

@@ -1,4 +1,4 @@
-"""Families beside BERT, RoBERTa and GPT-2: loaded, fine-tuned, localised, grafted, and written as a model of their own."""
+"""Families beside BERT, RoBERTa and GPT-2: loaded, fine-tuned, localized, grafted, and written as a model of their own."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_the_pre_trained_model_comes_back_exactly(tiny_stream: MakeStream, histo
     assert_same_tensors(everything(model), history.before)
 
 
-def test_localising_leaves_the_pre_trained_model_in_place(tiny_stream: MakeStream) -> None:
+def test_localizing_leaves_the_pre_trained_model_in_place(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("bert", "linear")
     before = everything(stream.model)
     strategy = make("grafting-continual", stream)
@@ -268,15 +268,15 @@ def test_no_dropout_while_the_mask_is_learned(tiny_stream: MakeStream) -> None:
 # -- Ownership (invariant 3) -----------------------------------------------------------------------------
 
 
-def test_owned_regions_are_disjoint_and_their_union_is_that_of_the_localised(history: History) -> None:
+def test_owned_regions_are_disjoint_and_their_union_is_that_of_the_localized(history: History) -> None:
     records = history.strategy.ledger.records
     for i, record in enumerate(records):
         assert all(record.owned.region.isdisjoint(other.owned.region) for other in records[i + 1 :])
-    owned, localised = Region.empty(), Region.empty()
+    owned, localized = Region.empty(), Region.empty()
     for record in records:
-        owned, localised = owned | record.owned.region, localised | record.region
-    assert owned == localised
-    assert sum(len(record.owned.region) for record in records) == len(localised)
+        owned, localized = owned | record.owned.region, localized | record.region
+    assert owned == localized
+    assert sum(len(record.owned.region) for record in records) == len(localized)
     # Regions of different tasks do meet, or the test would be empty.
     assert any(len(record.owned.region) < len(record.region) for record in records)
 
@@ -396,7 +396,7 @@ def test_a_first_task_that_takes_everything_leaves_the_others_their_readouts(
 
 @pytest.mark.parametrize("changes", [{"region_steps": 0}, {"mask_steps": 0}, {"base": "empty"}, {"base": "random"}])
 @pytest.mark.parametrize("start", ["fine-tuned", "pre-trained"])
-def test_every_way_to_localise_is_forget_free(tiny_stream: MakeStream, changes: dict[str, Any], start: str) -> None:
+def test_every_way_to_localize_is_forget_free(tiny_stream: MakeStream, changes: dict[str, Any], start: str) -> None:
     stream = tiny_stream("roberta-mlm", stream="qnli,sst2")
     strategy = make("grafting-continual", stream, region_start=start, **changes)
     first, second = stream.benchmark.train_stream
@@ -508,7 +508,7 @@ def test_a_stream_whose_model_was_changed_is_refused(tiny_stream: MakeStream) ->
         make("grafting-continual", stream)
 
 
-def test_localised_regions_are_kept_without_their_scores(history: History) -> None:
+def test_localized_regions_are_kept_without_their_scores(history: History) -> None:
     """Scores are as large as the model; memory is to grow with the regions only."""
     for learned in history.strategy.regions.values():
         assert learned.scores.numel() == 0 and len(learned.region) > 0
