@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from forgetfree.continual.ledger_strategy import LedgerStrategy, Localized
+from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionToTrain
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.core.regions import biases
 from forgetfree.ledger import Composition
@@ -26,7 +26,7 @@ class BitFit(LedgerStrategy):
         super().check(options, stream)
         biases(stream.model.space())
 
-    def localize(self, task: StreamTask) -> Localized:
+    def localize(self, task: StreamTask) -> RegionToTrain:
         """The same for every task."""
         region = biases(self.space)
-        return Localized(region, len(region) / len(self.space))
+        return RegionToTrain(region, len(region) / len(self.space))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from forgetfree.continual.lora_strategy import LoraOptions, LoraStrategy
+from forgetfree.continual.lora_strategy import AdapterOptions, LoraStrategy
 from forgetfree.continual.strategy import TaskwiseOptions
 from forgetfree.continual.streams import StreamTask
 from forgetfree.learning.training import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRAOptions(LoraOptions, TaskwiseOptions):
+class LoRAOptions(AdapterOptions, TaskwiseOptions):
     """Adapters, and a model per task."""
 
 

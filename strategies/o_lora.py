@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from forgetfree.continual.lora_strategy import LoraOptions, LoraStrategy
+from forgetfree.continual.lora_strategy import AdapterOptions, LoraStrategy
 from forgetfree.continual.streams import StreamTask
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.lora import overlap
@@ -16,7 +16,7 @@ from forgetfree.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class OLoRAOptions(LoraOptions):
+class OLoRAOptions(AdapterOptions):
     """Adapters, and how far they must keep apart."""
 
     orthogonality: float = option(0.5, "λ₁: strength of the penalty; the paper's is 0.5 for most tasks", at_least=0)

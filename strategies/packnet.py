@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from forgetfree.continual.ledger_strategy import LedgerStrategy, Localized, RegionOptions
+from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionOptions, RegionToTrain
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.core.base_regions import top
 from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
@@ -58,7 +58,7 @@ class PackNet(LedgerStrategy):
         super().check(options, stream)
         weight_matrices(stream.model.space())
 
-    def localize(self, task: StreamTask) -> Localized:
+    def localize(self, task: StreamTask) -> RegionToTrain:
         """Train all that is free and keep the share of it that moved the most, tensor by tensor."""
         self._switch.to(len(self.ledger.records))
         owned = self.ledger.owned()
@@ -66,7 +66,7 @@ class PackNet(LedgerStrategy):
         matrices = [self.space.tensors[i] for i in weight_matrices(self.space)]
         wheres = [slice(spec.offset, spec.offset + spec.size) for spec in matrices]
         if not any(bool(is_free[where].any()) for where in wheres):
-            return Localized(Region.empty(), 0.0)
+            return RegionToTrain(Region.empty(), 0.0)
         theta, readout = self._train_free(task, owned)
         wide = at_least_float32(theta.dtype)
         change = (theta.to(wide) - self.pristine.theta).abs_()
@@ -76,7 +76,7 @@ class PackNet(LedgerStrategy):
             count = share(int(free.sum()), self.options.keep)
             kept.append(top(change[where], count, free).indices + where.start)
         region = Region(torch.cat(kept))
-        return Localized(region, len(region) / len(self.space), theta, readout)
+        return RegionToTrain(region, len(region) / len(self.space), theta, readout)
 
     def _train_free(self, task: StreamTask, owned: Region) -> tuple[Tensor, dict[str, Tensor]]:
         """θ ``(N,)`` and the readout after training; the model is as it was."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from forgetfree.continual.ledger_strategy import LedgerStrategy, Localized, RegionOptions
+from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionOptions, RegionToTrain
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
@@ -64,9 +64,9 @@ class WSN(LedgerStrategy):
         super().check(options, stream)
         weight_matrices(stream.model.space())
 
-    def localize(self, task: StreamTask) -> Localized:
+    def localize(self, task: StreamTask) -> RegionToTrain:
         """Nothing yet: the region is known only after training."""
-        return Localized(Region.empty(), self.options.capacity)
+        return RegionToTrain(Region.empty(), self.options.capacity)
 
     def trained(self, task: StreamTask) -> Trained:
         """θ and s, from θ_pre under what earlier tasks own."""
@@ -74,7 +74,7 @@ class WSN(LedgerStrategy):
         indices = torch.cat([torch.empty(0, dtype=torch.int64), *(r.owned.region.indices for r in records)])
         values = torch.cat([self.pristine.theta[:0], *(r.owned.values for r in records)])
         order = indices.argsort()
-        self._winning = Winning(
+        self._winning = WinningSubnetwork(
             self.task_model.backbone,
             self.space,
             Graft(Region(indices[order]), values[order]),
@@ -107,7 +107,7 @@ class WSN(LedgerStrategy):
         self.space.load_(self.task_model.backbone, self.pristine.theta)
 
 
-class Winning:
+class WinningSubnetwork:
     """θ and s of one task, in training: the model holds θ(m).
 
     Args:

@@ -30,7 +30,7 @@ from forgetfree.jobs.experiments import (
 from forgetfree.models.state import ModelState
 from forgetfree.results.figures import look, panels
 from forgetfree.results.metrics import reliability
-from forgetfree.results.pages import Table
+from forgetfree.results.rendering import Table
 
 MODELS = {"fine-tuned": "fine-tuned", "grafted": "graft", "retrained": "region re-trained", "bitfit": "BitFit"}
 

@@ -32,7 +32,7 @@ from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.runner import run
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.pages import CONSTANT, NULL, Table, percent
+from forgetfree.results.rendering import CONSTANT, NULL, Table, percent
 
 STREAM = ("qnli", "ag_news", "sst2")
 #: Table 4: after the last task, RoBERTa-base, 4096-shot.

@@ -29,7 +29,7 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.pages import Table
+from forgetfree.results.rendering import Table
 
 
 class Localization(Experiment):

@@ -31,7 +31,7 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.pages import CONSTANT, Table
+from forgetfree.results.rendering import CONSTANT, Table
 
 #: Source to targets; of a target's names the first whose data is there.
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {

@@ -28,7 +28,7 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.results.figures import curves, legend, look
-from forgetfree.results.pages import Table
+from forgetfree.results.rendering import Table
 
 OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")
 

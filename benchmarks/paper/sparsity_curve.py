@@ -25,7 +25,7 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.results.figures import curves, legend
-from forgetfree.results.pages import Table
+from forgetfree.results.rendering import Table
 
 REGIONS = ("learned", "movement", "random")
 

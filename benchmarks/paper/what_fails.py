@@ -31,7 +31,7 @@ from forgetfree.jobs.experiments import (
 )
 from forgetfree.models.state import ModelState
 from forgetfree.results.figures import curves, legend, look
-from forgetfree.results.pages import Table
+from forgetfree.results.rendering import Table
 
 
 class WhatFails(Experiment):

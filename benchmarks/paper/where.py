@@ -27,7 +27,7 @@ from forgetfree.jobs.experiments import (
     verdict,
 )
 from forgetfree.results.figures import legend, marks, panels
-from forgetfree.results.pages import Table
+from forgetfree.results.rendering import Table
 
 BY = {"layer": layer_of, "kind": kind_of}
 #: What figure 10 finds most of.

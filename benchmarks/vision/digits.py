@@ -39,7 +39,7 @@ from forgetfree.errors import TrainingError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.options import build
 from forgetfree.results import metrics
-from forgetfree.results.pages import CONSTANT
+from forgetfree.results.rendering import CONSTANT
 
 STREAMS = ("permuted", "split-task", "split-class")
 TASKS = 5

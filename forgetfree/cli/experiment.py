@@ -57,7 +57,7 @@ def command(options: argparse.Namespace) -> int:
     from forgetfree.jobs.environment import check_precision, find_device, make_directory, set_threads
     from forgetfree.jobs.run_config import CommonOptions
     from forgetfree.options import build
-    from forgetfree.results.pages import render_page
+    from forgetfree.results.rendering import render_page
 
     experiment = experiments.load_experiment(options.name)
     given = {

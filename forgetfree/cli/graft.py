@@ -82,7 +82,7 @@ def command(options: argparse.Namespace) -> int:
         go_offline_if_cut_off()
     from forgetfree.jobs.graft_run import run_graft
     from forgetfree.results.graft_report import lay_out_graft
-    from forgetfree.results.pages import render_page
+    from forgetfree.results.rendering import render_page
 
     say(f"Grafting {config.task} into {config.out}")
     print_recipe(config.model, config.recipe())

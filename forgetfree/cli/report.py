@@ -24,14 +24,14 @@ def add(commands: Commands, common: Parser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Print the tables."""
-    from forgetfree.results.reports import render, what_wrote
+    from forgetfree.results.reports import command_of, render
     from forgetfree.results.run_results import load_results, merge
 
     paths = [Path(directory) for directory in options.directories]
     for path in paths:
         if not path.exists():
             raise ReportError(f"{path} does not exist. Give what forgetfree run, graft or experiment wrote.")
-    wrote = {what_wrote(path) for path in paths}
+    wrote = {command_of(path) for path in paths}
     if len(wrote) > 1:
         raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
     if "experiment" in wrote:
@@ -47,7 +47,7 @@ def command(options: argparse.Namespace) -> int:
 def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> int:
     from forgetfree.jobs.environment import make_directory
     from forgetfree.jobs.experiments import draw_outcome, load_experiment_results, outcome
-    from forgetfree.results.pages import render_page
+    from forgetfree.results.rendering import render_page
 
     all_results = [load_experiment_results(path) for path in paths]
     if options.format == "json":
@@ -65,7 +65,7 @@ def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> i
 
 def _report_grafts(paths: Sequence[Path], options: argparse.Namespace) -> int:
     from forgetfree.results.graft_report import lay_out_graft, load_graft_results
-    from forgetfree.results.pages import render_page
+    from forgetfree.results.rendering import render_page
 
     if options.format == "json":
         raise UsageError(

@@ -1,6 +1,6 @@
 """The base of strategies that keep what a task trained in a ledger, so that no later task can reach it.
 
-Such a strategy says which region a task may train (`localize`) and from which values (`Localized`). The region minus
+Such a strategy says which region a task may train (`localize`) and from which values (`RegionToTrain`). The region minus
 what earlier tasks own is trained as one small vector (`trained`) and recorded; a task is inferred with what the ledger's
 `composition` says.
 """
@@ -49,7 +49,7 @@ class RegionOptions(TaskwiseOptions):
 
 
 @dataclass(frozen=True)
-class Localized:
+class RegionToTrain:
     """What a task will train.
 
     Attributes:
@@ -83,7 +83,7 @@ class LedgerStrategy(ContinualStrategy):
                 "region_learning_rate of its own. Set it."
             )
 
-    def localize(self, task: StreamTask) -> Localized:
+    def localize(self, task: StreamTask) -> RegionToTrain:
         """Choose γ; the model holds θ_pre before."""
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class LedgerStrategy(ContinualStrategy):
         binding = self.stream.loaded.binding(self.options.precision)
         self.ledger: Ledger = Ledger(self.space, self.stream.loaded.fingerprint, self.composition, binding)
         self._switch = LedgerSwitch(self.ledger, self.task_model.backbone)
-        self._localized: Localized | None = None
+        self._localized: RegionToTrain | None = None
         self._region: Trained | None = None
         self._owned = Region.empty()
 

@@ -38,7 +38,7 @@ from forgetfree.seeds import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraOptions(TrainingOptions):
+class AdapterOptions(TrainingOptions):
     """How adapters are made and trained."""
 
     rank: int = option(8, "r of every adapter", at_least=1)
@@ -59,7 +59,7 @@ class LoraOptions(TrainingOptions):
 class LoraStrategy(ContinualStrategy):
     """Base of strategies by adapters. ℓ1 has no part in it: what is trained is not θ."""
 
-    Options: ClassVar[type[TrainingOptions]] = LoraOptions
+    Options: ClassVar[type[TrainingOptions]] = AdapterOptions
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -98,7 +98,7 @@ class LoraStrategy(ContinualStrategy):
                 "learn it again."
             )
         layers = targets(self._original, self.space, self.options.target_modules)
-        options: LoraOptions = self.options
+        options: AdapterOptions = self.options
         config = lora_config(
             rank=options.rank,
             alpha=options.lora_alpha,
@@ -114,7 +114,7 @@ class LoraStrategy(ContinualStrategy):
 
     def training_options(self) -> TrainingOptions:
         """Those of the adapters."""
-        options: LoraOptions = self.options
+        options: AdapterOptions = self.options
         return replace(
             options,
             learning_rate=options.lora_learning_rate or 10 * options.learning_rate,

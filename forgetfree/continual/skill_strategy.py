@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.ledger_strategy import LedgerStrategy, Localized, RegionOptions
+from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionOptions, RegionToTrain
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.core.base_regions import budget
 from forgetfree.core.mask import LearnedRegion
@@ -33,13 +33,13 @@ class SkillStrategy(LedgerStrategy):
         super().check(options, stream)
         check_localization(options, stream.model.space())
 
-    def localize(self, task: StreamTask) -> Localized:
+    def localize(self, task: StreamTask) -> RegionToTrain:
         """Fine-tune θ_pre on the task alone, and localize γ (eqs. 3 and 4)."""
         fine_tuned = self.fine_tuned(task)
         learned = self.learn_region(task, fine_tuned)
         self.note_region(task, learned)
         start = fine_tuned.theta if self.options.region_start == "fine-tuned" else None
-        return Localized(learned.region, self.options.sparsity, start, dict(fine_tuned.readouts[task.name]))
+        return RegionToTrain(learned.region, self.options.sparsity, start, dict(fine_tuned.readouts[task.name]))
 
     def note_region(self, task: StreamTask, learned: LearnedRegion) -> None:
         """Told of every region that was found."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.data.notes import described, infer, read_notes
 from forgetfree.data.rows import Rows, TaskRows, complete
+from forgetfree.data.source_json import described, infer, read_notes
 from forgetfree.data.tables import FORMATS, PAIR, Table, read_table
 from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line

@@ -43,7 +43,7 @@ from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.metrics import Predictions, agreement, constant_score
-from forgetfree.results.pages import render_page
+from forgetfree.results.rendering import render_page
 
 SCHEMA = 1
 MakeMonitor = Callable[[str], Monitor]

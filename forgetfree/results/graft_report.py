@@ -8,7 +8,7 @@ from typing import Any
 
 from forgetfree.errors import ReportError
 from forgetfree.json_file import Fields, check, check_fields, is_number, read_json
-from forgetfree.results.pages import CONSTANT, NULL, Page, Table, cell, percent
+from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent
 from forgetfree.results.run_results import USUAL
 
 Json = Mapping[str, Any]

@@ -17,15 +17,15 @@ from forgetfree.display import json_text
 from forgetfree.errors import ReportError
 from forgetfree.json_file import read_json
 from forgetfree.results.metrics import forgetting_per_task
-from forgetfree.results.pages import CONSTANT, NULL, Page, Table, cell, percent, render_page
+from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent, render_page
 from forgetfree.results.run_results import Comparison, StrategyRuns
 
-__all__ = ["lay_out", "render", "what_wrote"]
+__all__ = ["command_of", "lay_out", "render"]
 
 Json = dict[str, Any]
 
 
-def what_wrote(path: Path) -> str:
+def command_of(path: Path) -> str:
     """The command that results were written by: ``experiment``, ``graft``, else ``run``."""
     file = path / "results.json" if path.is_dir() else path
     try:

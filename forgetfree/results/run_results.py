@@ -15,7 +15,7 @@ from forgetfree.display import brief
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
 from forgetfree.json_file import Fields, check, check_fields, is_number, is_table, read_json
-from forgetfree.results.pages import NULL
+from forgetfree.results.rendering import NULL
 
 __all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
 

@@ -46,7 +46,7 @@ from forgetfree.registry import ModelEntry
 from forgetfree.results import metrics
 from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.metrics import Predictions
-from forgetfree.results.pages import render_page
+from forgetfree.results.rendering import render_page
 
 LABELS = {0: "negative", 1: "positive"}
 

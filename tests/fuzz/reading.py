@@ -19,7 +19,7 @@ from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.data.notes import described, read_notes
+from forgetfree.data.source_json import described, read_notes
 from forgetfree.errors import (
     ForgetfreeError,
 )
@@ -29,7 +29,7 @@ from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run
 from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.pages import render_page
+from forgetfree.results.rendering import render_page
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import load_results, merge
 from forgetfree.tasks import TaskDefinition

@@ -14,7 +14,7 @@ import pytest
 
 from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.results.metrics import summarize
-from forgetfree.results.pages import FORMATS, Page, Table
+from forgetfree.results.rendering import FORMATS, Page, Table
 from forgetfree.results.reports import lay_out, render
 from forgetfree.results.run_results import Comparison, load_results, merge
 

@@ -32,7 +32,7 @@ from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.serve.inference import Predictor
 from forgetfree.strategies.packnet import share
-from forgetfree.strategies.wsn import Winning
+from forgetfree.strategies.wsn import WinningSubnetwork
 
 STEPS = 4
 GRAFTING: dict[str, Any] = {"sparsity": 0.05, "mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 1}
@@ -526,7 +526,7 @@ def test_wsn_gradients_are_those_of_the_straight_through_estimator() -> None:
     pre = space.flatten(model)
     owned = Region.of([0, 3, 11, 24, 27])  # of a.weight 0–19 and b.weight 24–35
     values = pre[owned.indices] + 0.5
-    winning = Winning(model, space, Graft(owned, values), capacity=0.4, mask_every=1, seed=0)
+    winning = WinningSubnetwork(model, space, Graft(owned, values), capacity=0.4, mask_every=1, seed=0)
     with torch.no_grad():
         for parameter in winning.parameters:
             parameter += 0.3 * torch.randn(parameter.shape)
@@ -575,7 +575,9 @@ def test_wsn_chooses_the_top_share_of_each_tensor_and_shows_the_others_as_they_w
     model = Two()
     space = ParameterSpace.of(model)
     pre = space.flatten(model)
-    winning = Winning(model, space, Graft(Region.empty(), torch.empty(0)), capacity=0.25, mask_every=2, seed=0)
+    winning = WinningSubnetwork(
+        model, space, Graft(Region.empty(), torch.empty(0)), capacity=0.25, mask_every=2, seed=0
+    )
     assert torch.equal(space.flatten(model), pre)
     winning._theta += 1
     winning._scores.copy_(torch.arange(float(len(space))))

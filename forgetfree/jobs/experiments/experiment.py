@@ -12,7 +12,7 @@ from forgetfree.errors import UnknownNameError
 from forgetfree.jobs.experiments.laboratory import Laboratory
 from forgetfree.jobs.experiments.preset import Preset
 from forgetfree.jobs.experiments.rows import Row, Unit
-from forgetfree.results.pages import Table
+from forgetfree.results.rendering import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from forgetfree.files import StrPath, write_atomically
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.rows import Row
 from forgetfree.json_file import Fields, check, check_fields, is_number, read_json
-from forgetfree.results.pages import Page, Table, render_page
+from forgetfree.results.rendering import Page, Table, render_page
 from forgetfree.tasks import MAX_LENGTH
 
 SCHEMA = 1

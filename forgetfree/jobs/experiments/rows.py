@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forgetfree.results.pages import CONSTANT, NULL, Table, cell, percent
+from forgetfree.results.rendering import CONSTANT, NULL, Table, cell, percent
 
 #: What ``score`` is called.
 SCORE = "Accuracy, or F1 where the task is measured by it"
