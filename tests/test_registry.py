@@ -190,7 +190,7 @@ def test_of_two_packages_with_one_name_the_first_counts(install: Install) -> Non
 def complaint(reason: str) -> str:
     return (
         f"The plug-in 'own' of package 'own-package' (own_package:OWN) cannot be used: {reason}. "
-        "Mend or uninstall that package."
+        "Fix or uninstall that package."
     )
 
 
@@ -347,4 +347,4 @@ def test_a_run_meets_a_broken_package_only_where_it_names_it(
         code, error = run(stream, strategy)
         assert code == 2
         assert f"error: The plug-in '{name}' of package 'bad-package'" in error
-        assert error.strip().endswith("Mend or uninstall that package.") and "Traceback" not in error
+        assert error.strip().endswith("Fix or uninstall that package.") and "Traceback" not in error
