@@ -50,15 +50,21 @@ class UsageError(ForgetfreeError):
     exit_code = 2
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that asks whether the nearest of the known names is meant; nothing where none is near."""
+    names = sorted(known)
+    begun = [each for each in names if len(name) > 2 and each.startswith(name)]
+    near = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 class UnknownNameError(UsageError):
     """No such name; the message suggests the nearest one and lists the known."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
-        begun = [each for each in self.known if len(name) > 2 and each.startswith(name)]
-        near = begun[:1] or difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
-        suggestion = f" Did you mean {near[0]!r}?" if near else ""
         listing = ", ".join(self.known) or "none"
+        suggestion = nearest(name, self.known)
         super().__init__(f"Unknown {kind} {brief(name)}.{suggestion} Known: {listing}.{' ' + hint if hint else ''}")
 
 

@@ -66,7 +66,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options, more = parser.parse_known_args(arguments)
     # argparse lets texts follow DIR, but not `DIR --task NAME`.
     if more and options.command is not predict.command:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        names = options.command is run.command and not any(each.startswith("-") for each in more)
+        hint = f". Join the tasks of a stream by commas: {','.join([options.stream, *more])}" if names else ""
+        parser.error(f"unrecognized arguments: {' '.join(more)}{hint}")
     if more:
         if "--" in more:  # what follows are texts, even if they look like flags
             more.remove("--")

@@ -117,6 +117,9 @@ def _config(options: argparse.Namespace) -> RunConfig:
         if given is not None:
             values[name] = given
     if not values.get("stream"):
+        begun = Path(options.out or "") / "config.json"
+        if options.resume and options.out and begun.is_file():
+            raise UsageError(f"No stream is given. To continue that run, give --config {begun}, too.")
         raise UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
     settings = dict(values.get("set", {})) | settings_of(options.set)
     seeds = tuple(values.get("seed") or (0,))

@@ -14,7 +14,7 @@ from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.errors import LedgerError, RegionError, TaskError
+from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
 from forgetfree.files import StrPath, write_atomically
 from forgetfree.ledger.file import serialize
 from forgetfree.ledger.load import read
@@ -68,9 +68,8 @@ class Ledger:
             TaskError: the ledger does not hold it.
         """
         if task not in self._positions:
-            raise TaskError(
-                f"The ledger holds no task {task!r}. It holds: {', '.join(self.tasks) or 'none'}. Train the task first."
-            )
+            near, known = nearest(task, self.tasks), ", ".join(self.tasks) or "none"
+            raise TaskError(f"The ledger holds no task {task!r}.{near} It holds: {known}. Train the task first.")
         return self._positions[task]
 
     def owned(self, upto: str | None = None) -> Region:

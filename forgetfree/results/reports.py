@@ -126,7 +126,7 @@ def _calibration_table(comparison: Comparison) -> Table:
         rows.append((entry.label, *row))
     agreement = (f"agreement {task}" for task in comparison.tasks) if with_agreement else ()
     return Table(
-        title="Calibration error per task, and agreement with the fine-tuned model (in %)",
+        title=f"Calibration error per task{', and agreement with the fine-tuned model' * with_agreement} (in %)",
         header=("strategy", *(f"ECE {task}" for task in comparison.tasks), *agreement),
         rows=tuple(rows),
     )

@@ -14,7 +14,7 @@ from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, is_text
-from forgetfree.errors import LedgerError, RunError, UsageError
+from forgetfree.errors import LedgerError, ModelError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
@@ -108,13 +108,19 @@ class Predictor:
         readout, max_length = described["readout"], described.get("max_length", MAX_LENGTH)
         if ledger.binding:
             readout, max_length = ledger.binding.readout, ledger.binding.max_length
-        return cls(
-            load_model(model or located(described["name"], run), readout, max_length=max_length),
-            ledger,
-            [TaskDefinition.of_fields(task) for task in config["tasks"]],
-            shared_labels=config.get("scenario") == "class",
-            precision=_precision_of(config, file.parts[-3]),
-        )
+        own = located(described["name"], run)
+        try:
+            return cls(
+                load_model(model or own, readout, max_length=max_length),
+                ledger,
+                [TaskDefinition.of_fields(task) for task in config["tasks"]],
+                shared_labels=config.get("scenario") == "class",
+                precision=_precision_of(config, file.parts[-3]),
+            )
+        except (LedgerError, ModelError) as error:
+            if model is None:
+                raise
+            raise type(error)(f"{error} The run was made with the model {own!r}.") from error
 
     def definition(self, task: str) -> TaskDefinition:
         """The task's definition.

@@ -99,7 +99,7 @@ def outcome(results: Mapping[str, Any]) -> Page:
         notes.append(f"no data at hand for: {', '.join(results['skipped'])}")
     if not results.get("complete"):
         notes.append("not finished: some units are missing")
-    verdicts = {True: "yes", False: "no", None: "not told"}
+    verdicts = {True: "yes", False: "no", None: "undecided"}
     claims = Table(
         "What the paper claims",
         ("claim", "paper", "here", "holds here"),
