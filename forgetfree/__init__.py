@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from forgetfree import moved
+
 if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream as Stream
     from forgetfree.continual.streams import load_stream as load_stream
@@ -37,6 +39,9 @@ _HOME = {
     "load_stream": "forgetfree.continual.streams",
 }
 __all__ = ["__version__", *sorted(_HOME)]
+
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

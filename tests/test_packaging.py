@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 import forgetfree
+from forgetfree.moved import MOVED
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -105,7 +107,7 @@ ROOMS = (
     *("core", "ledger", "data", "models", "results", "learning"),
     *("continual", "serve", "jobs", "cli", "testing"),
 )
-COMMON = {"display", "errors", "files", "json_file", "options", "registry", "seeds", "tasks"}
+COMMON = {"display", "errors", "files", "json_file", "moved", "options", "registry", "seeds", "tasks"}
 
 
 def room(module: str) -> str:
@@ -165,7 +167,7 @@ def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
 def test_the_registry_imports_nothing_of_ours_when_it_is_read() -> None:
     done = run("-c", "import sys, forgetfree.registry; print(*(m for m in sys.modules if m.startswith('forgetfree')))")
     assert set(done.stdout.split()) == {
-        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display")
+        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display", "forgetfree.moved")
     }
 
 
@@ -243,6 +245,29 @@ def test_type_checkers_see_the_same_names() -> None:
 def test_a_name_that_is_none_is_refused() -> None:
     with pytest.raises(AttributeError, match="module 'forgetfree' has no attribute 'Grfat'"):
         _ = forgetfree.Grfat
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_module_that_moved_is_found_under_its_old_name(old: str) -> None:
+    (home, *_) = MOVED[old]
+    now = importlib.import_module(home)
+    name = next(name for name, value in vars(now).items() if getattr(value, "__module__", "").startswith(home))
+    before = importlib.import_module(old)
+    with pytest.warns(DeprecationWarning, match=f"{old}.{name} is {home}.{name} now."):
+        assert getattr(before, name) is getattr(now, name)
+    with pytest.raises(AttributeError, match=f"module '{old}' has no attribute 'nothing'"):
+        _ = before.nothing
+
+
+def test_every_name_of_the_old_core_is_found() -> None:
+    code = (
+        "from forgetfree.grafting import Graft, MaskOptions, RegionParameters, budget, grafted, learn_regions, top\n"
+        "from forgetfree.training import Batch, OnStep, TrainingOptions, Update, fine_tune, predict\n"
+        "from forgetfree.strategy import ContinualStrategy\nimport forgetfree.streams\n"
+        "print(forgetfree.streams.load_stream.__name__)"
+    )
+    done = run("-W", "ignore", "-c", code)
+    assert (done.stdout.strip(), done.stderr) == ("load_stream", "")
 
 
 # -- The version -----------------------------------------------------------------------------------------
