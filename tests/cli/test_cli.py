@@ -659,6 +659,8 @@ def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, 
     out = tmp_path / "out"
     strategies = ["--strategy", "grafting-continual", "--strategy", "continual-ft"]
     assert tiny_cli.run(out, *strategies, "--set", "scenario=class") == 0
+    floors = results_of(out)["floors"]["constant"]
+    assert sum(floor > 0 for floor in floors) == 1  # one answer for all tasks is a label of one of them
     results = results_of(out)
     assert results["scenario"] == "class"
     from forgetfree.data.rows import Rows
