@@ -5,7 +5,7 @@ A strategy is registered here by one line. Any installed package adds names of i
 
 ``forgetfree.strategies``: the object is a subclass of `forgetfree.continual.strategy.ContinualStrategy`.
 
-``forgetfree.continual.streams``: the object is a stream, which is a tuple or list of task names, or a task, which is a
+``forgetfree.streams``: the object is a stream, which is a tuple or list of task names, or a task, which is a
 `forgetfree.tasks.TaskDefinition`. Either is known by the entry point's name. What a definition leaves out of its
 prompts gets the defaults. A task's rows come from ``--data DIR`` or from its ``hub``, whose ``path`` may be a
 folder that the package itself ships.

@@ -391,7 +391,7 @@ def test_a_graft_on_minilm(task: str, tmp_path: Path) -> None:
     (rows,) = load_tasks(task, "demo")
     single = SingleTask(load_model("minilm"), rows, shots=32)
     fine_tuned = single.fine_tuned(
-        TrainingOptions(steps=40, optimizer="adamw", learning_rate=1e-3, readout_learning_rate=1e-2)
+        TrainingOptions(steps=60, learning_rate=3e-2, readout_learning_rate=3e-2, momentum=0.9, max_gradient_norm=1.0)
     )
     region = single.base("movement", fine_tuned, 20_000)
     graft = single.graft(fine_tuned, region, 1e-3)
