@@ -247,6 +247,14 @@ def test_a_name_that_is_none_is_refused() -> None:
         _ = forgetfree.Grfat
 
 
+def test_the_names_in_files_stay_whatever_moves() -> None:
+    homes = ("ledger.file", "core.graft_file", "models.lora")
+    found = [importlib.import_module(f"forgetfree.{home}").FORMAT for home in homes]
+    assert found == ["forgetfree.ledger", "forgetfree.graft", "forgetfree.lora"]
+    example = tomllib.loads((ROOT / "examples" / "my_strategy" / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(example["project"]["entry-points"]) == {"forgetfree.strategies", "forgetfree.streams"}
+
+
 @pytest.mark.parametrize("old", MOVED)
 def test_a_module_that_moved_is_found_under_its_old_name(old: str) -> None:
     (home, *_) = MOVED[old]

@@ -46,7 +46,7 @@ from forgetfree.errors import RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, check_fields, is_number, parse_json
 
-FORMAT, SCHEMA = "forgetfree.models.lora", 1
+FORMAT, SCHEMA = "forgetfree.lora", 1
 _REMEDY = "Restore it from a copy, or run the stream again."
 
 # -- Which layers ----------------------------------------------------------------------------------------

@@ -496,7 +496,7 @@ def _retell(path: Path) -> None:
         (lambda path: path.write_bytes(b""), "cannot be read"),
         (
             lambda path: save_file({"a": torch.ones(1)}, path),
-            "expected the format 'forgetfree.models.lora', got 'none'",
+            "expected the format 'forgetfree.lora', got 'none'",
         ),
         (lambda path: path.unlink(), "There are no adapters at"),
     ],
