@@ -132,6 +132,41 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise SafetensorError(first_line(error)) from error
 
 
+def read_kind(
+    path: Path, kind: str, format: str, error: type[ForgetfreeError], again: str, *, unnamed: bool = False
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a file of one kind, whose content is not checked yet.
+
+    Args:
+        path: the file.
+        kind: what it is, for messages.
+        format: what its metadata must name.
+        error: raised where it is no such file.
+        again: how to get another one, for messages.
+        unnamed: whether files of before may name no format.
+
+    Raises:
+        ForgetfreeError: ``error``: the file is missing, damaged, or of another kind.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        header, tensors = read_tensors(path)
+    except FileNotFoundError as fault:
+        raise error(f"There is no {kind} at {path}. Give the path of a {kind}.safetensors.") from fault
+    except (SafetensorError, OSError) as fault:
+        raise error(
+            f"{path} is not a readable safetensors file ({fault}). It is damaged or cut short: restore it from a copy, or "
+            f"{again}."
+        ) from fault
+    if (found := header.get("format", format if unnamed else "none")) != format:
+        raise error(
+            f"{path} is no {kind}: expected the format {format!r}, got {brief(found)}. Give the path of a "
+            f"{kind}.safetensors."
+        )
+    return header, tensors
+
+
 def read_signed(
     path: Path,
     error: type[ForgetfreeError],

@@ -67,7 +67,7 @@ STRATEGIES: dict[str, Entry] = {
     "continual-ft": Entry("forgetfree.strategies.continual_ft:ContinualFT", "train everything on each task in turn"),
     "grafting-continual": Entry(
         "forgetfree.strategies.grafting_continual:GraftingContinual",
-        "a tiny region per task, frozen for ever after (Panigrahi et al., 2023)",
+        "a tiny region per task, trained once and then frozen (Panigrahi et al., 2023)",
     ),
     "graft-retrain": Entry(
         "forgetfree.strategies.graft_retrain:GraftRetrain", "a region per task, retrained from θ_pre"

@@ -1,4 +1,4 @@
-"""GraftingContinual: a tiny region per task, trained once and frozen for ever after (paper, §5.2 and C.3)."""
+"""GraftingContinual: a tiny region per task, trained once and then frozen (paper, §5.2 and C.3)."""
 
 from __future__ import annotations
 

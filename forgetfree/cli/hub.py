@@ -24,8 +24,8 @@ def needs_hub(model: str, data: str = "") -> bool:
 def go_offline_if_cut_off() -> None:
     """Let the hub's client work from its cache alone if the hub does not answer; it would try again for minutes.
 
-    The client is asked itself, so that ``HF_ENDPOINT``, proxies and certificates count as they will later. Whoever sets
-    ``HF_HUB_OFFLINE`` decides.
+    The client is asked itself, so that ``HF_ENDPOINT``, proxies and certificates count as they will later. If
+    ``HF_HUB_OFFLINE`` is set, nothing is done.
     """
     if "HF_HUB_OFFLINE" in os.environ:
         return

@@ -54,7 +54,7 @@ def command(options: argparse.Namespace) -> int:
         go_offline_if_cut_off()
     from forgetfree.serve.inference import Predictor
 
-    predictor = Predictor.of_run(directory, options.seed, options.strategy, model)
+    predictor = Predictor.of_run(directory, options.seed, options.strategy, options.model)
     pair = len(predictor.definition(options.task).text_columns) == 2
     if not options.texts and sys.stdin.isatty():
         say("Reading texts from the terminal, one a line; end with Ctrl-D.")

@@ -8,7 +8,7 @@ plugins, evaluators and loggers, is the same for all.
 Where the stream withholds the task at inference (its ``scenario`` is ``class`` or ``domain``), a strategy with one model
 for all tasks answers with it. One with a model per task (`taskwise`) answers with that of the last task, every label read
 by the readout of the last task that has it; or, with ``task_inference=router``, each row with the model of the task
-whose answer, among its own labels, has the least entropy as a share of the largest they could have. In the midst of
+whose answer, among its own labels, has the least entropy as a share of the largest they could have. During
 training, the task in training is the last. Labels of no such task get the lowest logit there is; before any task, the
 untrained model answers.
 """

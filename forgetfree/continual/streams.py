@@ -1,6 +1,6 @@
 """The Avalanche bridge of streams: tasks by name become an Avalanche benchmark, or the other way round.
 
-The only place, with the strategies, that imports Avalanche.
+This room, the strategies and their tests are all that import Avalanche.
 """
 
 from __future__ import annotations

@@ -11,14 +11,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
+from forgetfree.core.readout_model import Precision, ReadoutKind
 from forgetfree.json_file import check, parse_json
-
-#: How logits may be read, and in what passes may be computed.
-READOUTS, PRECISIONS = ("linear", "prompt", "causal", "classifier"), ("fp32", "bf16", "fp16")
 
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
 _INERT = re.compile(
@@ -83,8 +81,8 @@ class Binding:
         if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
             raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
         check("max_length", found["max_length"], found["max_length"] >= 0, "at least 0")
-        check("readout", found["readout"], found["readout"] in READOUTS, f"one of {', '.join(READOUTS)}")
-        check("precision", found["precision"], found["precision"] in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
+        for name, kind in (("readout", ReadoutKind), ("precision", Precision)):
+            check(name, found[name], found[name] in (known := get_args(kind)), f"one of {', '.join(known)}")
         if not is_network(found["network"]):
             raise ValueError("the network's configuration is no JSON object")
         return cls(**found)
@@ -166,10 +164,12 @@ def tokenizer_digest(tokenizer: Any) -> str:
     ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
     """
     special = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    described = {} if backend is None else json.loads(backend.to_str())  # a fast tokenizer describes itself
     content = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
-        "pieces": _pieces(tokenizer),
-        "rules": _rules(tokenizer),
+        "pieces": _pieces(described),
+        "rules": _rules(described),
         "special": {name: getattr(tokenizer, f"{name}_token_id", None) for name in special},
         "alone": [tokenizer(text, verbose=False)["input_ids"] for text in _PROBES],
         "pairs": [tokenizer(text, "b", verbose=False)["input_ids"] for text in _PROBES],
@@ -181,13 +181,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _backend(tokenizer: Any) -> dict[str, Any]:
-    """A fast tokenizer as it describes itself; empty of any other."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return {} if backend is None else dict(json.loads(backend.to_str()))
-
-
-def _rules(tokenizer: Any) -> list[Any]:
+def _rules(described: Mapping[str, Any]) -> list[Any]:
     """Names, patterns and numbers of how texts are changed and split, in their order.
 
     Flags are left out, because libraries add some from version to version: what they do is seen in the ids of texts.
@@ -200,16 +194,16 @@ def _rules(tokenizer: Any) -> list[Any]:
             return [leaf for each in value for leaf in leaves(each)]
         return [] if value is None or isinstance(value, bool) else [value]
 
-    said = _backend(tokenizer)
-    model = {key: value for key, value in said.get("model", {}).items() if key not in ("vocab", "merges")}
-    return [*leaves([said.get("normalizer"), said.get("pre_tokenizer"), model]), said.get("added_tokens")]
+    model = {key: value for key, value in described.get("model", {}).items() if key not in ("vocab", "merges")}
+    return [
+        *leaves([described.get("normalizer"), described.get("pre_tokenizer"), model]),
+        described.get("added_tokens"),
+    ]
 
 
-def _pieces(tokenizer: Any) -> Any:
+def _pieces(described: Mapping[str, Any]) -> Any:
     """Merges of a BPE tokenizer, or scores of a unigram one: what orders its pieces."""
-    if not (said := _backend(tokenizer)):
-        return None
-    model = said["model"]
+    model = described.get("model", {})
     if model.get("merges") is not None:
         return [list(merge.split(" ")) if isinstance(merge, str) else list(merge) for merge in model["merges"]]
-    return [[piece, score] for piece, score in model["vocab"]] if isinstance(model["vocab"], list) else None
+    return model["vocab"] if isinstance(model.get("vocab"), list) else None

@@ -15,19 +15,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from forgetfree.core.binding import READOUTS, is_network
+from forgetfree.core.binding import is_network
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
+from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.display import brief
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import StrPath, checksum, read_tensors, signed_bytes
+from forgetfree.files import StrPath, checksum, read_kind, signed_bytes
 from forgetfree.json_file import check, check_fields, is_number, parse_json
 from forgetfree.tasks import TaskDefinition
 
@@ -71,20 +72,7 @@ def serialize(
 
 def read(path: Path) -> dict[str, Any]:
     """The attributes of a graft by name, read and verified; see `Graft.load`."""
-    try:
-        header, tensors = read_tensors(path)
-    except FileNotFoundError as error:
-        raise GraftError(f"There is no graft at {path}. Give the path of a graft.safetensors.") from error
-    except (SafetensorError, OSError) as error:
-        raise GraftError(
-            f"{path} is not a readable safetensors file ({error}). It is damaged or cut short: restore it from a copy, or "
-            "make the graft again."
-        ) from error
-    if header.get("format") != FORMAT:
-        raise GraftError(
-            f"{path} is no graft: expected the format {FORMAT!r}, got {brief(header.get('format', 'none'))}. Give the path of "
-            "a graft.safetensors."
-        )
+    header, tensors = read_kind(path, "graft", FORMAT, GraftError, "make the graft again")
     try:
         return _attributes(header, tensors)
     except RegionError as error:
@@ -232,7 +220,12 @@ def _origin(text: str) -> GraftOrigin:
         origin = GraftOrigin(**given)
         for key in ("architecture", "network", "tokenizer"):
             check(key, getattr(origin, key), isinstance(getattr(origin, key), str), "a string")
-        check("readout", origin.readout, origin.readout in READOUTS, f"one of {', '.join(READOUTS)}")
+        check(
+            "readout",
+            origin.readout,
+            origin.readout in get_args(ReadoutKind),
+            f"one of {', '.join(get_args(ReadoutKind))}",
+        )
         check("sparsity", origin.sparsity, is_number(origin.sparsity, 0.0, 1.0), "a share")
         longest = origin.max_length
         check("max_length", longest, type(longest) is int and longest >= 0, "a number of tokens")

@@ -22,7 +22,7 @@ class GraftOrigin:
         classes: of ``classifier``: of each of the task's labels, the number of the head's class.
         max_length: tokens a row was read at, at most.
         network: what the base model computes beside its weights, see `forgetfree.core.binding.network_of`; of
-            ``classifier``, the fine-tuned model. Empty where nobody says it.
+            ``classifier``, the fine-tuned model. Empty where it is not known.
         tokenizer: what its tokenizer does, see `forgetfree.core.binding.tokenizer_digest`; empty likewise.
     """
 

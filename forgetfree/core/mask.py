@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from forgetfree.core.base_regions import budget, top
 from forgetfree.core.examples import Batch
 from forgetfree.core.graft import Graft, grafted
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
-from forgetfree.core.readout_model import autocast
+from forgetfree.core.readout_model import Precision, autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep, check_loss, trainable
 from forgetfree.errors import OptionError, RegionError
@@ -37,7 +37,7 @@ class MaskOptions(Options):
     micro_batch_size: int = option(64, "rows per forward pass; a step adds them up", at_least=1)
     score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5, so θ(γ) begins at the base region's graft")
     evaluate_every: int = option(10, "steps between evaluations of the hard mask", at_least=1)
-    precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "of forward and backward passes")
+    precision: Precision = option("fp32", "of forward and backward passes")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from forgetfree.seeds import derive_seed
 #: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
 ReadoutKind = Literal["linear", "prompt", "causal", "classifier"]
 READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
+#: Of forward passes: what `autocast` computes them in.
+Precision = Literal["fp32", "bf16", "fp16"]
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
 

@@ -102,8 +102,8 @@ class RunConfig:
         if len(classes) == len(found):  # else the options of one are unknown
             for key in self.settings:
                 attempt(_check_setting, key, own, fields)
-        for key, value in {"steps": self.steps, "sparsity": self.sparsity}.items():
-            if value is not None and key in self.settings:
+        for key in self._flags():
+            if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
         if self.sparsity is not None and not any("sparsity" in names for names in fields.values()):
             faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
@@ -140,11 +140,14 @@ class RunConfig:
 
     def _values_for(self, strategy: str, known: set[str]) -> dict[str, Any]:
         """Options of one strategy, weakest first: recipe, flags, ``--set key``, ``--set strategy.key``."""
-        flags = {"steps": self.steps, "sparsity": self.sparsity}
         scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.settings.items() if k.startswith(f"{strategy}.")}
-        given = {key: value for key, value in flags.items() if value is not None}
-        merged = {**self.recipe(strategy), **given, **self.settings, **scoped}
+        merged = {**self.recipe(strategy), **self._flags(), **self.settings, **scoped}
         return {key: value for key, value in merged.items() if key in known}
+
+    def _flags(self) -> dict[str, Any]:
+        """The options that have a flag of their own, where it is given."""
+        flags = {"steps": self.steps, "sparsity": self.sparsity}
+        return {key: value for key, value in flags.items() if value is not None}
 
 
 def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> None:

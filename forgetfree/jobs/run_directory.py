@@ -107,7 +107,7 @@ class RunDirectory:
         """
         config = json.loads(json.dumps(config | {"run": self.section}))
         if self.results["model"]:
-            # Models and rows are told by what they hold, not by where they lie.
+            # What models and rows hold identifies them, not where they lie.
             description = description | {"model": description["model"] | {"name": self.results["model"].get("name")}}
             differ = [key for key in description if self.results.get(key) != description[key]]
             if differ := differ or _differing(self._begun, config):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.examples import Examples
-from forgetfree.core.readout_model import ReadoutModel, autocast
+from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
 from forgetfree.core.steps import OnStep, check_loss, trainable
 from forgetfree.core.trained import Trained, WholeTensors
 from forgetfree.data.sampling import by_length, plan_batches
@@ -51,7 +51,7 @@ class TrainingOptions(Options):
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
     dropout: bool = option(True, "the backbone's own dropout while training")
-    precision: Literal["fp32", "bf16", "fp16"] = option(
+    precision: Precision = option(
         "fp32",
         "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it",
     )

@@ -31,7 +31,7 @@ class Ledger:
         space: the parameter space of the base model.
         fingerprint: of the base model, see `forgetfree.models.loading.fingerprint_of`.
         composition: what a task is inferred with.
-        binding: what else its answers depend on; ``None`` where nobody says so.
+        binding: what else its answers depend on; ``None`` where it is not known, as in files of version 0.2.
     """
 
     def __init__(

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors import SafetensorError
-
-from forgetfree.display import brief
 from forgetfree.errors import LedgerError, RegionError, first_line
-from forgetfree.files import checksum, read_tensors
+from forgetfree.files import checksum, read_kind
 from forgetfree.ledger import file, legacy_file
 from forgetfree.ledger.records import Contents
 
@@ -21,20 +18,7 @@ def read(path: Path, make: Callable[[Contents], _Made]) -> _Made:
     """What ``make`` makes of a file's contents, which are read and verified; see `forgetfree.ledger.Ledger.load`."""
     if path.is_dir():
         raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
-    try:
-        header, tensors = read_tensors(path)
-    except FileNotFoundError as error:
-        raise LedgerError(f"There is no ledger at {path}. Give the path of a ledger.safetensors.") from error
-    except (SafetensorError, OSError) as error:
-        raise LedgerError(
-            f"{path} is not a readable safetensors file ({error}). It is damaged or cut short: restore it from a copy, or "
-            "run the stream again."
-        ) from error
-    if (found := header.get("format", file.FORMAT)) != file.FORMAT:
-        raise LedgerError(
-            f"{path} is no ledger: expected the format {file.FORMAT!r}, got {brief(found)}. Give the path of a "
-            "ledger.safetensors."
-        )
+    header, tensors = read_kind(path, "ledger", file.FORMAT, LedgerError, "run the stream again", unnamed=True)
     try:
         parse = legacy_file.parse if header.get("schema") in legacy_file.SCHEMAS else file.parse
         made = make(parse(header, tensors))

@@ -134,7 +134,7 @@ def load_model(
 
 
 def config_of(backbone: nn.Module) -> Any:
-    """What a network is beside its weights, as JSON knows it: a fingerprint does not tell ReLU from Tanh."""
+    """What training depends on beside weights, as JSON: also what decides no answer, such as dropout (see `network_of`)."""
     config = getattr(backbone, "config", None)
     if config is None:
         return repr(backbone)

@@ -171,7 +171,7 @@ def _resumed(results: dict[str, Any], out: Path, planned: Sequence[Unit], own_da
         for key in ("experiment", "preset", "model", "versions", "device")
         if earlier[key] != results[key]
     ]
-    # Weights are told by their fingerprint: a directory may be renamed.
+    # A fingerprint identifies the weights: a directory may be renamed.
     differ += _differences(*({k: v for k, v in each.items() if k not in (*lists, "model")} for each in (before, now)))
     differ += [
         f"{key} (give all there are: {', '.join(map(str, before[key]))})"

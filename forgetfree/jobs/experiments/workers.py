@@ -31,7 +31,7 @@ _bench: tuple[Experiment, Laboratory]
 
 
 def usual_jobs(device: str) -> int:
-    """How many units at a time, where nobody says it: two where there are two cores, one on a GPU."""
+    """How many units at a time by default: two where there are two cores, one on a GPU."""
     return 1 if device == "cuda" else min(_USUAL, _cores())
 
 
