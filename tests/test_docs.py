@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import runpy
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +27,13 @@ def blocks(document: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
+def anchors(document: Path) -> set[str]:
+    """The headings of a page as a link names them: in lower case, without punctuation, spaces as hyphens."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def commands(document: Path) -> list[str]:
     """The lines of plain code blocks that call forgetfree, continuation lines joined, comments dropped."""
     text = "\n".join(blocks(document, "(?:sh)?")).replace("\\\n", " ")
@@ -41,6 +49,14 @@ def test_python_blocks_run(document: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     namespace: dict[str, object] = {}
     for block in blocks(document, "python"):
         exec(compile(block, str(document), "exec"), namespace)
+
+
+def test_the_concepts_hold_and_their_pictures_show_their_numbers() -> None:
+    """The code of docs/concepts.md runs without a model at hand, and ``docs/figures/concepts.py`` would change no picture."""
+    figures = ROOT / "docs" / "figures"
+    drawing = runpy.run_path(str(figures / "concepts.py"))
+    drawn = drawing["pictures"](drawing["numbers"](ROOT / "docs" / "concepts.md"))
+    assert {path.stem: path.read_text(encoding="utf-8") for path in figures.glob("concepts-*.svg")} == drawn
 
 
 def test_there_are_commands_to_check() -> None:
@@ -59,8 +75,15 @@ def test_commands_parse(command: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8")):
-        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", document.read_text(encoding="utf-8")):
+        there = document.parent / target if target else document
+        assert there.exists(), f"{document.name} links to {target}"
+        assert not anchor or anchor in anchors(there), f"{document.name} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("document", sorted(ROOT.glob("docs/*.md")), ids=lambda path: path.name)
+def test_the_readme_links_to_every_page(document: Path) -> None:
+    assert f"](docs/{document.name})" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_dependency_is_justified() -> None:
