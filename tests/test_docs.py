@@ -187,3 +187,20 @@ def test_files_named_in_documents_are_there() -> None:
     assert {
         name for name in named if "my_" not in name and not any(path.endswith(f"/{name}") for path in there)
     } == set()
+
+
+def test_functions_named_in_documents_are_in_their_files() -> None:
+    """``core/mask.py`, `soft_mask`` in a document is a function, method or class of that file."""
+    named = {
+        pair
+        for document in DOCUMENTS
+        for pair in re.findall(r"`([\w/]+\.py)`, `([\w.]+)`", document.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    for file, name in sorted(named):
+        paths = {path.resolve() for path in (ROOT / file, ROOT / "forgetfree" / file) if path.is_file()}
+        assert len(paths) == 1, f"{file} is not a file from the root or from forgetfree/"
+        (path,) = paths
+        text = path.read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert re.search(rf"^ *(def|class) {part}\b", text, flags=re.M), f"{file} has no {name}"
