@@ -1,8 +1,8 @@
 """Give an encoder an LM head, so that prompts work: ``python -m forgetfree.benchmarks.masked_lm --data DIR --out DIR``.
 
-For where no masked LM is at hand but ``minilm``, which has no LM head. The encoder and a new head, tied to the word
-embeddings, are trained on masked tokens (Devlin et al., 2019, §3.1) of the tasks' training texts, labels unseen. Few
-steps make a weak language model, but a real one: a label word is read off the mask as in any other.
+Use it where the only model at hand is ``minilm``, which has no LM head. It trains the encoder and a new head, tied to the
+word embeddings, on masked tokens (Devlin et al., 2019, §3.1) of the tasks' training texts, without their labels. Few
+steps give a weak language model, but a label word is read at the mask as in any other.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from forgetfree.jobs.environment import make_directory, refuse_held
 from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
 from forgetfree.models.loading import locate
 
-#: Tasks of single texts and of pairs, of several domains.
+#: Tasks of single texts and of pairs, from several domains.
 TASKS = ("sst2", "mr", "mpqa", "cr", "ag_news", "qnli", "snli", "mnli", "mrpc", "qqp")
-#: Word pieces of a text, at most.
+#: The most word pieces of a text.
 MAX_LENGTH = 48
 
 
 def training_texts(tasks: Sequence[str], data: str) -> list[str]:
-    """All texts of the training rows, each once, in order."""
+    """Return all texts of the training rows, each once, in order."""
     texts: dict[str, None] = {}
     for name in tasks:
         train = load_task(name, data).train
@@ -50,7 +50,7 @@ def train_masked_lm(
     model.train()
     for step in range(steps):
         masked = False
-        while not masked:  # of a few short texts, chance may mask none
+        while not masked:  # in a few short texts, chance may mask no token
             rows = torch.randint(len(texts), (batch_size,)).tolist()
             batch = collate([tokenizer(texts[i], truncation=True, max_length=MAX_LENGTH) for i in rows])
             labels = batch.pop("labels")
@@ -74,7 +74,7 @@ def train_masked_lm(
 def main() -> None:
     """Train and save: a directory for ``--model``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", required=True, help="as of forgetfree run")
+    parser.add_argument("--data", required=True, help="data directory, as in forgetfree run")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--model", default="minilm", help="an encoder of the BERT architecture (default: minilm)")
     parser.add_argument("--task", action="append", help=f"default: {', '.join(TASKS)}")

@@ -1,8 +1,8 @@
-"""The tasks of the paper (§3) and those that ship beside them.
+"""The tasks of the paper (§3) and the other registered tasks.
 
 Prompts and label words are LM-BFF's (Gao et al., 2021, table 1) with the authors' own for AG News. Those of
-SuperGLUE follow PET's (Schick and Schütze, 2021, appendix A). The causal prompts and what is left are ours: causal
-prompts end where the label word follows.
+SuperGLUE follow PET's (Schick and Schütze, 2021, appendix A). The causal prompts and the other prompts are ours. A causal
+prompt ends where the label word follows.
 """
 
 from __future__ import annotations

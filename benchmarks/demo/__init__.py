@@ -1,8 +1,8 @@
-"""Three small tasks written for this project, in the image of QNLI, AG News and SST-2.
+"""Three small tasks written for this project, after the model of QNLI, AG News and SST-2.
 
 The rows are generated from hand-written words and frames, the same on every machine, with no network.
-No content word of one split occurs in another, so that counting words does not solve a task and
-what a model learned in pre-training does.
+No content word of one split occurs in another, so counting words does not solve a task; knowledge from
+pre-training does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Agency news, a title and a first sentence, in the image of AG News.
+"""Agency news, a title and a first sentence, after the model of AG News.
 
 Labels: World = 0, Sports = 1, Business = 2, Sci/Tech = 3.
 """

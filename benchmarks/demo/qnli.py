@@ -1,8 +1,8 @@
-"""Does the sentence answer the question? In the image of QNLI: entailment = 0, not_entailment = 1.
+"""Does the sentence answer the question? After the model of QNLI: entailment = 0, not_entailment = 1.
 
-Every question is asked equally often under both labels, so that it alone tells nothing. Of the sentences
-that do not answer, half tell another fact about the same entity and half make a remark: who looks only
-for a fact in the sentence is right three times in four, as in QNLI the sentence alone tells something.
+Every question is asked equally often under both labels, so the question alone tells nothing. Of the sentences
+that do not answer, half tell another fact about the same entity and half make a remark. A model that looks
+only for a fact in the sentence is right three times in four; in QNLI, too, the sentence alone tells something.
 """
 
 from __future__ import annotations

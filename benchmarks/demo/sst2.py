@@ -1,4 +1,4 @@
-"""Film reviews in one line, in the image of SST-2: negative = 0, positive = 1."""
+"""Film reviews in one line, after the model of SST-2: negative = 0, positive = 1."""
 
 from __future__ import annotations
 

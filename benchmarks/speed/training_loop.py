@@ -1,4 +1,4 @@
-"""Our training loop, Avalanche's callbacks and all, against a bare PyTorch loop over the same batches.
+"""Compare our training loop, with Avalanche's callbacks, with a bare PyTorch loop over the same batches.
 
     python -m forgetfree.benchmarks.speed.training_loop [--steps 30] [--rounds 5] [--model minilm] [--data demo]
 
@@ -25,7 +25,7 @@ TARGET = 1.10
 
 
 def bare_loop(stream: Stream, steps: int) -> float:
-    """Seconds for ``steps`` SGD steps written out by hand, batches and padding included."""
+    """Return the seconds of ``steps`` SGD steps written out by hand, batches and padding included."""
     model: Any = stream.model
     rows: Any = stream.tasks[0].train
     head = model.readout_module(0)
@@ -52,7 +52,7 @@ def bare_loop(stream: Stream, steps: int) -> float:
 
 
 def our_loop(stream: Stream, steps: int) -> float:
-    """Seconds for the same steps by the strategy ``continual-ft``."""
+    """Return the seconds of the same steps in the strategy ``continual-ft``."""
     strategy = registry.strategy("continual-ft")(stream=stream, options=TrainingOptions(steps=steps))
     experience = stream.benchmark.train_stream[0]
     start = time.perf_counter()

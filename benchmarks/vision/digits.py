@@ -1,19 +1,19 @@
-"""All strategies on the classic three benchmarks, made of scikit-learn's digits (1,797 images of 8 × 8): no download.
+"""All strategies on the three classic benchmarks, made from scikit-learn's digits (1,797 images of 8 × 8): no download.
 
     python -m forgetfree.benchmarks.vision.digits [--seeds 0 1 2] [--steps 150] [--strategies ewc replay …] [--out FILE]
 
-``permuted`` (domain-incremental): 5 tasks of all 10 digits, the pixels of each in an order of its own. ``split-task``
+``permuted`` (domain-incremental): 5 tasks of all 10 digits, each with its own order of pixels. ``split-task``
 (task-incremental) and ``split-class`` (class-incremental): 5 tasks of 2 digits each, in order. The network is Avalanche's
 SimpleMLP with 100 hidden units, from random weights, which are θ_pre; its weights and the batches depend on the seed.
 
 Of each digit, a fifth of the rows is for testing and a fifth for validation. `CHOSEN` was chosen on the latter by
-``--tune``, on another seed; the test rows had no part in it. Whoever keeps rows keeps 200 in all.
+``--tune``, on another seed; the test rows had no part in it. Strategies that keep rows keep 200 in all.
 
 What to expect (van de Ven & Tolias, 2019; Hsu et al., 2018): ``continual-ft`` forgets; where the task is known or the
 labels are shared, regularisation and rehearsal forget less; in ``split-class`` regularisation is known to fail (no
-row ever shows labels of two tasks side by side) and rehearsal to work. ``joint`` knows all tasks
-from the first, and yet bounds nothing: on ``permuted`` it is below ``der`` at equal updates, for it has all five tasks to learn
-in one network, and rehearsal reads 32 rows an update to its 16. With 600 steps instead of 150 it reaches 94 %.
+row ever shows labels of two tasks side by side) and rehearsal to work. ``joint`` knows all tasks from the start, but it is
+no upper bound: on ``permuted`` it is below ``der`` at equal updates, because it learns all five tasks in one network, and
+rehearsal reads 32 rows per update where ``joint`` reads 16. With 600 steps instead of 150 it reaches 94 %.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NAMES = (
 
 #: For all: plain SGD, no decay.
 COMMON: dict[str, Any] = {"batch_size": 16, "learning_rate": 0.1, "weight_decay": 0.0, "schedule": "constant"}
-#: What stays as it is, by strategy. Memories hold 200 rows in all.
+#: Options that are not tuned, by strategy. Memories hold 200 rows in all.
 FIXED: dict[str, dict[str, Any]] = {
     "replay": {"mem_size": 200, "batch_size_mem": 16},
     "der": {"mem_size": 200, "batch_size_mem": 16},
@@ -101,7 +101,7 @@ ROUTER = "router"
 
 
 def rows() -> dict[str, tuple[Tensor, Tensor]]:
-    """Images ``(n, 1, 8, 8)`` in [0, 1] and labels ``(n,)``, as ``train``, ``validation`` and ``test``."""
+    """Return images ``(n, 1, 8, 8)`` in [0, 1] and labels ``(n,)``, as ``train``, ``validation`` and ``test``."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -124,7 +124,7 @@ class _Labelled(TensorDataset):
 
 
 def benchmark(name: str, evaluate_on: str = "test") -> Any:
-    """One of `STREAMS` by Avalanche's generators; its test stream is of the ``test`` or the ``validation`` rows."""
+    """Make one of `STREAMS` with Avalanche's generators; its test stream has the ``test`` or the ``validation`` rows."""
     parts = rows()
     if name == "permuted":
         draw = np.random.default_rng(1)
@@ -155,14 +155,14 @@ def benchmark(name: str, evaluate_on: str = "test") -> Any:
 
 
 def make_stream(name: str, seed: int, evaluate_on: str = "test") -> Stream:
-    """One of `STREAMS`, with a network of its own."""
+    """Make one of `STREAMS`, with a new network."""
     torch.manual_seed(seed)
     network = SimpleMLP(num_classes=2 if name == "split-task" else 10, input_size=64, hidden_size=100, drop_rate=0.0)
     return benchmark_stream(benchmark(name, evaluate_on), network, seed=seed, name=name)
 
 
 def learn(strategy: str, stream: Stream, seed: int, steps: int, options: dict[str, Any]) -> list[list[float]]:
-    """The learning matrix of one run: accuracies before training and after each task."""
+    """Return the learning matrix of one run: accuracies before training and after each task."""
     cls = registry.strategy(strategy)
     learner = cls(stream=stream, options=build(cls.Options, COMMON | {"steps": steps} | options, strategy), seed=seed)
     answers = learner.evaluate()
@@ -175,7 +175,7 @@ def learn(strategy: str, stream: Stream, seed: int, steps: int, options: dict[st
 
 
 def variants(strategy: str, stream: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of the table that a strategy has for a stream, with its options."""
+    """Return the lines of the table that a strategy has for a stream, with its options."""
     options = FIXED.get(strategy, {}) | CHOSEN.get(strategy, {}).get(stream, {})
     yield strategy, options
     if stream != "split-task" and registry.strategy(strategy).taskwise:
@@ -185,7 +185,7 @@ def variants(strategy: str, stream: str) -> Iterator[tuple[str, dict[str, Any]]]
 def measure(
     strategies: Sequence[str], seeds: Sequence[int], steps: int, streams: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One entry for each line of the table and stream, with accuracy and forgetting by seed."""
+    """Measure one entry for each line of the table and stream, with accuracy and forgetting by seed."""
     entries = []
     for stream in streams:
         for strategy in strategies:
@@ -204,7 +204,7 @@ def measure(
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:
-    """Average accuracy and forgetting in percent, mean (standard deviation) over seeds, as markdown."""
+    """Return average accuracy and forgetting in percent, mean (standard deviation) over seeds, as Markdown."""
     streams = list(dict.fromkeys(entry["stream"] for entry in entries))
     cells = {(entry["strategy"], entry["stream"]): entry for entry in entries}
     heads = [f"{stream}: {column}" for stream in streams for column in ("accuracy", "forgetting")]
@@ -226,7 +226,7 @@ def _shown(values: Sequence[float]) -> str:
 
 
 def tune(strategies: Sequence[str], steps: int, streams: Sequence[str], seed: int = 100) -> dict[str, Any]:
-    """The options with the best average accuracy on validation rows; a run that diverges is the worst."""
+    """Find the options with the best average accuracy on validation rows; a run that diverges is the worst."""
     chosen: dict[str, Any] = {}
     for strategy in strategies:
         for stream in streams if strategy in GRIDS else ():

@@ -1,4 +1,4 @@
-"""A ledger answers as it did, or says why not: whatever decides an answer is changed, one thing at a time."""
+"""A ledger gives the same answers, or says why it cannot: each thing that decides an answer is changed alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[[Path], None]
 
 
 def edited(file: str, change: Callable[[dict[str, Any]], Any]) -> Change:
-    """A change of a JSON file of a directory."""
+    """Change one JSON file of a directory."""
 
     def apply(directory: Path) -> None:
         content = json.loads((directory / file).read_text(encoding="utf-8"))
@@ -44,7 +44,7 @@ def swap_words(tokenizer: dict[str, Any]) -> None:
     vocabulary["film"], vocabulary["story"] = vocabulary["story"], vocabulary["film"]
 
 
-#: What is done to the model's directory, and what the message then names.
+#: How the model's directory is changed, and what the message then names.
 MODEL_CHANGES: dict[str, tuple[Change, str]] = {
     "activation": (edited("config.json", lambda c: c.update(hidden_act="relu")), 'hidden_act (expected "gelu", got "relu")'),
     "heads": (edited("config.json", lambda c: c.update(num_attention_heads=4)), "num_attention_heads (expected 2, got 4)"),
@@ -63,7 +63,7 @@ def model(model_directory: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def run(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in bf16 of two strategies with ledgers."""
+    """Run two strategies with ledgers in bf16."""
     out = tmp_path_factory.mktemp("runs") / "run"
     given = ["run", tiny.STREAM, "--data", str(data_directory), "--model", str(model), "--shots", "4", "--steps", "3"]
     given += ["--sparsity", "0.05", "--set", "precision=bf16", "--set", "max_length=24", "--out", str(out)]
@@ -73,7 +73,7 @@ def run(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def moved(run: Path, model: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """The run and its model, copied: what is done to the copies harms nobody."""
+    """Copies of the run and its model, which a test may change."""
     out, there = Path(shutil.copytree(run, tmp_path / "run")), Path(shutil.copytree(model, tmp_path / "model"))
     edited("config.json", lambda c: c["model"].update(name=str(there)))(out)
     return out, there
@@ -93,10 +93,10 @@ def test_an_unchanged_run_answers_and_is_sound(moved: tuple[Path, Path], capsys:
 
 
 @pytest.mark.parametrize("change", MODEL_CHANGES)
-def test_a_changed_model_is_told_by_every_use(
+def test_every_use_reports_a_changed_model(
     moved: tuple[Path, Path], change: str, capsys: pytest.CaptureFixture[str], data_directory: Path
 ) -> None:
-    """Weights are the same throughout, and so is their fingerprint."""
+    """The weights, and so their fingerprint, stay the same in every case."""
     (out, model), (apply, named) = moved, MODEL_CHANGES[change]
     apply(model)
     capsys.readouterr()
@@ -111,7 +111,7 @@ def test_a_changed_model_is_told_by_every_use(
     with pytest.raises(LedgerError) as caught:
         strategy.load(ledger_file(out).parent)
     assert named in str(caught.value)
-    if change in ("activation", "heads", "epsilon"):  # what a body alone can tell
+    if change in ("activation", "heads", "epsilon"):  # what the body alone shows
         with pytest.raises(LedgerError) as caught:
             LedgerSwitch(Ledger.load(ledger_file(out)), load_model(str(model), "linear").model.backbone)
         assert named in str(caught.value)
@@ -132,7 +132,7 @@ def grafting(model: Path, data: Path, *, max_length: int = 128, **options: Any) 
         ({"max_length": 32}, "max_length (expected 24, got 32)"),
     ],
 )
-def test_a_strategy_that_would_answer_otherwise_does_not_load(
+def test_a_strategy_that_would_answer_differently_does_not_load(
     run: Path, model: Path, data_directory: Path, changes: dict[str, Any], named: str
 ) -> None:
     strategy = grafting(model, data_directory, **{"max_length": 24, "precision": "bf16"} | changes)
@@ -143,10 +143,10 @@ def test_a_strategy_that_would_answer_otherwise_does_not_load(
 
 
 @pytest.mark.parametrize("field", ["labels", "kind"])
-def test_labels_of_the_run_that_are_others_are_told(
+def test_changed_labels_of_the_run_are_reported(
     moved: tuple[Path, Path], field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Reversed, every answer would flip."""
+    """With reversed labels, every answer would flip."""
     out, _ = moved
 
     def change(config: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ def test_labels_of_the_run_that_are_others_are_told(
 
 
 def test_predict_answers_in_the_precision_of_the_run(run: Path) -> None:
-    """The probabilities are those of the run's own forward passes, bit for bit."""
+    """The probabilities equal those of the run's own forward passes, bit for bit."""
     predictor = Predictor.of_run(str(run))
     definition = predictor.definition("sst2")
     (rows,) = [each for each in load_tasks(tiny.STREAM, _data(run)) if each.task.name == "sst2"]
@@ -186,7 +186,7 @@ def _data(run: Path) -> str:
 
 
 def test_a_body_with_a_pooler_fits(model_directory: Any, data_directory: Path) -> None:
-    """AutoModel gives BERT a pooler; nothing of it is grafted, and the ledger was made without one."""
+    """AutoModel gives BERT a pooler. No graft touches it, and the ledger was made without one."""
     directory = model_directory("bert-pooler")
     strategy = grafting(directory, data_directory)
     for experience in strategy.stream.benchmark.train_stream:
@@ -223,8 +223,8 @@ def test_a_tokenizer_is_known_by_what_it_does_not_by_its_files(model: Path, tmp_
     assert tokenizer_digest(AutoTokenizer.from_pretrained(tmp_path)) == digest
 
 
-def test_the_order_of_merges_counts() -> None:
-    """Two byte-level tokenizers with one vocabulary, which split rare words alone in another way."""
+def test_the_order_of_merges_matters() -> None:
+    """Two byte-level tokenizers with one vocabulary split only rare words differently."""
     one, other = (tiny.byte_level(causal=True) for _ in range(2))
     assert tokenizer_digest(one) == tokenizer_digest(other)
     content = json.loads(other.backend_tokenizer.to_str())
@@ -250,7 +250,7 @@ def fast(content: dict[str, Any]) -> Any:
 
 
 def merges(content: dict[str, Any]) -> None:
-    """The last two change places: no probe shows it."""
+    """The last two merges change places, which no probe shows."""
     held = content["model"]["merges"]
     held[-1], held[-2] = held[-2], held[-1]
 
@@ -284,7 +284,7 @@ def closes_pairs(content: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [merges, replaces, splits, adds, closes_pairs])
-def test_a_rule_that_few_texts_show_counts(change: Any) -> None:
+def test_a_rule_that_few_texts_show_matters(change: Any) -> None:
     one = tiny.byte_level(causal=True)
     content = json.loads(one.backend_tokenizer.to_str())
     same, other = fast(content), json.loads(one.backend_tokenizer.to_str())
@@ -299,7 +299,7 @@ def test_a_rule_that_few_texts_show_counts(change: Any) -> None:
 # -- What a network computes -----------------------------------------------------------------------------
 
 
-def test_what_decides_no_answer_does_not_count(model_directory: Any) -> None:
+def test_settings_that_decide_no_answer_do_not_matter(model_directory: Any) -> None:
     body = AutoModel.from_pretrained(model_directory("bert"))
     before = network_of(body)
     for key, value in (
@@ -313,13 +313,13 @@ def test_what_decides_no_answer_does_not_count(model_directory: Any) -> None:
         ("pad_token_id", 3),
     ):
         setattr(body.config, key, value)
-    body.embeddings.word_embeddings.padding_idx = 3  # what BERT makes of pad_token_id: it counts in training alone
+    body.embeddings.word_embeddings.padding_idx = 3  # what BERT makes of pad_token_id, which counts in training only
     assert network_differences(before, network_of(body)) == []
     body.config.hidden_act = "tanh"
     assert network_differences(before, network_of(body)) == ['the model\'s hidden_act (expected "gelu", got "tanh")']
 
 
-def test_a_network_of_another_kind_is_known_by_how_it_prints() -> None:
+def test_another_kind_of_network_is_recognized_by_its_printed_form() -> None:
     def network(activation: torch.nn.Module) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(2, 2), activation)
 
@@ -330,7 +330,7 @@ def test_a_network_of_another_kind_is_known_by_how_it_prints() -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"network": 1}', Binding("[]").json, Binding("x").json, "null", "[" * 99999]
 )
-def test_a_binding_that_is_none_is_a_value_error(text: str) -> None:
+def test_an_invalid_binding_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         Binding.of_json(text)
     assert Binding.of_json(Binding("{}", "t", "prompt", 5, "bf16").json) == Binding("{}", "t", "prompt", 5, "bf16")
@@ -348,7 +348,7 @@ def graft(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("change", [None, *MODEL_CHANGES])
-def test_a_graft_is_put_into_no_model_that_computes_or_reads_otherwise(
+def test_a_graft_refuses_a_model_that_computes_or_reads_differently(
     graft: Path, model: Path, change: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = Path(shutil.copytree(model, tmp_path / "model"))
@@ -365,7 +365,7 @@ def test_a_graft_is_put_into_no_model_that_computes_or_reads_otherwise(
 
 
 @pytest.mark.parametrize("change", MODEL_CHANGES)
-def test_adapters_are_not_loaded_into_such_a_model(
+def test_adapters_refuse_a_model_that_computes_or_reads_differently(
     model: Path, change: str, data_directory: Path, tmp_path: Path
 ) -> None:
     def lora(directory: Path) -> Any:
@@ -386,8 +386,8 @@ def test_adapters_are_not_loaded_into_such_a_model(
     assert named in str(caught.value)
 
 
-def test_a_classifiers_head_is_written_as_the_fine_tuned_models_is(tmp_path: Path, data_directory: Path) -> None:
-    """What DeBERTa's head computes stands in config.json alone, and the base model's may say something else."""
+def test_a_classifiers_head_is_written_like_the_fine_tuned_models(tmp_path: Path, data_directory: Path) -> None:
+    """Only config.json says what DeBERTa's head computes, and the base model's may say something else."""
     config: dict[str, Any] = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config |= {"intermediate_size": 32, "max_position_embeddings": 48, "id2label": {0: "negative", 1: "positive"}}
     tokenizer = tiny.build("bert")[1]

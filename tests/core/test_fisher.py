@@ -1,4 +1,4 @@
-"""The diagonal of the empirical Fisher information, by hand; and the base regions that model and rows decide."""
+"""The diagonal of the empirical Fisher information, worked by hand, and the base regions that depend on model and rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_away_from_zero() -> None:
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    """Weights, gradients, mode and precision; dropout is off, and every row is told of."""
+    """Weights, gradients, mode and precision stay; dropout is off, and every row is reported."""
     model, told = logistic(dropout=0.9).train(), []
     model.precision = "bf16"
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -73,7 +73,7 @@ def test_the_model_is_left_as_it_was() -> None:
     [([1.0, 1.0], 1, [1]), ([1.0, 0.0], 1, [0]), ([1.0, 1.0], 2, [0, 1]), ([1.0, 0.0], 2, [0])],
 )
 def test_a_base_by_fisher_information(moved: list[float], count: int, entries: list[int]) -> None:
-    """The largest diagonal, 9/2 before 5/2; an entry that did not move does not count."""
+    """The largest diagonal is taken, 9/2 before 5/2; an entry that did not move does not count."""
     region = choose_base(
         "fisher", logistic(), examples(), torch.zeros(2), torch.tensor(moved), count, seed=0, fisher_rows=9
     )
@@ -81,7 +81,7 @@ def test_a_base_by_fisher_information(moved: list[float], count: int, entries: l
 
 
 def test_it_reads_no_more_rows_than_it_may() -> None:
-    """Of two rows one alone, that of the lower label: (−1, 0), and the second entry is of no information."""
+    """It reads one of two rows, that of the lower label: (−1, 0). The second entry has no information."""
     rows = [(ROWS[0][0], 0), (ROWS[1][0], 1)]
     pre, ft = torch.zeros(2), torch.tensor([1.0, 9.0])
     one, both = (
@@ -92,7 +92,7 @@ def test_it_reads_no_more_rows_than_it_may() -> None:
 
 @pytest.mark.parametrize(("moved", "entries"), [([5.0, 5.0, 1.0], [2]), ([5.0, 5.0, 0.0], [])])
 def test_a_base_of_biases(moved: list[float], entries: list[int]) -> None:
-    """Weights 0 and 1, bias 2: only that, and only if it moved."""
+    """Entries 0 and 1 are weights and entry 2 is a bias: only that is taken, and only if it moved."""
     ft = torch.tensor(moved)
     model = logistic(bias=True)
     region = choose_base("bias", model, examples(), torch.zeros(3), ft, 2, seed=0, fisher_rows=9)
@@ -105,10 +105,10 @@ def test_a_model_without_biases_has_no_such_base() -> None:
 
 
 @pytest.mark.parametrize("base", ["fisher", "bias"])
-def test_strategies_take_them_too(
+def test_strategies_take_these_bases(
     base: Any, data_directory: Path, model_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Without mask steps the region is the base, and the workbench's own."""
+    """Without mask steps the region is the base, the same as the workbench's."""
     model, options = str(model_directory("bert")), LocalizationOptions(steps=3, sparsity=0.05, base=base)
     given = ["--data", str(data_directory), "--model", model, "--shots", "4", "--steps", "3", "--sparsity", "0.05"]
     settings = ["--set", f"base={base}", "--set", "mask_steps=0"]

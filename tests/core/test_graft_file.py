@@ -1,4 +1,4 @@
-"""A graft on its own: its file and every way to damage it, and the models it can be put into."""
+"""A graft as a file: every way to damage it, and the models that it can be put into."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TASK = TaskDefinition(
 
 
 def graft_of(backbone: nn.Module, entries: int = 60, **changes: Any) -> Graft:
-    """Entries spread over all tensors of the body, with values of their own."""
+    """A graft of entries spread over all tensors of the body, with new values."""
     space = body_space(backbone, ParameterSpace.of(backbone))
     region = Region.of(torch.linspace(0, len(space) - 1, entries).long())
     values = torch.randn(len(region), generator=torch.Generator().manual_seed(3))
@@ -50,7 +50,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def differing(model: nn.Module, before: dict[str, Tensor]) -> int:
-    """How many entries are not what they were."""
+    """Return how many entries changed."""
     return sum(int((tensor != before[name]).sum()) for name, tensor in model.state_dict().items())
 
 
@@ -72,7 +72,7 @@ def file(graft: Graft, tmp_path: Path) -> Path:
 # -- Saving and loading ----------------------------------------------------------------------------------
 
 
-def test_saving_and_loading_loses_nothing(graft: Graft, file: Path) -> None:
+def test_saving_and_loading_lose_nothing(graft: Graft, file: Path) -> None:
     loaded = Graft.load(str(file))
     assert (loaded.region, loaded.space, loaded.origin) == (graft.region, graft.space, graft.origin)
     assert same_bits(loaded.values, graft.values)
@@ -88,7 +88,7 @@ def test_a_fine_tuned_classifiers_head_and_classes_are_kept(graft: Graft, tmp_pa
     assert Graft.load(tmp_path / "g").origin == origin
 
 
-def test_buffers_are_kept_and_come_and_go_with_the_graft(tmp_path: Path) -> None:
+def test_buffers_are_saved_applied_and_taken_out_with_the_graft(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     space = ParameterSpace.of(model)
     graft = Graft(Region.of([0, 5]), torch.ones(2), space, {}, {"1.running_mean": torch.arange(4.0)})
@@ -110,8 +110,8 @@ def test_values_are_kept_to_the_last_bit_in_the_parameters_dtype(dtype: torch.dt
     assert torch.equal(loaded.view(torch.uint8), values.view(torch.uint8))
 
 
-def test_its_size_follows_its_entries(tmp_path: Path) -> None:
-    """Eight bytes an entry: index and value; the model's size costs its layout at most."""
+def test_the_size_of_the_file_follows_the_entries(tmp_path: Path) -> None:
+    """An entry takes eight bytes, index and value; of the model, only the layout takes room."""
     sizes = []
     for width, entries in ((64, 100), (64, 1100), (512, 100)):
         graft = Graft(Region.of(range(entries)), torch.ones(entries), ParameterSpace.of(nn.Linear(width, 64)))
@@ -121,7 +121,7 @@ def test_its_size_follows_its_entries(tmp_path: Path) -> None:
     assert sizes[2] - sizes[0] <= 16
 
 
-def test_a_graft_without_a_space_cannot_go_out(graft: Graft, tmp_path: Path) -> None:
+def test_a_graft_without_a_space_cannot_be_saved(graft: Graft, tmp_path: Path) -> None:
     with pytest.raises(GraftError, match="needs the parameter space of its model's body, and this one has none"):
         replace(graft, space=None).save(tmp_path / "g")
     with pytest.raises(GraftError, match="holds NaN or infinity in 'readout/bias'"):
@@ -215,7 +215,7 @@ def test_a_damaged_file_is_refused_with_the_reason(file: Path, damage: str) -> N
 
 
 def test_a_flipped_bit_anywhere_is_noticed(file: Path) -> None:
-    """A bit of every seventh byte: a graft error, never another."""
+    """A bit is flipped in every seventh byte, and each time the error is a GraftError."""
     size = file.stat().st_size
     assert accepted_flips(file, Graft.load, GraftError, [*range(8), *range(8, size, 7)]) == []
 
@@ -228,7 +228,7 @@ def test_a_file_cut_short_is_refused(file: Path) -> None:
             Graft.load(file)
 
 
-def test_no_file_and_no_graft(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_file_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GraftError, match="There is no graft at"):
         Graft.load(tmp_path / "none.safetensors")
     (tmp_path / "text").write_text("not a graft at all")
@@ -279,8 +279,8 @@ def test_a_graft_goes_into_our_own_models(readout: str, model_directory: ModelDi
 
 
 @pytest.mark.parametrize("kind", ["bert-pooler", "bert-mlm", "roberta-mlm", "gpt2-lm"])
-def test_a_body_is_the_same_however_it_is_loaded(kind: str, model_directory: ModelDirectory) -> None:
-    """With a head or without, with a pooler or without; and another once an entry of it is."""
+def test_a_body_has_the_same_fingerprint_however_it_is_loaded(kind: str, model_directory: ModelDirectory) -> None:
+    """Head and pooler do not change the fingerprint; one entry of the body does."""
     loaders = HEADS.get(kind, ("AutoModel", "AutoModelForSequenceClassification"))
     models = [getattr(transformers, loader).from_pretrained(model_directory(kind)) for loader in loaders]
     assert len({body_fingerprint(model) for model in models}) == 1
@@ -310,7 +310,7 @@ def test_another_model_is_refused_and_nothing_is_changed(graft: Graft) -> None:
     refuse(replace(graft, space=None), tiny.build("bert")[0], "does not say which tensors its region means")
 
 
-def test_two_grafts_are_stacked_on_purpose_and_taken_off_in_turn(graft: Graft) -> None:
+def test_two_grafts_can_be_stacked_and_taken_out_in_turn(graft: Graft) -> None:
     model, _ = tiny.build("bert")
     before = state(model)
     second = graft_of(model, 90)

@@ -1,4 +1,4 @@
-"""Grafting and localizing: eqs. 1 to 4 of the paper, held against a slow implementation that reads like them."""
+"""Grafting and localizing: equations 1 to 4 of the paper, compared with a slow implementation that reads like them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_applying_what_apply_returns_undoes_it() -> None:
     assert torch.equal(space.flatten(model), pre)
 
 
-def test_a_graft_is_taken_back_when_what_is_inside_fails() -> None:
+def test_a_graft_is_taken_out_when_the_block_fails() -> None:
     model, _ = tiny.build("bert")
     space = ParameterSpace.of(model)
     pre = space.flatten(model)
@@ -63,14 +63,14 @@ def test_a_graft_is_taken_back_when_what_is_inside_fails() -> None:
     assert torch.equal(space.flatten(model), pre)
 
 
-def test_without_a_space_of_its_own_a_graft_needs_one() -> None:
+def test_a_graft_without_a_space_needs_one_to_be_applied() -> None:
     model, _ = tiny.build("bert")
     with pytest.raises(GraftError, match=r"does not say which tensors its region means.*apply_\(model, space\)"):
         Graft(Region.of([0]), torch.ones(1)).apply_(model)
 
 
-def test_a_graft_may_bring_its_space_to_a_model_with_a_head() -> None:
-    """The space is of the body: its names fit the model with its head, and the indices mean the same there."""
+def test_a_grafts_own_space_fits_a_model_with_a_head() -> None:
+    """The space is that of the body. Its names fit the model with its head, and the indices mean the same there."""
     model, _ = tiny.build("bert-mlm")
     space = ParameterSpace.of(model)
     pre, region = space.flatten(model), Region.of([0, 5, len(space) - 1])
@@ -106,19 +106,19 @@ def test_a_share_outside_0_to_1_is_refused(sparsity: float) -> None:
         budget(100, sparsity)
 
 
-def test_a_share_that_leaves_nothing_is_refused_with_the_least_that_does() -> None:
+def test_a_share_that_leaves_nothing_is_refused_with_the_smallest_that_works() -> None:
     with pytest.raises(OptionError, match=r"leaves no entry of the 100 graftable ones. Give at least 1.0e-02"):
         budget(100, 0.009)
 
 
-def test_top_takes_the_highest_and_the_lower_index_of_equals() -> None:
+def test_top_takes_the_highest_and_among_equals_the_lower_index() -> None:
     """2 > 1, 1, 1 > 0: of the three ones the first two are taken."""
     scores = torch.tensor([1.0, 0.0, 1.0, 2.0, 1.0])
     assert top(scores, 3).indices.tolist() == [0, 2, 3]
     assert top(torch.zeros(5), 2).indices.tolist() == [0, 1]
 
 
-def test_top_takes_only_what_is_eligible() -> None:
+def test_top_takes_only_eligible_entries() -> None:
     scores = torch.tensor([5.0, 4.0, 3.0, 2.0])
     eligible = torch.tensor([False, True, False, True])
     assert top(scores, 1, eligible).indices.tolist() == [1]
@@ -128,15 +128,15 @@ def test_top_takes_only_what_is_eligible() -> None:
 
 
 def slow_top(scores: Tensor, count: int, eligible: Tensor) -> list[int]:
-    """Sorted by score, of equals by index."""
+    """Sort by score, and equal scores by index."""
     ranked = sorted((i for i in range(len(scores)) if eligible[i]), key=lambda i: (-float(scores[i]), i))
     return sorted(ranked[:count])
 
 
 @pytest.mark.parametrize("size", [50, 20_000])
 @pytest.mark.parametrize("spread", ["normal", "ties", "few are high", "rising"])
-def test_the_highest_scores_are_those_of_a_slow_sort(size: int, spread: str) -> None:
-    """Of many scores a sample guesses how high they must be; the guess never shows."""
+def test_the_highest_scores_equal_those_of_a_slow_sort(size: int, spread: str) -> None:
+    """For many scores, a sample guesses the threshold; the guess never changes the result."""
     generator = torch.Generator().manual_seed(size)
     scores = torch.randn(size, generator=generator)
     if spread == "ties":
@@ -151,8 +151,8 @@ def test_the_highest_scores_are_those_of_a_slow_sort(size: int, spread: str) -> 
 
 
 @pytest.mark.parametrize("count", [1, 9, 40, 300])
-def test_the_hard_region_is_that_of_a_slow_sort_by_gamma(count: int) -> None:
-    """γ ranked by its logit in float64: S outside the base, −S inside. Moves far below the last bit of S = −10 count."""
+def test_the_hard_region_equals_that_of_a_slow_sort_by_gamma(count: int) -> None:
+    """γ is ranked by its logit in float64: S outside the base, −S inside. Moves far below the last bit of S = −10 count."""
     generator = torch.Generator().manual_seed(count)
     climbed = torch.randn(300, generator=generator) * 10 ** torch.linspace(-9, 1.2, 300)
     base, eligible = (torch.rand(300, generator=generator) < share for share in (0.1, 0.8))
@@ -162,7 +162,7 @@ def test_the_hard_region_is_that_of_a_slow_sort_by_gamma(count: int) -> None:
     assert found.indices.tolist() == slow_top(rank, count, eligible)
 
 
-def test_the_movement_base_is_what_moved_most() -> None:
+def test_the_movement_base_is_the_most_moved_entries() -> None:
     pre = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
     ft = torch.tensor([0.1, -3.0, 2.0, 0.0, 1.0])
     assert base_region("movement", pre, ft, 2).indices.tolist() == [1, 2]
@@ -231,7 +231,7 @@ class Net(nn.Module):
 
 
 def problem(seed: int = 0, rows: int = 12, steps: int = 8) -> tuple[Net, ParameterSpace, Tensor, Tensor, list[Batch]]:
-    """A model with θ_pre in it, θ_ft a move away (one entry in five does not move), and a batch a step."""
+    """A model that holds θ_pre, a θ_ft in which one entry in five did not move, and one batch per step."""
     generator = torch.Generator().manual_seed(seed)
     model = Net()
     space = ParameterSpace.of(model)
@@ -259,7 +259,7 @@ def reference_scores(
     rate: float,
     start: float = -10.0,
 ) -> tuple[Tensor, list[float]]:
-    """Eqs. 3 and 4 as they are written: autograd on S, in float64."""
+    """Compute equations 3 and 4 as they are written: autograd on S, in float64."""
     scores = torch.full_like(pre, start, dtype=torch.float64, requires_grad=True)
     model = model.double()
     losses = []
@@ -293,7 +293,7 @@ def learn(
     on_step: Any = None,
     **options: Any,
 ) -> LearnedRegion:
-    """`learn_region` with each batch as it is, or cut into micro-batches of ``cut`` rows."""
+    """Call `learn_region` with whole batches, or with micro-batches of ``cut`` rows."""
 
     def pieces(batch: Batch) -> list[Batch]:
         return list(zip(*(part.split(cut) for part in batch), strict=True)) if cut else [batch]
@@ -324,7 +324,7 @@ def learn(
     ],
 )
 def test_learning_the_mask_is_gradient_descent_on_equation_3(kind: Any, start: float, rate: float) -> None:
-    """S agrees with autograd's to 1e-6, at rates at which it moves by whole units."""
+    """S agrees with that of autograd to 1e-6, at rates at which it moves by whole units."""
     model, space, pre, ft, batches = problem()
     base = base_region(kind, pre, ft, 9)
     expected, losses = reference_scores(model, space, pre, ft, base.mask(len(space)), batches, rate, start)
@@ -412,7 +412,7 @@ def test_a_budget_of_everything_takes_what_moved_and_no_more() -> None:
 
 
 def test_the_model_ends_as_it_began() -> None:
-    """θ_pre bit for bit, no gradients, the modes and flags it had."""
+    """It holds θ_pre bit for bit, has no gradients, and has its former modes and flags."""
     model, space, pre, ft, batches = problem()
     model.train()
     model.two.bias.requires_grad_(False)
@@ -449,8 +449,8 @@ def test_no_steps_keep_the_base_region() -> None:
     assert torch.equal(space.flatten(model), pre)
 
 
-def test_no_steps_take_nothing_but_the_base() -> None:
-    """A base below the budget is not topped up, and entries of it that did not move carry nothing."""
+def test_no_steps_take_only_the_base() -> None:
+    """A base below the budget is not filled up, and its entries that did not move are left out."""
     model, space, pre, ft, _ = problem()
     small = base_region("movement", pre, ft, 3)
     assert learn(model, space, pre, ft, [], small, steps=0).region == small
@@ -465,7 +465,7 @@ def test_neither_base_nor_steps_is_refused() -> None:
 
 
 def test_half_precision_gradients_of_a_large_batch_do_not_vanish() -> None:
-    """In fp16 the scores follow those of fp32, also where a step adds up 512 rows."""
+    """In fp16 the scores follow those of fp32, even where a step adds up 512 rows."""
     scores = {}
     for precision in ("fp32", "fp16"):
         model, space, pre, ft, batches = problem(rows=512, steps=2)
@@ -499,8 +499,8 @@ def test_validation_sees_the_hard_mask_and_the_best_wins() -> None:
     assert Region.from_mask(seen[2] != pre) == learned.region
 
 
-def test_a_small_base_that_validation_likes_best_is_no_smaller_region() -> None:
-    """The region has as many entries as were asked for, even where every mask scores alike."""
+def test_a_small_base_with_the_best_validation_score_does_not_shrink_the_region() -> None:
+    """The region has the requested number of entries, even where every mask scores alike."""
     model, space, pre, ft, batches = problem()
     base = base_region("movement", pre, ft, 1)
     learned = learn(model, space, pre, ft, batches, base, validate=lambda: 0.5, evaluate_every=2)
@@ -508,7 +508,7 @@ def test_a_small_base_that_validation_likes_best_is_no_smaller_region() -> None:
     assert learned.step == len(batches)
 
 
-def test_what_the_mask_becomes_does_not_depend_on_being_evaluated() -> None:
+def test_evaluation_does_not_change_the_mask() -> None:
     model, space, pre, ft, batches = problem()
     base = base_region("movement", pre, ft, 9)
     often = learn(model, space, pre, ft, batches, base, validate=lambda: 0.0, evaluate_every=1)
@@ -516,7 +516,7 @@ def test_what_the_mask_becomes_does_not_depend_on_being_evaluated() -> None:
     assert torch.equal(often.scores, never.scores)
 
 
-def test_a_validation_that_leaves_the_model_in_training_mode_does_not_bring_dropout_in() -> None:
+def test_dropout_stays_off_if_validation_leaves_the_model_in_training_mode() -> None:
     model, space, pre, ft, batches = problem()
     modes = []
     model.register_forward_pre_hook(lambda *_: modes.append(model.training))
@@ -544,7 +544,7 @@ def test_every_step_is_reported() -> None:
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that tensors made inside held at a time."""
+    """Measure the most bytes that tensors made inside held at one time."""
 
     def __init__(self, *there: Tensor) -> None:
         super().__init__()
@@ -564,7 +564,7 @@ class Peak(TorchDispatchMode):
 
 
 def test_a_search_takes_less_than_three_vectors_beside_the_model_and_both_thetas() -> None:
-    """S, and either gradients or what ranks S; validation included. N is 2.6 million, the largest tensor a tenth of it."""
+    """S, and gradients or what ranks S; validation is included. N is 2.6 million, the largest tensor a tenth of it."""
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(10)), nn.Linear(512, 2))
     space = ParameterSpace.of(model)
     pre = space.flatten(model)
@@ -617,7 +617,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_only_the_region_moves_whatever_the_optimizer(name: str) -> None:
+def test_only_the_region_moves_with_any_optimizer(name: str) -> None:
     model, space, pre, _, batches = problem()
     indices = torch.tensor([0, 7, 21, 38])
     region = Region.of(indices)

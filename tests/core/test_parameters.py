@@ -1,4 +1,4 @@
-"""The parameter space: which tensors are in it, and that reading and writing them is exact."""
+"""The parameter space: it holds the right tensors, and reads and writes them exactly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forgetfree.errors import RegionError
 
 
 class Toy(nn.Module):
-    """Two graftable tensors of 6 and 3 entries with an excluded one between them."""
+    """A model with two graftable tensors of 6 and 3 entries, and an excluded tensor between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def space(toy: Toy) -> ParameterSpace:
 # -- Layout ----------------------------------------------------------------------------------------------
 
 
-def test_tensors_stand_in_the_models_order_with_their_offsets(space: ParameterSpace) -> None:
+def test_tensors_are_in_the_models_order_with_their_offsets(space: ParameterSpace) -> None:
     assert [(t.name, t.shape, t.dtype, t.offset, t.size) for t in space.tensors] == [
         ("first", (2, 3), torch.float32, 0, 6),
         ("second", (3,), torch.float32, 6, 3),
@@ -62,7 +62,7 @@ def test_patterns_choose_tensors(toy: Toy) -> None:
     assert [t.name for t in rest.tensors] == ["second", "classifier.weight", "classifier.bias"]
 
 
-def test_no_tensor_left_is_refused_with_the_patterns(toy: Toy) -> None:
+def test_a_space_without_tensors_is_refused_with_the_patterns(toy: Toy) -> None:
     with pytest.raises(RegionError, match=r"No graftable tensor in Toy.*'nothing'.*other patterns"):
         ParameterSpace.of(toy, include=["nothing"])
 
@@ -119,8 +119,8 @@ def test_embeddings_heads_and_poolers_stay_out(kind: str) -> None:
         ("DistilBertForMaskedLM", {"dim": 16, "hidden_dim": 32, "n_heads": 2, "n_layers": 2}),
     ],
 )
-def test_heads_and_embeddings_stay_out_whatever_their_names(model_class: str, config: dict[str, Any]) -> None:
-    """Only tensors of layers are left: each has the layer's number, or is a final norm."""
+def test_heads_and_embeddings_stay_out_under_any_name(model_class: str, config: dict[str, Any]) -> None:
+    """Only tensors of layers are left: each name has the layer's number, or is a final norm."""
     import transformers
 
     cls = getattr(transformers, model_class)
@@ -152,8 +152,8 @@ def test_the_size_is_that_of_the_layers(kind: str) -> None:
         ("gpt2-lm", "f033dad2d4c7bac715e940a12b8901b81a8c82d86f82565f5490406821c700c2"),
     ],
 )
-def test_a_space_stays_what_it_is_from_version_to_version(kind: str, layout: str) -> None:
-    """Ledgers and grafts on disk count by it."""
+def test_a_space_stays_the_same_across_versions(kind: str, layout: str) -> None:
+    """Ledgers and grafts on disk count entries by this space."""
     assert ParameterSpace.of(tiny.build(kind)[0]).layout_hash == layout
 
 
@@ -195,7 +195,7 @@ def test_split_breaks_indices_up_by_tensor(space: ParameterSpace) -> None:
     assert list(space.split(torch.tensor([], dtype=torch.int64))) == []
 
 
-def test_gather_and_scatter_touch_what_they_name(toy: Toy, space: ParameterSpace) -> None:
+def test_gather_and_scatter_touch_only_the_named_entries(toy: Toy, space: ParameterSpace) -> None:
     indices = torch.tensor([1, 5, 6])
     assert space.gather(toy, indices).tolist() == [1, 5, 10]
     space.scatter_(toy, indices, torch.tensor([-1.0, -5.0, -10.0]))

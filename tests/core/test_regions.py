@@ -1,4 +1,4 @@
-"""Regions as sets, and where their entries lie; all numbers can be checked by hand."""
+"""Regions as sets, and where their entries lie. You can check all numbers by hand."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_mask_and_back() -> None:
         (torch.tensor([-1, 1]), "non-negative"),
     ],
 )
-def test_what_is_no_region_is_refused_with_the_remedy(indices: torch.Tensor, message: str) -> None:
+def test_an_invalid_region_is_refused_with_the_remedy(indices: torch.Tensor, message: str) -> None:
     with pytest.raises(RegionError, match=message) as caught:
         Region(indices)
     assert "Region.of(...)" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Files of a data directory that are no files, too large, or hold what is no text: refused before they are read whole."""
+"""Paths that are no files, files that are too large, and content that is no text are refused before they are read whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [{"text": f"text {i}", "label": i % 2} for i in range(20)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A task of 20 rows a split."""
+    """A task with 20 rows in each split."""
     folder = tmp_path / "mine"
     folder.mkdir()
     for split in ("train", "validation", "test"):
@@ -35,7 +35,7 @@ def write_rows(path: Path, rows: list[Any]) -> None:
 
 
 def refusal(folder: Path) -> str:
-    """What loading the task says, at once."""
+    """Return the message of loading the task, which must come at once."""
     begin = time.monotonic()
     with pytest.raises(DataError) as caught:
         load_task("mine", str(folder.parent))
@@ -78,7 +78,7 @@ def test_bounds_are_generous() -> None:
 
 def test_a_file_of_too_many_bytes_is_refused_with_its_size(folder: Path) -> None:
     path = folder / "train.jsonl"
-    os.truncate(path, tables.MOST_BYTES + 1)  # which takes no room on the disk
+    os.truncate(path, tables.MOST_BYTES + 1)  # a sparse file, which takes no room on the disk
     assert refusal(folder) == (
         f"{path} holds 4,294,967,297 bytes, and at most 4,294,967,296 are read. Take a part of its rows."
     )
@@ -86,7 +86,7 @@ def test_a_file_of_too_many_bytes_is_refused_with_its_size(folder: Path) -> None
 
 @pytest.mark.parametrize("dictionary", [False, True])
 def test_a_parquet_file_is_measured_unpacked(folder: Path, monkeypatch: pytest.MonkeyPatch, dictionary: bool) -> None:
-    """A long text that is repeated takes no room when it is packed, nor in a dictionary."""
+    """A repeated long text takes no room in compressed form or in a dictionary."""
     (folder / "train.jsonl").unlink()
     path = folder / "train.parquet"
     texts: Any = pyarrow.array(["x" * 100_000])
@@ -122,8 +122,8 @@ def test_a_line_without_end_is_refused_with_its_number(
     assert refusal(folder).startswith(f"{path}, line {number}: expected at most 5,000 characters, got more.")
 
 
-def test_a_csv_text_may_be_longer_than_the_modules_own_bound(folder: Path) -> None:
-    """131,072 characters; and whoever else reads csv keeps that bound."""
+def test_a_csv_text_may_be_longer_than_the_bound_of_pythons_csv_module(folder: Path) -> None:
+    """That bound is 131,072 characters, and it stays for all other readers of CSV."""
     (folder / "train.jsonl").unlink()
     with (folder / "train.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *(("word " * 40_000, i % 2) for i in range(4))])
@@ -157,7 +157,7 @@ def test_half_of_a_surrogate_pair_in_a_label_is_refused(folder: Path, key: str) 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 @pytest.mark.parametrize("digits", [19, 5000])
-def test_a_label_of_many_digits_is_no_label(folder: Path, suffix: str, digits: int) -> None:
+def test_a_label_of_many_digits_is_refused(folder: Path, suffix: str, digits: int) -> None:
     (folder / "train.jsonl").unlink()
     label = "7" * digits
     text = {"jsonl": f'{{"text": "a", "label": "{label}"}}\n', "csv": f"text,label\na,{label}\n"}[suffix]

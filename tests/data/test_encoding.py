@@ -1,4 +1,4 @@
-"""Token ids against the tokenizers' own and against rows worked by hand."""
+"""Token ids are compared with the tokenizers' own and with rows worked by hand."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def pair(*texts: tuple[str, str]) -> Rows:
 
 
 def pieces(tokenizer: Any, ids: list[int]) -> str:
-    """Tokens as text, a space between each two; Ġ is the space before a byte-level word."""
+    """Return the tokens as text, with spaces between them; Ġ is the space before a byte-level word."""
     return " ".join(tokenizer.convert_ids_to_tokens(ids))
 
 
 def prompted(tokenizer: Any, template: str, *texts: str, max_length: int = 128) -> str:
-    """The one row of these texts in the prompt."""
+    """Encode one row of these texts in the prompt."""
     rows = single(*texts) if len(texts) == 1 else pair((texts[0], texts[1]))
     return pieces(tokenizer, Encoder(tokenizer, template, max_length)(rows)[0])
 
@@ -66,21 +66,21 @@ def test_pairs_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
     assert Encoder(tokenizer, None)(rows) == tokenizer(FIRST, second_texts(tokenizer, rows))["input_ids"]
 
 
-def test_without_separators_a_space_parts_the_texts() -> None:
+def test_without_separators_a_space_stands_between_the_texts() -> None:
     """GPT-2 has no separator: "film" + "it" must not become one word."""
     assert pieces(GPT2, Encoder(GPT2, None)(pair(("x film", "it was")))[0]) == "x Ġfilm Ġit Ġwas"
 
 
 def second_texts(tokenizer: Any, rows: Rows) -> list[str]:
-    """The second texts as the tokenizer must be given them: after a space where nothing else parts the two."""
+    """Return the second texts as the tokenizer needs them: after a space where no separator stands between the two."""
     return [f" {text}" for text in rows.second] if tokenizer is GPT2 else list(rows.second)
 
 
-def test_bert_ends_each_text_by_one_separator() -> None:
+def test_bert_ends_each_text_with_one_separator() -> None:
     assert pieces(BERT, Encoder(BERT, None)(pair(("a film", "it")))[0]) == "[CLS] a film [SEP] it [SEP]"
 
 
-def test_roberta_parts_the_texts_by_two_separators() -> None:
+def test_roberta_puts_two_separators_between_the_texts() -> None:
     ids = Encoder(ROBERTA, None)(pair(("x film", "x story")))[0]
     assert pieces(ROBERTA, ids) == "<s> x Ġfilm </s> </s> x Ġstory </s>"
 
@@ -108,9 +108,9 @@ def test_single_texts_are_truncated_as_the_tokenizer_does(tokenizer: Any) -> Non
         ((3, 9), 8, (3, 5)),  # only the longer
         ((9, 3), 8, (5, 3)),
         ((9, 8), 8, (4, 4)),  # down to the shorter, then both
-        ((9, 8), 7, (4, 3)),  # the odd token stays with the longer
+        ((9, 8), 7, (4, 3)),  # the odd token stays with the longer text
         ((8, 9), 7, (3, 4)),
-        ((8, 8), 7, (3, 4)),  # or else with the second
+        ((8, 8), 7, (3, 4)),  # else with the second text
         ((0, 9), 4, (0, 4)),
         ((5, 5), 0, (0, 0)),
     ],
@@ -146,11 +146,11 @@ def test_a_prompt_between_two_texts() -> None:
     assert prompted(ROBERTA, ENTAILS, "x film", "it was lovely.") == expected
 
 
-def test_bare_drops_one_final_mark_only() -> None:
+def test_bare_drops_only_one_final_mark() -> None:
     assert prompted(BERT, ENTAILS, "who . .", "it") == "[CLS] who . ? [MASK] , it [SEP]"
 
 
-def test_lower_lowers_the_first_letter_only() -> None:
+def test_lower_changes_only_the_first_letter() -> None:
     got = prompted(ROBERTA, ENTAILS, "x", "World Sports")
     assert got == "<s> x ? <mask> , Ġworld ĠSports </s>"
 
@@ -160,8 +160,8 @@ def test_the_second_text_may_stand_first() -> None:
 
 
 @pytest.mark.parametrize("name", SPACED)
-def test_a_prompt_of_a_tokenizer_that_begins_texts_by_a_space_has_none_that_is_not_there(name: str) -> None:
-    """As the whole row in one piece: a space of the tokenizer's own stands at its beginning alone."""
+def test_a_prompt_has_no_extra_space_if_the_tokenizer_begins_texts_with_one(name: str) -> None:
+    """The row equals one text in one piece: the tokenizer's space stands only at its beginning."""
     tokenizer = SPACED[name]
     who, film = ("w h o", "f i l m") if name.endswith("never") else ("▁who", "▁film")
     assert prompted(tokenizer, "{text} It was {mask}.", "film") == f"{film} ▁It ▁was <mask> . </s>"
@@ -258,7 +258,7 @@ def test_rows_are_padded_to_the_longest_of_their_batch() -> None:
     assert {x.dtype, y.dtype, t.dtype} == {torch.int64}
 
 
-def test_rows_are_known_by_number_length_and_label() -> None:
+def test_rows_have_a_number_a_length_and_a_label() -> None:
     rows = EncodedRows.of([[5, 6, 7], [8], []], [1, 0, 2], task=0, pad=0)
     assert len(rows) == 3
     assert rows.lengths == [3, 1, 0]
@@ -302,7 +302,7 @@ def test_masks_and_types_from_ids_are_the_tokenizers_own(tokenizer: Any, second:
         assert torch.equal(layout(tokenizer, types=True).token_types(x), expected["token_type_ids"])
 
 
-def test_padding_by_a_real_token_is_told_from_it() -> None:
+def test_padding_with_a_real_token_is_told_apart_from_that_token() -> None:
     """GPT-2 pads with end-of-text, which is a token like any other inside a row."""
     x = torch.tensor([[0, 5, 0, 7, 0, 0], [0, 0, 0, 0, 0, 9], [0, 0, 0, 0, 0, 0]])
     tokens = TokenLayout(pad=0)
@@ -330,8 +330,8 @@ def test_a_row_with_no_mask_or_several_is_refused(rows: list[list[int]], counts:
 @pytest.mark.parametrize(
     "template", [None, ENTAILS, "{text_b} {mask}: {text_a:lower}", "{text_a:lower} and {text_b:bare}"]
 )
-def test_its_source_encodes_as_it_does(tokenizer: Any, template: str | None) -> None:
-    """Pairs of all lengths, empty ones, odd ends and special tokens; also where the second text comes first."""
+def test_its_source_encodes_pairs_as_the_encoder_does(tokenizer: Any, template: str | None) -> None:
+    """Pairs of all lengths, empty texts, odd ends and special tokens, and the second text first."""
     if template and "{mask}" in template and tokenizer.mask_token_id is None:
         pytest.skip("no mask token")
     encoder = Encoder(tokenizer, template, max_length=19)
@@ -344,7 +344,7 @@ def test_its_source_encodes_as_it_does(tokenizer: Any, template: str | None) -> 
 
 @EVERY
 @pytest.mark.parametrize("template", [None, "It was {text:lower}", "{text:bare}"])
-def test_its_source_encodes_single_texts_as_it_does(tokenizer: Any, template: str | None) -> None:
+def test_its_source_encodes_single_texts_as_the_encoder_does(tokenizer: Any, template: str | None) -> None:
     encoder = Encoder(tokenizer, template, max_length=9)
     namespace: dict[str, Any] = {"tokenizer": tokenizer, "string": string}
     exec(encoder.source(pair=False), namespace)

@@ -15,7 +15,7 @@ LABELS = [1, 0, 2, 1]
 
 
 class Rows(Sequence[Any]):
-    """Items with a task label and a weight beside, as Avalanche's and others' data sets have them."""
+    """Items with a task label and a weight, as in Avalanche's and other data sets."""
 
     def __init__(self, x: torch.Tensor = X) -> None:
         self.x = x
@@ -48,7 +48,7 @@ def test_a_subset_counts_from_zero_and_may_be_cut_again() -> None:
     assert torch.equal(rows.batch([0, 1])[0], X[[2, 3]])
 
 
-def test_the_digest_names_inputs_and_labels_and_not_the_way_to_them() -> None:
+def test_the_digest_depends_on_inputs_and_labels_only() -> None:
     rows = DatasetExamples(Rows(), LABELS, 0)
     assert rows.digest == DatasetExamples(Rows(), LABELS, 5, [0, 1, 2, 3]).digest
     assert rows.subset([1, 2]).digest == DatasetExamples(Rows(), LABELS, 0, [1, 2]).digest

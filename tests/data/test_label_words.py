@@ -1,4 +1,4 @@
-"""Label words: each the one token that it is after a space in running text."""
+"""Label words: each must be one token after a space in running text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERY = pytest.mark.parametrize(
 
 
 @ALL
-def test_a_label_word_is_read_as_it_stands_after_a_space(tokenizer: Any) -> None:
+def test_a_label_word_is_read_as_after_a_space(tokenizer: Any) -> None:
     ids = label_word_ids(tokenizer, ("terrible", "great"), "sst2")
     expected = ["Ġterrible", "Ġgreat"] if tokenizer is not BERT else ["terrible", "great"]
     assert tokenizer.convert_ids_to_tokens(ids) == expected

@@ -33,11 +33,11 @@ def test_k_shot_is_drawn_by_seed() -> None:
     assert len({k_shot(ROWS, 4, seed=seed, task="own").first for seed in range(5)}) == 5
 
 
-def test_k_shot_may_take_the_whole_of_the_rarest_label() -> None:
+def test_k_shot_may_take_all_rows_of_the_rarest_label() -> None:
     assert k_shot(ROWS, 6, seed=0, task="own").labels.count(0) == 6
 
 
-def test_more_shots_than_rows_are_refused_with_the_largest_that_will_do() -> None:
+def test_more_shots_than_rows_are_refused_with_the_largest_number_that_works() -> None:
     with pytest.raises(
         UsageError, match=r"Task 'own' has 6 training rows of label 0, fewer than --shots 7\. Give --shots 6"
     ):
@@ -51,7 +51,7 @@ def test_no_shots_are_refused(shots: int) -> None:
 
 
 def lengths_of(n: int) -> list[int]:
-    """Lengths as texts have them: most short, a few very long."""
+    """Return lengths as in real texts: most short, a few very long."""
     draw = Random(n)
     return [min(128, 5 + int(draw.expovariate(0.06))) for _ in range(n)]
 
@@ -62,7 +62,7 @@ SIZES = [(5, 8), (128, 8), (401, 8), (1001, 8), (1500, 1024), (2490, 1024), (366
 
 
 def sizes_of(rows: int, batch_size: int) -> list[int]:
-    """Batches of ``batch_size``, and what is left; a single row gets a second one, which another batch then lacks."""
+    """Expect batches of ``batch_size`` and a rest. A single row gets a second one, which another batch then lacks."""
     whole, left = divmod(rows, batch_size)
     if left == 1 and whole:
         return [2, batch_size - 1, *[batch_size] * (whole - 1)]
@@ -83,8 +83,8 @@ def test_an_epoch_holds_every_row_once(rows: int, batch_size: int, grouped: bool
 
 
 @pytest.mark.parametrize("grouped", [True, False])
-def test_every_row_is_used_equally_often_whatever_its_length(grouped: bool) -> None:
-    """Over many seeds, in the first few batches too: a training run may end within an epoch."""
+def test_every_row_of_any_length_is_used_equally_often(grouped: bool) -> None:
+    """This holds over many seeds, and in the first few batches, because a training run may end within an epoch."""
     seeds, batches = 2000, 12
     lengths = lengths_of(203)  # batches of 2 and one of 1: five windows of 50 batches hold 100 rows each
     used, weight = [0] * len(lengths), [0.0] * len(lengths)
@@ -116,7 +116,7 @@ def test_no_rows_make_no_batches() -> None:
 
 
 def spread(plan: list[list[int]], lengths: list[int]) -> float:
-    """How far the lengths within a batch lie apart, on average."""
+    """Return how far the lengths within a batch lie apart, on average."""
     return mean(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in plan if len(batch) > 1)
 
 
@@ -147,7 +147,7 @@ def test_evaluation_batches_hold_every_row_once_shortest_first() -> None:
 
 
 def test_rows_in_the_order_of_their_labels_are_picked_from_every_label() -> None:
-    turning = [0, 1, 2] * 10  # an even stride over 30 rows of which 10 are wanted meets one label alone
+    turning = [0, 1, 2] * 10  # an even stride, 10 of 30 rows, would meet only one label
     picked = representative(turning, 10)
     assert sorted(turning[row] for row in picked) == [0] * 4 + [1] * 3 + [2] * 3
     assert picked == sorted(set(picked))
@@ -162,7 +162,7 @@ def test_rows_in_the_order_of_their_labels_are_picked_from_every_label() -> None
     [
         ([int(i % 10 == 9) for i in range(1000)], 100, {0: 90, 1: 10}),  # evenly, every positive would be stepped over
         ([int(i % 25 == 7) for i in range(3200)], 128, {0: 123, 1: 5}),
-        ([0] * 97 + [1, 2, 3], 10, {0: 7, 1: 1, 2: 1, 3: 1}),  # rare ones are held, too
+        ([0] * 97 + [1, 2, 3], 10, {0: 7, 1: 1, 2: 1, 3: 1}),  # rare labels are picked as well
         ([0] * 97 + [1, 2, 3], 4, {0: 1, 1: 1, 2: 1, 3: 1}),
         ([0] * 60 + [1] * 40, 7, {0: 4, 1: 3}),
         ([0, 1, 2, 1, 1, 2, 0, 0, 1], 2, {0: 1, 1: 1}),  # the rarest is left out
@@ -174,7 +174,7 @@ def test_picked_rows_hold_rare_labels(labels: list[int], count: int, expected: d
     assert picked == sorted(set(picked)) and len(picked) == count
 
 
-def test_more_labels_than_rows_are_picked_as_far_as_they_go() -> None:
+def test_with_more_labels_than_rows_as_many_labels_as_possible_are_picked() -> None:
     picked = representative([i % 50 for i in range(5000)], 10)
     assert len({row % 50 for row in picked}) == len(picked) == 10
 

@@ -1,4 +1,4 @@
-"""Rows from a directory, the hub and the demo; and what a reader is told where a file is wrong."""
+"""Rows from a directory, the hub and the demo, and the messages where a file is wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 REAL_DATA = ROOT / "../shared/data"
-# What a message must not show: it is read by people who did not write the code.
+# Messages must not show these words, because their readers did not write the code.
 INTERNALS = ("Traceback", "Error(", "KeyError", "Errno", "<class", "object at 0x", "codec can't")
 
 SINGLES: list[Record] = [{"text": f"text {i}", "label": i % 2} for i in range(20)]
@@ -166,28 +166,28 @@ def test_a_registered_task_keeps_its_prompt(tmp_path: Path) -> None:
     assert load(tmp_path, "sst2").task == registry.tasks()["sst2"]
 
 
-def test_source_json_goes_before_the_registry(tmp_path: Path) -> None:
-    """So that a label word which is no single token of the user's model can be replaced."""
+def test_source_json_overrides_the_registry(tmp_path: Path) -> None:
+    """This lets users replace a label word that is not one token of their model."""
     task_folder(tmp_path, "sst2", SINGLES, {"label_words": ["bad", "good"], "template": "{mask}: {text}"})
     task = load(tmp_path, "sst2").task
     assert task == replace(registry.tasks()["sst2"], label_words=("bad", "good"), template="{mask}: {text}")
 
 
-def test_label_words_follow_labels_that_the_data_numbers_otherwise(tmp_path: Path) -> None:
+def test_label_words_follow_labels_that_the_data_numbers_differently(tmp_path: Path) -> None:
     task_folder(tmp_path, "sst2", SINGLES, {"label_names": ["positive", "negative"]})
     task = load(tmp_path, "sst2").task
     assert task.labels == ("positive", "negative")
     assert task.label_words == ("great", "terrible")
 
 
-def test_labels_are_known_again_without_case_and_punctuation(tmp_path: Path) -> None:
+def test_labels_are_recognized_without_case_and_punctuation(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": i % 4} for i in range(8)]
     task_folder(tmp_path, "ag_news", rows, {"label_names": ["sci_tech", "Business", "SPORTS", "world"]})
     assert load(tmp_path, "ag_news").task.label_words == ("Tech", "Business", "Sports", "World")
 
 
 @pytest.mark.parametrize("names", [["bad", "good"], ["+", "-"]])
-def test_other_names_for_a_registered_task_stand_by_position(tmp_path: Path, names: list[str]) -> None:
+def test_other_label_names_of_a_registered_task_count_by_position(tmp_path: Path, names: list[str]) -> None:
     task_folder(tmp_path, "sst2", SINGLES, {"label_names": names})
     task = load(tmp_path, "sst2").task
     assert task.labels == tuple(names)
@@ -212,7 +212,7 @@ def test_a_missing_validation_split_is_a_tenth_of_the_training_rows(tmp_path: Pa
     assert list(map(int, rows.train.first)) == sorted(map(int, rows.train.first))
 
 
-def test_a_folder_whose_files_are_of_another_format_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_with_files_of_another_format_is_reported(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.tsv").write_text("text\tlabel\n")
     for load_it in (lambda: load_tasks("mine", str(tmp_path)), lambda: load_task("mine", str(tmp_path))):
@@ -223,7 +223,7 @@ def test_a_folder_whose_files_are_of_another_format_is_told_so(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("typo", ["label_name", "lable_names", "label-names", "templates"])
-def test_a_misspelt_key_of_source_json_is_told(tmp_path: Path, typo: str) -> None:
+def test_a_misspelt_key_of_source_json_is_reported(tmp_path: Path, typo: str) -> None:
     task_folder(tmp_path, "mine", SINGLES, {typo: ["no", "yes"], "licence": "mine", "names": 3})
     with pytest.raises(DataError, match=f"'{typo}' is not read. Did you mean '(label_names|template)'"):
         load(tmp_path, "mine")
@@ -327,13 +327,13 @@ def test_a_registered_task_without_a_folder_names_what_there_is(tmp_path: Path) 
     assert f"expected the folder {tmp_path}/sst2. It holds mine" in message(tmp_path, "sst2")
 
 
-def test_a_folder_without_a_training_file_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_training_file_is_reported(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", SINGLES)
     (folder / "train.jsonl").unlink()
     assert f"'mine' has no train split: expected {folder}/train.parquet" in message(tmp_path)
 
 
-def test_a_folder_with_training_rows_alone_lacks_a_test_or_validation_split(tmp_path: Path) -> None:
+def test_a_folder_with_only_training_rows_lacks_a_test_or_validation_split(tmp_path: Path) -> None:
     write(tmp_path / "mine" / "train.csv", SINGLES)
     assert "no test or validation split" in (text := message(tmp_path))
     assert "found train.csv" in text
@@ -374,7 +374,7 @@ def test_a_label_is_a_whole_number_from_0(tmp_path: Path, label: object, shown: 
 
 
 @pytest.mark.parametrize("value", [None, 3, ["a"]])
-def test_a_text_that_is_none_is_named_with_its_row(tmp_path: Path, value: object) -> None:
+def test_a_missing_text_is_named_with_its_row(tmp_path: Path, value: object) -> None:
     task_folder(tmp_path, "mine", [*PAIRS, {"text_a": "a", "text_b": value, "label": 0}])
     assert "train.jsonl, row 21, column 'text_b': expected a text" in message(tmp_path)
 
@@ -404,21 +404,21 @@ def test_a_csv_row_that_is_too_short_is_named(tmp_path: Path) -> None:
         ("label,text\n0,a\n1,b,\n", 2, "column 3: expected a cell for each of the 2 columns (label, text), got 3."),
     ],
 )
-def test_a_comma_that_is_not_quoted_is_named(tmp_path: Path, content: str, row: int, column: str) -> None:
+def test_a_comma_without_quotes_is_named(tmp_path: Path, content: str, row: int, column: str) -> None:
     """It would cut a text, and leave no trace where the label comes first."""
     folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
     (folder / "train.csv").write_text(content)
     assert f"{folder}/train.csv, row {row}, {column} Quote texts that hold commas" in message(tmp_path)
 
 
-def test_cells_without_a_column_name_are_no_ones(tmp_path: Path) -> None:
-    """As spreadsheets write columns that nothing is left in."""
+def test_empty_cells_without_a_column_name_are_ignored(tmp_path: Path) -> None:
+    """Spreadsheets write such columns after their content was deleted."""
     folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
     (folder / "train.csv").write_text("text,label,,\na,0,,\nb,1,,\n")
     assert load(tmp_path, "mine").train == Rows(("a", "b"), (), (0, 1))
 
 
-def test_a_column_that_stands_twice_is_named(tmp_path: Path) -> None:
+def test_a_column_that_appears_twice_is_named(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
     (folder / "train.csv").write_text("text,label,text\na,0,b\n")
     assert f"{folder}/train.csv has column 'text' twice. Rename or remove one of them." in message(tmp_path)
@@ -433,7 +433,7 @@ def test_a_column_that_stands_twice_is_named(tmp_path: Path) -> None:
     assert expected in message(tmp_path) and "(the key 'label' stands twice)" in message(tmp_path)
 
 
-def test_a_key_that_stands_twice_in_source_json_is_named(tmp_path: Path) -> None:
+def test_a_key_that_appears_twice_in_source_json_is_named(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", SINGLES)
     (folder / "source.json").write_text('{"label_names": ["no", "yes"], "label_names": ["yes", "no"]}')
     assert f"{folder}/source.json is not valid JSON: the key 'label_names' stands twice. Fix or remove it." in message(
@@ -463,7 +463,7 @@ def test_a_file_that_is_meant_for_a_split_is_not_left_out(tmp_path: Path, name: 
     assert load(tmp_path, "mine").validation == load(tmp_path, "mine").test
 
 
-def test_token_classification_is_told_that_it_comes_later(tmp_path: Path) -> None:
+def test_token_classification_is_refused_as_not_yet_supported(tmp_path: Path) -> None:
     words = [{"tokens": ["Ann", "sleeps"], "tags": ["B-PER", "O"]}] * 4
     task_folder(tmp_path, "names", words, {"kind": "tokens", "entities": ["PER"]}, "parquet")
     task_folder(tmp_path, "bare", words)
@@ -510,7 +510,7 @@ def test_a_label_that_only_the_test_rows_have_is_out_of_range(tmp_path: Path) ->
 
 @pytest.mark.parametrize("label", [3, 10**12])
 def test_a_gap_in_the_labels_is_named(tmp_path: Path, label: int) -> None:
-    """However large the number is: no table of that many names is made."""
+    """This holds for any number: no table of that many names is made."""
     folder = task_folder(tmp_path, "mine", [*SINGLES, {"text": "a", "label": label}])
     expected = f"{folder}/train.jsonl: the labels go up to {label}, and no row has label 2"
     assert expected in message(tmp_path)
@@ -522,13 +522,13 @@ def test_a_label_without_training_rows_is_named(tmp_path: Path) -> None:
     assert "'mine' has no training row of label 1 ('y'); rows per label: [2, 0, 2]" in message(tmp_path)
 
 
-def test_a_label_that_lost_its_only_row_to_the_validation_split_is_told_so(tmp_path: Path) -> None:
+def test_a_label_that_lost_its_only_row_to_the_validation_split_is_reported(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", [{"text": "a", "label": 0}, {"text": "b", "label": 1}])
     (folder / "validation.jsonl").unlink()
     assert "Some went to the missing validation split: add one" in message(tmp_path)
 
 
-def test_a_task_of_one_label_is_none(tmp_path: Path) -> None:
+def test_a_task_of_one_label_is_refused(tmp_path: Path) -> None:
     task_folder(tmp_path, "mine", [{"text": "a", "label": 0}])
     assert "no training row of label 1" in message(tmp_path)
 
@@ -637,14 +637,14 @@ def test_a_stream_names_some_task(tmp_path: Path, stream: str) -> None:
         load_tasks(stream, str(tmp_path))
 
 
-def test_an_unknown_task_is_told_its_neighbour_and_where_to_add_it(tmp_path: Path) -> None:
+def test_an_unknown_task_gets_its_nearest_name_and_the_place_to_add_it(tmp_path: Path) -> None:
     task_folder(tmp_path, "reviews", SINGLES)
     text = message(tmp_path, "reviws", UnknownNameError)
     assert "Unknown stream or task 'reviws'. Did you mean 'reviews'?" in text
     assert f"put it under {tmp_path}/NAME" in text
 
 
-def test_an_unknown_stream_is_told_its_neighbour() -> None:
+def test_an_unknown_stream_gets_its_nearest_name() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'qnli-agnews-sst2'"):
         load_tasks("qnli-agnews-sst", "demo")
 
@@ -667,7 +667,7 @@ def test_the_default_data_is_the_environments_or_the_hub(monkeypatch: pytest.Mon
 
 
 class Table:
-    """What `datasets.load_dataset` gives, as far as we use it."""
+    """The part of the result of `datasets.load_dataset` that we use."""
 
     def __init__(self, **columns: list[Any]) -> None:
         self._columns = columns
@@ -731,7 +731,7 @@ def test_a_text_may_be_made_of_several_columns_of_the_hub(hub: dict[Any, Any]) -
     assert set(test.second) == {"First: It was dawn. Second: It was night."}
 
 
-def test_what_a_row_of_the_hub_lacks_is_left_out_of_its_text(hub: dict[Any, Any]) -> None:
+def test_missing_columns_of_a_hub_row_are_left_out_of_its_text(hub: dict[Any, Any]) -> None:
     table = Table(
         question_title=["who"] * 20, question_content=[None] * 20, best_answer=["I"] * 20, topic=[*range(10)] * 2
     )
@@ -764,7 +764,7 @@ def test_a_row_of_the_hub_that_is_wrong_is_named_by_its_own_number(hub: dict[Any
     assert "stanfordnlp/snli:train, row 0, column 'label': 3 is out of range" in hub_message("snli")
 
 
-def test_a_set_that_changed_on_the_hub_is_told_so(hub: dict[Any, Any]) -> None:
+def test_a_data_set_that_changed_on_the_hub_is_reported(hub: dict[Any, Any]) -> None:
     hub["fancyzhx/ag_news", None, "train"] = Table(body=["a"], label=[0])
     text = hub_message("ag_news")
     assert "fancyzhx/ag_news:train has no column 'text'; it has body, label" in text
@@ -778,7 +778,7 @@ def test_a_hub_that_cannot_be_reached_offers_the_other_sources(hub: dict[Any, An
     )
 
 
-def test_a_task_that_the_hub_does_not_hold_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_the_hub_does_not_hold_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "tasks", lambda: {"own": TaskDefinition("own", "single", ("a", "b"))})
     assert "The hub does not hold task 'own'" in hub_message("own")
 
@@ -829,7 +829,7 @@ TOKEN_TASKS = [name for name, notes in REAL_NOTES.items() if notes.get("kind") =
 @pytest.mark.skipif(not REAL_NOTES, reason="no data sets under ../shared/data")
 @pytest.mark.parametrize("name", [name for name in REAL_NOTES if name not in TOKEN_TASKS])
 def test_a_real_task_is_read_whole(name: str) -> None:
-    """Rows by split and label as its notes count them; validation rows that are held out are training rows there."""
+    """Rows by split and label equal the counts of the task's notes, which count held-out validation rows as training rows."""
     notes = REAL_NOTES[name]
     rows = load(REAL_DATA, name)
     assert rows.task.labels == tuple(notes["label_names"])
@@ -849,11 +849,11 @@ def test_a_real_task_is_read_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKEN_TASKS)
-def test_a_real_task_of_tokens_comes_later(name: str) -> None:
+def test_a_real_task_of_token_classification_is_refused(name: str) -> None:
     assert "token classification comes later" in message(REAL_DATA, name)
 
 
-def test_a_split_is_one_file(tmp_path: Path) -> None:
+def test_a_split_is_exactly_one_file(tmp_path: Path) -> None:
     folder = task_folder(tmp_path, "mine", SINGLES, suffix="csv")
     (folder / "train.jsonl").write_text('{"text": "a", "label": 0}\n')
     assert f"{folder} holds train.jsonl and train.csv, and the train split is one file" in message(tmp_path)

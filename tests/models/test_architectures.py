@@ -1,4 +1,4 @@
-"""Families beside BERT, RoBERTa and GPT-2: loaded, fine-tuned, localized, grafted, and written as a model of their own."""
+"""Families beside BERT, RoBERTa and GPT-2 are loaded, fine-tuned, localized, grafted, and written as models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GRAFTED = (
 
 @pytest.fixture(scope="module", params=GRAFTED)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A family's name, and a tiny model of it with its LM head, as a directory."""
+    """A family's name, and the directory of a tiny model of it with its LM head."""
     return request.param, families.write(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -61,7 +61,7 @@ def test_a_family_is_grafted_and_written(
     assert len(found.region)
     bench.graft(fine_tuned, found.region, 0.05).save(tmp_path / "graft.safetensors")
     graft = Graft.load(tmp_path / "graft.safetensors")
-    # The same bits, whatever head the model has.
+    # Any head gives the same bits.
     theta = bench.grafted(fine_tuned, found.region).theta
     whole = load_model(str(directory), readout).model.backbone
     graft.apply_(whole)
@@ -69,7 +69,7 @@ def test_a_family_is_grafted_and_written(
     written = apply_graft(graft, str(directory), str(tmp_path / "out"))
     again = getattr(transformers, written.loader).from_pretrained(tmp_path / "out")
     assert torch.equal(ParameterSpace.of(again).flatten(again), theta)
-    # And the answers of the model that was written, by its card alone.
+    # The code on the written model's card gives the same answers.
     texts = Rows(("is the film good ?", "", "a dull story " * 30), ("a lovely film", "it was", "who"), (0, 0, 0))
     rows = bench.encode(texts)
     expected = bench.answers(bench.grafted(fine_tuned, found.region), rows, TrainingOptions(evaluation_batch_size=1))
@@ -89,10 +89,10 @@ TEXTS = ("a lovely film .", "was it DULL ?", "[SEP] a <mask> [MASK] </s> film", 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("task", ["sst2", "ag_news", "qnli"])
-def test_the_usual_call_answers_as_a_familys_linear_readout_does(
+def test_pipeline_answers_as_a_familys_linear_readout_does(
     model: tuple[str, Path], task: str, data_directory: Path, tmp_path: Path
 ) -> None:
-    """By `pipeline("text-classification")`: labels and probabilities, or an error, never another answer."""
+    """`pipeline("text-classification")` gives the same labels and probabilities, or an error, never another answer."""
     family, directory = model
     bench = SingleTask(load_model(str(directory), "linear"), load_task(task, str(data_directory)))
     labels = bench.task.definition.labels
@@ -126,7 +126,7 @@ def test_the_usual_call_answers_as_a_familys_linear_readout_does(
 def test_an_encoder_decoder_learns_a_stream_and_predicts(
     family: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the command line: a run, its ledger verified, and labels for new texts from it."""
+    """The command line runs it, verifies its ledger, and labels new texts with it."""
     model, out = str(families.write(family, tmp_path / "model")), str(tmp_path / "out")
     options = ["--shots", "4", "--steps", "4", "--set", "sparsity=0.05", "--set", "mask_steps=2"]
     run = ["run", "qnli,sst2", "--data", str(data_directory), "--model", model, *options]

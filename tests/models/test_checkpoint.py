@@ -1,4 +1,4 @@
-"""The files of a model: what is read of them, and what is refused rather than read wrongly."""
+"""The files of a model: what is read from them, and what is refused so that it is not read wrongly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def message(load: Callable[[], Any]) -> str:
 
 
 def change_weights(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
-    """Rewrite the weights; ``change`` may return those that take their place."""
+    """Rewrite the weights; ``change`` may return other weights."""
     file = directory / "model.safetensors"
     tensors = load_file(file)
     save_file(change(tensors) or tensors, file, metadata={"format": "pt"})
@@ -113,7 +113,7 @@ def test_a_tensor_of_the_body_that_nothing_uses_is_refused(
         ("gpt2-lm", "causal", ("transformer.h.1.attn.masked_bias", "multiple_choice_head.weight")),
     ],
 )
-def test_other_heads_poolers_and_old_buffers_are_left_aside(
+def test_other_heads_poolers_and_old_buffers_are_ignored(
     copy: ModelDirectory, model_directory: ModelDirectory, kind: str, readout: str, names: tuple[str, ...]
 ) -> None:
     directory = copy(kind)
@@ -123,7 +123,7 @@ def test_other_heads_poolers_and_old_buffers_are_left_aside(
     )
 
 
-def test_a_fine_tuned_model_with_a_layer_too_many_is_refused(classifier: Path, model_directory: ModelDirectory) -> None:
+def test_a_fine_tuned_model_with_an_extra_layer_is_refused(classifier: Path, model_directory: ModelDirectory) -> None:
     change_config(classifier, num_hidden_layers=1)
     text = message(lambda: load_fine_tuned(str(classifier), str(model_directory("bert")), TASK))
     assert "has no place for 16 of their tensors, e.g. 'bert.encoder.layer.1.attention.output.LayerNorm.bias'" in text
@@ -165,7 +165,7 @@ def test_a_quantized_model_is_refused_by_its_configuration(copy: ModelDirectory)
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_single_entry_that_is_no_number_is_refused(copy: ModelDirectory, value: float, dtype: torch.dtype) -> None:
+def test_a_single_nan_or_infinite_entry_is_refused(copy: ModelDirectory, value: float, dtype: torch.dtype) -> None:
     directory = copy("bert")
 
     def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -185,7 +185,7 @@ def test_a_number_that_float32_cannot_hold_is_refused(copy: ModelDirectory) -> N
     assert f"{WEIGHT!r} holds NaN or infinity" in message(lambda: load_model(str(directory)))
 
 
-def test_a_fine_tuned_model_is_checked_alike(classifier: Path, model_directory: ModelDirectory) -> None:
+def test_a_fine_tuned_model_is_checked_in_the_same_way(classifier: Path, model_directory: ModelDirectory) -> None:
     def load() -> Any:
         return load_fine_tuned(str(classifier), str(model_directory("bert")), TASK)
 
@@ -227,7 +227,7 @@ def test_sharded_pickles_are_refused_too(copy: ModelDirectory) -> None:
     assert "pickled (pytorch_model.bin.index.json)" in message(lambda: load_model(str(directory)))
 
 
-def test_a_fine_tuned_model_is_read_from_safetensors_alone(classifier: Path, model_directory: ModelDirectory) -> None:
+def test_a_fine_tuned_model_is_read_only_from_safetensors(classifier: Path, model_directory: ModelDirectory) -> None:
     pickle_weights(classifier)
     text = message(lambda: load_fine_tuned(str(classifier), str(model_directory("bert")), TASK))
     assert "has its weights pickled" in text and "from transformers import BertForSequenceClassification; " in text
@@ -241,7 +241,7 @@ def test_a_pickle_beside_safetensors_is_not_opened(copy: ModelDirectory, monkeyp
 
 
 def test_a_name_on_the_hub_with_pickled_weights_is_refused(model_directory: ModelDirectory, tmp_path: Path) -> None:
-    """As it lies in the cache of a machine without a connection."""
+    """The model lies in the cache of a machine without a connection."""
     snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / ("0" * 40)
     shutil.copytree(model_directory("bert"), snapshot)
     (tmp_path / "hub" / "models--owner--name" / "refs").mkdir()
@@ -266,7 +266,7 @@ def test_a_name_on_the_hub_with_pickled_weights_is_refused(model_directory: Mode
     assert "Model 'owner/name' has no weights: expected model.safetensors" in load().stderr.splitlines()[-1]
 
 
-def test_weights_in_several_files_are_read_and_checked_whole(
+def test_weights_in_several_files_are_all_read_and_checked(
     copy: ModelDirectory, model_directory: ModelDirectory
 ) -> None:
     from transformers import AutoModel
@@ -308,7 +308,7 @@ REFUSED = "needs code that comes with its files, and forgetfree runs no such cod
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal at which nobody may be asked."""
+    """A terminal where any question fails the test."""
 
     def ask(*arguments: Any) -> str:
         raise AssertionError("a question on the terminal")
@@ -326,7 +326,7 @@ def test_a_configuration_that_needs_code_is_refused(copy: ModelDirectory) -> Non
 
 @pytest.mark.usefixtures("silent")
 def test_a_head_that_needs_code_is_refused(copy: ModelDirectory) -> None:
-    """`transformers` knows the kind, and has no masked language model of it."""
+    """`transformers` knows the architecture, but has no masked language model of it."""
     directory = copy("gpt2-lm")
     (directory / "own.py").write_text("raise SystemExit('run')")
     change_config(directory, architectures=["OwnForMaskedLM"], auto_map={"AutoModelForMaskedLM": "own.Model"})
@@ -354,7 +354,7 @@ def test_code_beside_a_model_that_transformers_knows_is_not_run(
 
 
 def calls() -> list[tuple[Path, ast.Call]]:
-    """Every call of the library that loads or makes something of a model's files."""
+    """Find every call of the library that loads something from a model's files."""
     root = Path(forgetfree.__file__).parent
     found = []
     for file in [path for folder in (root, *root.glob("*/")) for path in folder.glob("*.py")]:

@@ -1,4 +1,4 @@
-"""The families of models, each a tiny one: what may be grafted, of which kind it is, what it reads, and what is refused."""
+"""Tiny models of every family: what may be grafted, the kind of each tensor, what is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @EVERY
 def test_every_tensor_of_a_layer_may_be_grafted_and_has_its_kind(directory: Any, name: str) -> None:
-    """And nothing else may but what the last layer's output goes through: embeddings stay, with all that belongs to them."""
+    """Beside layers, only what the last layer's output goes through may be grafted. Embeddings and their parts stay."""
     family, space = FAMILIES[name], load_model(str(directory(name)), "linear").model.space()
     layers: dict[str, set[str]] = {}
     closing = set()
@@ -105,7 +105,7 @@ def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, r
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "Albert"])  # whose layers are one
 @pytest.mark.parametrize("headless", [False, True])
-def test_layers_that_the_configuration_does_not_tell_are_refused(
+def test_layers_that_the_configuration_does_not_mention_are_refused(
     directory: Any, tmp_path: Path, name: str, headless: bool
 ) -> None:
     made = shutil.copytree(directory(name, headless=headless), tmp_path / name)

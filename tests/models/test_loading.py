@@ -1,4 +1,4 @@
-"""From a name or a directory to a model, and what is said where there is none."""
+"""From a name or a directory to a model, and the messages where there is none."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_dropout_is_that_of_the_models_own_classifier(copy: ModelDirectory) 
 # -- Fingerprints ----------------------------------------------------------------------------------------
 
 
-def test_a_fingerprint_is_that_of_the_weights_alone(copy: ModelDirectory, tmp_path: Path) -> None:
+def test_a_fingerprint_depends_on_the_weights_only(copy: ModelDirectory, tmp_path: Path) -> None:
     directory = copy("bert")
     before = load_model(str(directory)).fingerprint
     moved = directory.rename(tmp_path / "elsewhere")
@@ -190,7 +190,7 @@ def test_a_fingerprint_knows_names_shapes_dtypes_and_buffers() -> None:
 # -- Faults ----------------------------------------------------------------------------------------------
 
 
-def test_a_readout_that_is_none_is_refused(model_directory: ModelDirectory) -> None:
+def test_an_unknown_readout_is_refused(model_directory: ModelDirectory) -> None:
     text = message(model_directory("bert"), "cls", UsageError)
     assert text == "Unknown readout 'cls'. Known: auto, linear, prompt, causal."
 
@@ -204,7 +204,7 @@ def test_a_readout_that_is_none_is_refused(model_directory: ModelDirectory) -> N
         ("gpt2", "causal", "is GPT2Model. Give one, or another readout."),
     ],
 )
-def test_a_readout_that_the_model_lacks_is_refused(
+def test_a_readout_that_the_model_cannot_have_is_refused(
     model_directory: ModelDirectory, kind: str, readout: str, expected: str
 ) -> None:
     assert expected in message(model_directory(kind), readout)
@@ -262,7 +262,7 @@ def test_a_config_of_no_known_model_is_refused(copy: ModelDirectory, content: st
         ('{"n_layer": 10000000}', "n_layer must be at most 1,000, got 10000000"),
     ],
 )
-def test_a_damaged_config_is_refused_before_anything_is_made_of_it(
+def test_a_damaged_config_is_refused_before_anything_is_built_from_it(
     copy: ModelDirectory, content: str, expected: str
 ) -> None:
     directory = copy("bert")
@@ -300,7 +300,7 @@ def test_an_unknown_name_lists_the_known(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "nowhere/", "owner/name/", "/nowhere/at/all", "a/b/c", "~/models/bert"])
-def test_a_name_that_can_only_be_a_directory_is_told_as_one(name: str) -> None:
+def test_a_name_that_can_only_be_a_directory_is_reported_as_one(name: str) -> None:
     text = message(name, kind=UsageError)
     assert text.startswith(f"The model directory {name!r} does not exist. Give one in Hugging Face layout")
 
@@ -323,7 +323,7 @@ for name in sys.argv[1:]:
 def test_loading_is_silent_and_a_hub_name_without_a_connection_fails_at_once(
     model_directory: ModelDirectory, tmp_path: Path
 ) -> None:
-    """In a process of its own: no progress bars, no notes on unused weights, no traceback, no long wait."""
+    """A separate process shows no progress bars, no notes on unused weights, no traceback and no long wait."""
     here = [str(model_directory(kind)) for kind in ("bert-mlm", "gpt2-lm", "bert-pooler")]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *here, "roberta-base", "nobody/nothing"],
@@ -364,7 +364,7 @@ def test_minilm_is_the_default_and_reads_linearly() -> None:
 
 
 @needs_minilm
-def test_minilms_weights_and_space_stay_what_they_are() -> None:
+def test_minilms_weights_and_space_stay_the_same() -> None:
     """Ledgers and grafts on disk are bound to both."""
     loaded = load_model("minilm")
     assert loaded.fingerprint == "3be19220b5b900c4fd50bcd090382715395110b5c5516b74f7e058fff9c4c124"
@@ -376,7 +376,7 @@ def test_minilms_weights_and_space_stay_what_they_are() -> None:
 @needs_minilm
 @pytest.mark.parametrize("task", sorted(registry.tasks()))
 def test_minilms_vocabulary_has_every_registered_label_word(task: str) -> None:
-    """BERT's own vocabulary, so that the registered prompts serve bert-base-uncased as they are."""
+    """It is BERT's vocabulary, so the registered prompts also fit bert-base-uncased."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(loading._minilm_directory())

@@ -1,4 +1,4 @@
-"""Any network with its last linear layer taken out: readouts, features, what may be grafted."""
+"""Any network whose last linear layer is taken out: readouts, features, and what may be grafted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_readouts_do_not_share_weights() -> None:
 
 
 class Named(nn.Module):
-    """A network whose body is called as language models call what is not to be trained."""
+    """A network whose body has a name that language models use for what is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Named(nn.Module):
         return logits
 
 
-def test_all_but_the_last_layer_may_be_grafted_whatever_its_name() -> None:
+def test_all_but_the_last_layer_may_be_grafted_under_any_name() -> None:
     names = ["embeddings.weight", "embeddings.bias", "classifier.0.weight", "classifier.0.bias"]
     assert [spec.name for spec in ModuleModel(Named()).space().tensors] == names
     assert [spec.name for spec in ModuleModel(Named(), graftable=r"weight$").space().tensors] == names[::2]

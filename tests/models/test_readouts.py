@@ -1,4 +1,4 @@
-"""How a model is read: by its architecture, at which token, and what of an encoder-decoder."""
+"""How a model is read: which readout, at which token, and which part of an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TEXTS = ("the film was lovely and very bright", "a dull story", "the story was l
 
 
 def features(loaded: LoadedModel, *texts: str) -> torch.Tensor:
-    """What the readout reads, of each text as a row of its own."""
+    """Return what the readout reads, with each text as a separate row."""
     rows = loaded.encoder(TASK)(Rows(texts, (), (0,) * len(texts)))
     with torch.no_grad():
         return torch.cat([loaded.model.eval().features(torch.tensor([ids])) for ids in rows])
@@ -47,7 +47,7 @@ def features(loaded: LoadedModel, *texts: str) -> torch.Tensor:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """A directory of a model of this class and configuration, with a tokenizer."""
+    """Write a model of this class and configuration, with a tokenizer, and return its directory."""
 
     def write(architecture: str, config: Any, tokenizer: Any = None) -> Path:
         model = tiny.pre_trained(lambda: getattr(transformers, architecture)(config))
@@ -70,7 +70,7 @@ def test_the_first_word_and_the_last_change_what_is_read(tmp_path: Path, name: s
 
 
 def test_bart_is_read_as_its_own_classifier_reads_it(tmp_path: Path) -> None:
-    """At the decoder's last end-of-text token."""
+    """It is read at the decoder's last end-of-text token."""
     directory = families.write("Bart", tmp_path)
     loaded = load_model(str(directory))
     assert loaded.readout == "linear" and type(loaded.model.backbone).__name__ == "BartModel"
@@ -106,7 +106,7 @@ def test_padding_changes_no_answer(tmp_path: Path, name: str, data_directory: Pa
 
 
 def test_a_decoder_without_a_head_is_read_at_its_last_token(written: Any) -> None:
-    """Of BERT's kind: its first token sees nothing of the text."""
+    """In such a BERT, the first token sees nothing of the text."""
     directory = written("BertModel", tiny.bert_config(len(tiny.wordpiece()), is_decoder=True))
     loaded = load_model(str(directory), "linear")
     assert loaded.model._position(torch.tensor([[5, 6, 0, 0]])).tolist() == [1]
@@ -117,7 +117,7 @@ def test_a_decoder_without_a_head_is_read_at_its_last_token(written: Any) -> Non
 def test_a_causal_model_is_read_where_the_label_word_would_follow(
     model_directory: Any, tmp_path: Path, end: bool
 ) -> None:
-    """Also if its tokenizer ends texts by a token, after which no word follows."""
+    """This holds even if its tokenizer ends texts with a token after which no word follows."""
     directory = shutil.copytree(model_directory("gpt2-lm"), tmp_path / "model")
     tokenizer = tiny.byte_level(causal=True)
     if end:
@@ -153,7 +153,7 @@ PRE_TRAINING = {
 
 @pytest.mark.parametrize("kind", PRE_TRAINING)
 def test_pre_training_is_read_by_prompts_where_it_fills_in_masks(kind: str) -> None:
-    """Every …ForPreTraining of transformers: whether it holds the tensors of the masked language model of its kind."""
+    """Check every …ForPreTraining of transformers: does it hold the tensors of the masked language model of its family?"""
     architecture, masked = PRE_TRAINING[kind], modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(kind)
     config = transformers.AutoConfig.for_model(kind, architectures=[architecture])
     fills = False
@@ -213,7 +213,7 @@ def test_a_model_that_reads_no_token_ids_is_refused(written: Any) -> None:
 
 
 def test_bigbird_answers_alike_before_and_after_a_short_row(written: Any) -> None:
-    """With the attention that it has for long rows, it would have another after a short one."""
+    """With its attention for long rows, it would answer differently after a short row."""
     sizes = families.SIZES | {"max_position_embeddings": 1024, "block_size": 16, "num_random_blocks": 1}
     directory = written("BigBirdModel", transformers.BigBirdConfig(vocab_size=len(tiny.wordpiece()), **sizes))
     loaded = load_model(str(directory), max_length=1024)
@@ -239,7 +239,7 @@ def test_other_encoder_decoders_are_refused_at_once(tmp_path: Path, readout: str
 @pytest.mark.parametrize("name", ["Bart", "T5"])
 @pytest.mark.parametrize(("readout", "needed"), [("prompt", "masked"), ("causal", "causal")])
 def test_encoder_decoders_have_no_prompts(tmp_path: Path, name: str, readout: str, needed: str) -> None:
-    """That is told before the weights are read."""
+    """The message comes before the weights are read."""
     families.write(name, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A linear readout inside the heads of transformers' sequence classifiers: how near, and where it cannot be."""
+"""A linear readout inside the heads of transformers' sequence classifiers: how exact it is, and where it is impossible."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def body_with(family: str) -> Any:
 
 
 def readout_of(hidden: Tensor, labels: int, largest: float) -> dict[str, Tensor]:
-    """Random, with logits as large as ``largest``, half of that by the bias."""
+    """A random readout with logits up to ``largest``, half of that from the bias."""
     weight, bias = torch.randn(labels, WIDTH), torch.linspace(-largest / 2, largest / 2, labels)
     return {"weight": weight * (largest / 2 / (hidden @ weight.T).abs().max()), "bias": bias}
 
@@ -52,7 +52,7 @@ def readout_of(hidden: Tensor, labels: int, largest: float) -> dict[str, Tensor]
 @pytest.mark.parametrize("labels", [2, 7])
 @pytest.mark.parametrize("family", [family for family in HEADS if family != "Llama"])
 def test_logits_come_through(family: str, labels: int) -> None:
-    """As large as 10, on rows that the head was not measured by, each alone and all in one batch."""
+    """Logits up to 10 agree on rows that the head was not measured on, each alone and all in one batch."""
     body, position = body_with(family), -1 if family in CAUSAL else 0
     x = torch.randint(5, 90, (40, 12))
     hidden = body(x).last_hidden_state[:, position]
@@ -70,7 +70,7 @@ def test_logits_come_through(family: str, labels: int) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("bias", [0.0, 0.5])
 def test_a_bias_that_cannot_be_kept_is_not_lost(bias: float) -> None:
-    """An RMSNorm leaves nothing constant, so the bias of Llama's readout has no place in its head; without one it has."""
+    """An RMSNorm leaves nothing constant, so Llama's head has no place for the readout's bias. A readout without bias fits."""
     body, x = body_with("Llama"), torch.randint(5, 90, (2, 9))
     readout = {"weight": torch.randn(2, WIDTH), "bias": torch.tensor([0.0, bias])}
     rows = [{"input_ids": row[None]} for row in x]
@@ -88,8 +88,8 @@ def test_more_labels_than_the_head_is_wide_for_have_no_place() -> None:
 
 
 @torch.no_grad()
-def test_a_head_on_something_else_than_the_readouts_token_is_none() -> None:
-    """XLNet's stands on the last token."""
+def test_a_head_on_another_token_than_the_readouts_is_not_used() -> None:
+    """XLNet's head reads the last token."""
     config = transformers.XLNetConfig(vocab_size=90, d_model=WIDTH, n_layer=1, n_head=2, d_inner=16, num_labels=2)
     torch.manual_seed(0)
     body, x = transformers.AutoModel.from_config(config).eval(), torch.randint(5, 90, (1, 9))

@@ -1,4 +1,4 @@
-"""A model's state: kept, put back and saved bit for bit."""
+"""A model's state is kept, put back and saved bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forgetfree.models.tokens import TokenLayout
 
 @pytest.fixture
 def model() -> TaskModel:
-    """BERT with two linear readouts, one persistent buffer and one that is not."""
+    """BERT with two linear readouts, a persistent buffer and one that is not persistent."""
     backbone, tokenizer = tiny.build("bert")
     backbone.register_buffer("seen", torch.tensor([1.5, -0.0]))
     backbone.register_buffer("scratch", torch.tensor([7.0]), persistent=False)
@@ -32,7 +32,7 @@ def model() -> TaskModel:
     return model
 
 
-def test_a_stored_state_with_a_flipped_bit_counts_as_none(model: TaskModel, tmp_path: Path) -> None:
+def test_a_stored_state_with_a_flipped_bit_is_not_used(model: TaskModel, tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     store.put("key", ModelState.of(model))
     (path,) = tmp_path.iterdir()
@@ -76,7 +76,7 @@ def test_a_state_holds_the_graftable_entries_readouts_and_persistent_buffers(mod
 
 
 def test_a_task_that_is_read_by_label_words_survives_the_file(tmp_path: Path) -> None:
-    """Its readout has no tensor, and it is a task all the same."""
+    """Its readout has no tensor, but it is still a task."""
     backbone, tokenizer = tiny.build("bert-mlm")
     model = TaskModel(backbone, TokenLayout(tokenizer.pad_token_id, tokenizer.mask_token_id), "prompt")
     model.add_task(TaskHead("words", 2, (7, 8)))
@@ -87,7 +87,7 @@ def test_a_task_that_is_read_by_label_words_survives_the_file(tmp_path: Path) ->
     state.load_(model, ["words"])
 
 
-def test_a_file_of_before_tasks_were_named_is_still_read(model: TaskModel, tmp_path: Path) -> None:
+def test_a_file_from_before_tasks_were_named_is_still_read(model: TaskModel, tmp_path: Path) -> None:
     state, path = ModelState.of(model), tmp_path / "state.safetensors"
     state.save(path)
     tensors = load_file(path)

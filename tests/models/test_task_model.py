@@ -1,4 +1,4 @@
-"""Logits against plain transformers forward passes, row by row."""
+"""Logits are compared with plain transformers forward passes, row by row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layout(tokenizer: Any, *, types: bool) -> TokenLayout:
 
 
 def make(kind: str, readout: str, *heads: TaskHead, causal: bool = False) -> tuple[TaskModel, Any]:
-    """An evaluating model of `tiny.KINDS`, and its tokenizer."""
+    """A model of `tiny.KINDS` in evaluation mode, and its tokenizer."""
     backbone, tokenizer = tiny.build(kind)
     tokens = layout(tokenizer, types=kind.startswith("bert"))
     model = TaskModel(backbone, tokens, readout, read_last=causal)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_causal_reads_the_label_words_after_the_last_token() -> None:
 
 
 class HeadOfItsOwnName(torch.nn.Module):
-    """A masked LM whose head we cannot call by itself."""
+    """A masked LM whose head we cannot call separately."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_padding_changes_no_logits(kind: str, readout: str, causal: bool) -> Non
 
 @torch.no_grad()
 def test_padding_changes_no_logits_of_an_empty_text() -> None:
-    """GPT-2 pads with the very token that stands for an empty text."""
+    """GPT-2 pads with the same token that stands for an empty text."""
     model, tokenizer = make("gpt2", "linear", SINGLE, causal=True)
     alone = torch.tensor([[tokenizer.eos_token_id]])
     wide = torch.full((2, 6), tokenizer.eos_token_id)
@@ -179,7 +179,7 @@ def test_padding_changes_no_logits_of_an_empty_text() -> None:
 
 @pytest.mark.parametrize("readout", ["linear", "prompt"])
 @torch.no_grad()
-def test_a_mixed_batch_answers_every_row_by_its_own_task(readout: str) -> None:
+def test_a_mixed_batch_answers_every_row_for_its_own_task(readout: str) -> None:
     kind = "bert" if readout == "linear" else "bert-mlm"
     heads = (TaskHead("first", 2, (8, 9)), TaskHead("second", 3, (10, 11, 12)))
     model, tokenizer = make(kind, readout, *heads)
@@ -193,7 +193,7 @@ def test_a_mixed_batch_answers_every_row_by_its_own_task(readout: str) -> None:
 
 
 @torch.no_grad()
-def test_one_task_may_be_given_as_a_number_or_by_row() -> None:
+def test_a_task_may_be_given_as_a_number_or_per_row() -> None:
     model, tokenizer = make("bert", "linear", TRIPLE, SINGLE)
     x = batch(tokenizer, TEXTS)
     by_row = model(x, torch.tensor([1, 1, 1]))
@@ -268,14 +268,14 @@ def test_tasks_are_known_by_name_and_by_label() -> None:
 
 
 @pytest.mark.parametrize("task", [-1, 1])
-def test_a_task_label_that_is_none_is_refused(task: int) -> None:
+def test_an_unknown_task_label_is_refused(task: int) -> None:
     model, tokenizer = make("bert", "linear", SINGLE)
     for labels in (task, torch.tensor([task, task, task])):
         with pytest.raises(TaskError, match=f"no task label {task}; it has 1 task"):
             model(batch(tokenizer, TEXTS), labels)
 
 
-def test_a_mixed_batch_with_a_task_label_that_is_none_is_refused() -> None:
+def test_a_mixed_batch_with_an_unknown_task_label_is_refused() -> None:
     model, tokenizer = make("bert", "linear", SINGLE)
     with pytest.raises(TaskError, match="no task label 1"):
         model(batch(tokenizer, TEXTS), torch.tensor([0, 1, 0]))

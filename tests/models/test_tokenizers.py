@@ -1,4 +1,4 @@
-"""The tokenizer of a model: that it is there, fits, and has a token to fill rows with."""
+"""A model's tokenizer must exist, fit, and have a token to fill rows with."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_tokenizer_of_another_model_is_refused(copy: ModelDirectory, model_dir
 
 
 def test_a_token_id_without_an_embedding_is_refused(copy: ModelDirectory) -> None:
-    """Also where ids are left out, so that no more tokens than embeddings are there."""
+    """This holds even if unused ids leave no more tokens than embeddings."""
     directory = copy("bert")
     file = directory / "tokenizer.json"
     content = json.loads(file.read_text())
@@ -65,14 +65,14 @@ def test_a_token_id_without_an_embedding_is_refused(copy: ModelDirectory) -> Non
     ) in message(directory)
 
 
-def test_rows_are_filled_by_a_token_that_none_ends_with(copy: ModelDirectory) -> None:
-    """The end of a row is found by it."""
+def test_rows_are_filled_with_a_token_that_no_row_ends_with(copy: ModelDirectory) -> None:
+    """The end of a row is where this token begins."""
     for kind, changes, expected in (
         ("bert", {}, "[PAD]"),
         ("bert", {"pad_token": "[SEP]"}, "[UNK]"),  # [SEP] ends every row
-        ("bert", {"pad_token": "[UNK]"}, "[UNK]"),  # which may end a text, but no row
-        ("gpt2-lm", {"pad_token": "!", "unk_token": "!"}, "<|endoftext|>"),  # what may end a text ends a row
-        ("gpt2-lm", {}, "<|endoftext|>"),  # GPT-2's one special token, which no text gives
+        ("bert", {"pad_token": "[UNK]"}, "[UNK]"),  # it may end a text, but not a row
+        ("gpt2-lm", {"pad_token": "!", "unk_token": "!"}, "<|endoftext|>"),  # it may end a text, and ends a row
+        ("gpt2-lm", {}, "<|endoftext|>"),  # GPT-2's only special token, which no text produces
     ):
         tokenizer = tiny.build(kind)[1]
         for name, token in changes.items():
