@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, Field
 from torch import nn
 
 from forgetfree.core.readout_model import Precision, ReadoutKind
-from forgetfree.json_file import check, parse_json
+from forgetfree.json_file import checked, parse_json
 
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
 _INERT = re.compile(
@@ -51,6 +52,16 @@ _PROBES = (
 )
 
 
+def _network(text: str) -> str:
+    if text and not isinstance(parse_json(text, finite=False), dict):  # a model may say that a limit is infinite
+        raise ValueError("a JSON object")
+    return text
+
+
+#: What `network_of` returned; an empty text where it is not known.
+Network = Annotated[str, AfterValidator(_network)]
+
+
 @dataclass(frozen=True)
 class Binding:
     """What answers depend on beside weights.
@@ -63,37 +74,33 @@ class Binding:
         precision: of forward passes: ``fp32``, ``bf16`` or ``fp16``.
     """
 
-    network: str
+    network: Network
     tokenizer: str = ""
-    readout: str = "linear"
-    max_length: int = 0
-    precision: str = "fp32"
+    readout: ReadoutKind = "linear"
+    max_length: Annotated[int, Field(ge=0)] = 0
+    precision: Precision = "fp32"
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
     @classmethod
     def of_json(cls, text: str) -> Binding:
-        """Read `json`.
+        """Return the binding that `json` described.
 
         Raises:
-            ValueError: it is none.
+            ValueError: a field is not known, is missing or does not fit; the message names each.
         """
-        expected = {name: type(getattr(cls("{}"), name)) for name in cls.__dataclass_fields__}
-        found = parse_json(text)
-        if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
-            raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
-        check("max_length", found["max_length"], found["max_length"] >= 0, "at least 0")
-        for name, kind in (("readout", ReadoutKind), ("precision", Precision)):
-            check(name, found[name], found[name] in (known := get_args(kind)), f"one of {', '.join(known)}")
-        if not is_network(found["network"]):
-            raise ValueError("the network's configuration is no JSON object")
-        return cls(**found)
+        binding = checked(cls, parse_json(text))
+        if not binding.network:
+            raise ValueError("network must be a JSON object, got ''")
+        return binding
 
     @property
     def json(self) -> str:
-        """All of it as canonical JSON."""
+        """The binding as canonical JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def differences(self, now: Binding) -> list[str]:
-        """What is not the same ``now``, a phrase each."""
+        """Return a phrase for everything that is not the same ``now``."""
         found = network_differences(self.network, now.network)
         if self.tokenizer != now.tokenizer:
             found.append(
@@ -122,14 +129,6 @@ def network_of(model: nn.Module) -> str:
         if hasattr(each, "padding_idx") and not isinstance(each, nn.Embedding)
     ]
     return json.dumps(content, sort_keys=True, default=str)
-
-
-def is_network(text: str) -> bool:
-    """Whether a text may be what `network_of` gave."""
-    try:
-        return isinstance(parse_json(text, finite=False), dict)  # a model may say that a limit of it is infinite
-    except ValueError:
-        return False
 
 
 def set_network_(config: Any, network: str) -> None:

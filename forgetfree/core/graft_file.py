@@ -11,26 +11,20 @@ the task's definition, the readout, the base model's name and fingerprint, the s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from forgetfree.core.binding import is_network
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
-from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.display import brief
 from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import StrPath, checksum, read_kind, signed_bytes
-from forgetfree.json_file import check, check_fields, is_number, parse_json
-from forgetfree.tasks import TaskDefinition
 
 FORMAT, SCHEMA = "forgetfree.graft", 1
 _KINDS = ("graft", "readout", "buffer")
@@ -66,7 +60,7 @@ def serialize(
         "layout_hash": space.layout_hash,
     }
     if origin is not None:
-        header["origin"] = json.dumps(asdict(origin) | {"task": origin.task.fields})
+        header["origin"] = origin.json
     return signed_bytes(tensors, header)
 
 
@@ -196,7 +190,10 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
     region, values = unpack(space, named["graft"])
     if damaged := _not_finite(tensors):
         raise RegionError(f"{damaged!r} holds NaN or infinity.")
-    origin = _origin(header["origin"]) if "origin" in header else None
+    try:
+        origin = GraftOrigin.of_json(header["origin"]) if "origin" in header else None
+    except ValueError as error:
+        raise RegionError(f"its origin cannot be read ({error}).") from error
     # Last, because the checks above say more.
     if checksum(tensors, header) != header["checksum"]:
         raise RegionError("its contents do not match its checksum.")
@@ -208,35 +205,6 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
         "buffers": named["buffer"],
         "origin": origin,
     }
-
-
-def _origin(text: str) -> GraftOrigin:
-    try:
-        found = parse_json(text)
-        check_fields(
-            "", found, dict.fromkeys(("readout", "model", "fingerprint"), str) | {"task": dict, "classes": list}
-        )
-        given = found | {"task": TaskDefinition.of_fields(found["task"]), "classes": tuple(found["classes"])}
-        origin = GraftOrigin(**given)
-        for key in ("architecture", "network", "tokenizer"):
-            check(key, getattr(origin, key), isinstance(getattr(origin, key), str), "a string")
-        check(
-            "readout",
-            origin.readout,
-            origin.readout in get_args(ReadoutKind),
-            f"one of {', '.join(get_args(ReadoutKind))}",
-        )
-        check("sparsity", origin.sparsity, is_number(origin.sparsity, 0.0, 1.0), "a share")
-        longest = origin.max_length
-        check("max_length", longest, type(longest) is int and longest >= 0, "a number of tokens")
-        numbered = all(type(number) is int for number in origin.classes)
-        right = numbered and sorted(origin.classes) in ([], list(range(len(origin.task.labels))))
-        check("classes", list(origin.classes), right, "the number of a class for each label")
-        if origin.network and not is_network(origin.network):
-            raise ValueError("the network's configuration is no JSON object")
-    except (ValueError, TypeError) as error:  # TypeError: fields that it does not have
-        raise RegionError(f"its origin cannot be read ({error}).") from error
-    return origin
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:

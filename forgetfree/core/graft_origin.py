@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
+from pydantic import Field
+
+from forgetfree.core.binding import Network
 from forgetfree.core.readout_model import ReadoutKind
+from forgetfree.json_file import check, checked, parse_json
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 
@@ -30,9 +36,29 @@ class GraftOrigin:
     readout: ReadoutKind
     model: str
     fingerprint: str
-    sparsity: float
+    sparsity: Annotated[float, Field(ge=0, le=1)]
     architecture: str = ""
     classes: tuple[int, ...] = ()
-    max_length: int = MAX_LENGTH
-    network: str = ""
+    max_length: Annotated[int, Field(ge=0)] = MAX_LENGTH
+    network: Network = ""
     tokenizer: str = ""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
+
+    @classmethod
+    def of_json(cls, text: str) -> GraftOrigin:
+        """Return the origin that `json` described.
+
+        Raises:
+            ValueError: a field is not known, is missing or does not fit; the message names each.
+        """
+        fields = parse_json(text)
+        origin = replace(checked(cls, fields), task=TaskDefinition.of_fields(fields["task"]))
+        numbered = sorted(origin.classes) in ([], list(range(len(origin.task.labels))))
+        check("classes", origin.classes, numbered, "the number of a class for each label")
+        return origin
+
+    @property
+    def json(self) -> str:
+        """The origin as JSON."""
+        return json.dumps(asdict(self) | {"task": self.task.fields})

@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from forgetfree.core.binding import Binding
@@ -35,20 +37,32 @@ from forgetfree.core.regions import Region
 from forgetfree.display import brief
 from forgetfree.errors import RegionError
 from forgetfree.files import signed_bytes
-from forgetfree.json_file import parse_json
+from forgetfree.json_file import check, checked, parse_json
 from forgetfree.ledger.records import COMPOSITIONS, Contents, Record
 from forgetfree.tasks import TaskDefinition
 
 FORMAT, SCHEMA = "forgetfree.ledger", 3
-#: More than any readout has.
-MOST_CLASSES = 2**31
+#: The number of a class in a readout; no readout has more.
+_Class = Annotated[int, Field(ge=0, lt=2**31)]
 _METADATA = ("format", "schema", "composition", "layout", "layout_hash", "fingerprint", "checksum")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the file says of a record beside its tensors."""
+
+    task: str
+    sparsity: Annotated[float, Field(ge=0, le=1)]
+    definition: TaskDefinition | None
+    classes: tuple[_Class, ...]
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
 
 def serialize(ledger: Contents) -> bytes:
     """The bytes of the file."""
     space, records = ledger.space, ledger.records
-    about = [
+    rows = [
         {
             "task": record.task,
             "sparsity": record.sparsity,
@@ -57,7 +71,7 @@ def serialize(ledger: Contents) -> bytes:
         }
         for record in records
     ]
-    tensors = {"records": torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)}
+    tensors = {"records": torch.frombuffer(bytearray(json.dumps(rows).encode()), dtype=torch.uint8)}
     for kind, regions in (
         ("owned", [record.owned.region for record in records]),
         ("shared", [record.region - record.owned.region for record in records]),
@@ -111,7 +125,7 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
     """The contents of a file of this schema, but for its checksum."""
     space = check_header(header, _METADATA, (str(SCHEMA),))
     composition: Any = header["composition"]
-    binding, about = _binding(header), _about(tensors)
+    binding, about = _binding(header), _rows(tensors)
     expected = {"records"} | {f"{kind}/{part}" for kind in ("owned", "shared") for part in ("count", "index")}
     expected |= {f"owned/value/{_name(dtype)}" for dtype in {spec.dtype for spec in space.tensors}}
     numbers = {str(k): k for k in range(len(about))}
@@ -127,32 +141,20 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
     values = _values(space, tensors, torch.cat([torch.empty(0, dtype=torch.int64), *(each.indices for each in owned)]))
     records = [
         Record(
-            row["task"],
-            joined(row["task"], own, rest_of),
+            row.task,
+            joined(row.task, own, rest_of),
             Graft(own, held),
-            row["sparsity"],
+            row.sparsity,
             own_tensors["readout"],
             own_tensors["buffer"],
-            _definition(row),
-            tuple(row["classes"]),
+            row.definition,
+            row.classes,
         )
         for row, own, rest_of, held, own_tensors in zip(
             about, owned, shared, torch.split(values, [len(region) for region in owned]), named, strict=True
         )
     ]
     return Contents(space, header["fingerprint"], composition, binding, tuple(records))
-
-
-def _definition(row: Mapping[str, Any]) -> TaskDefinition | None:
-    if row["definition"] is None:
-        return None
-    try:
-        found = TaskDefinition.of_fields(row["definition"])
-    except ValueError as error:
-        raise RegionError(f"the definition of task {row['task']!r} cannot be read ({error}).") from error
-    if found.name != row["task"] or len(found.labels) != len(row["classes"]):
-        raise RegionError(f"the definition of task {row['task']!r} is another task's, or of another number of labels.")
-    return found
 
 
 def _binding(header: Mapping[str, str]) -> Binding | None:
@@ -162,30 +164,22 @@ def _binding(header: Mapping[str, str]) -> Binding | None:
         raise RegionError(f"its binding cannot be read ({error}).") from error
 
 
-def _about(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """What is said of every record."""
+def _rows(tensors: Mapping[str, Tensor]) -> list[_Row]:
+    """Return what the file says of every record."""
     text = tensors.get("records")
     if text is None or text.dtype != torch.uint8 or text.dim() != 1:
         raise RegionError("its tensor 'records' is missing, or no text.")
     try:
-        rows = parse_json(text.numpy().tobytes().decode())
+        rows = checked(list[_Row], parse_json(text.numpy().tobytes().decode()))
+        for row in rows:
+            check("classes", row.classes, len(set(row.classes)) == len(row.classes), "different numbers")
+            if row.definition is not None:
+                definition = TaskDefinition.of_fields(row.definition.fields)
+                own = (definition.name, len(definition.labels)) == (row.task, len(row.classes))
+                check("definition", definition.name, own, f"that of task {row.task!r} with a class for each label")
     except ValueError as error:
-        raise RegionError(f"its records are not valid JSON ({error}).") from error
-    right = isinstance(rows, list) and all(
-        isinstance(row, dict)
-        and row.keys() == {"task", "sparsity", "definition", "classes"}
-        and isinstance(row["task"], str)
-        and type(row["sparsity"]) in (int, float)
-        and 0 <= row["sparsity"] <= 1
-        and isinstance(row["definition"], dict | None)
-        and isinstance(row["classes"], list)
-        and all(type(label) is int and 0 <= label < MOST_CLASSES for label in row["classes"])
-        and len(set(row["classes"])) == len(row["classes"])
-        for row in rows
-    )
-    if not right:
-        raise RegionError("its records are no list of tasks, each with sparsity, definition and classes.")
-    return list(rows)
+        raise RegionError(f"its records cannot be read ({error}).") from error
+    return rows
 
 
 def _regions(space: ParameterSpace, tensors: Mapping[str, Tensor], kind: str, records: int) -> list[Region]:

@@ -17,7 +17,7 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.core.binding import Binding, network_of, tokenizer_digest
 from forgetfree.core.body import fingerprint_of
-from forgetfree.core.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout_model import READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
@@ -56,7 +56,7 @@ class LoadedModel:
         """SHA-256 of what the tokenizer does; empty where there is none."""
         return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer)
 
-    def binding(self, precision: str) -> Binding:
+    def binding(self, precision: Precision) -> Binding:
         """What answers depend on beside weights, where they are computed in ``precision``."""
         max_length = 0 if self.tokenizer is None else self.max_length
         return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length, precision)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.readout_model import Precision
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
@@ -53,7 +54,7 @@ class Predictor:
         tasks: Sequence[TaskDefinition] = (),
         *,
         shared_labels: bool = False,
-        precision: str = "fp32",
+        precision: Precision = "fp32",
     ) -> None:
         self._loaded, self.ledger = loaded, ledger
         self._precision = ledger.binding.precision if ledger.binding else precision
@@ -177,7 +178,7 @@ class Predictor:
         ]
 
 
-def _precision_of(config: Mapping[str, Any], strategy: str) -> str:
+def _precision_of(config: Mapping[str, Any], strategy: str) -> Precision:
     """What a strategy of a run of version 0.2 answered in."""
     options = config.get("options")
     own = options.get(strategy) if isinstance(options, dict) else None
