@@ -9,19 +9,20 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forgetfree.display import brief, json_text
-from forgetfree.errors import ForgetfreeError, first_line
+from forgetfree.errors import ForgetfreeError, RegionError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 #: What every function of ours takes for a path.
 StrPath = str | os.PathLike[str]
+_Made = TypeVar("_Made")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -132,21 +133,29 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise SafetensorError(first_line(error)) from error
 
 
-def read_kind(
-    path: Path, kind: str, format: str, error: type[ForgetfreeError], again: str, *, unnamed: bool = False
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a file of one kind, whose content is not checked yet.
+def read_sound(
+    path: Path,
+    kind: str,
+    format: str,
+    error: type[ForgetfreeError],
+    again: str,
+    make: Callable[[dict[str, str], dict[str, Tensor]], _Made],
+    *,
+    unnamed: bool = False,
+) -> _Made:
+    """Return what ``make`` makes of a file that `signed_bytes` made, after every check.
 
     Args:
         path: the file.
         kind: what it is, for messages.
         format: what its metadata must name.
-        error: raised where it is no such file.
-        again: how to get another one, for messages.
-        unnamed: whether files of before may name no format.
+        error: raised where something is wrong.
+        again: how to get another file, for messages.
+        make: takes metadata and tensors; raises ``RegionError`` or ``ValueError`` with the reason where they are not sound.
+        unnamed: whether old files of this kind name no format.
 
     Raises:
-        ForgetfreeError: ``error``: the file is missing, damaged, or of another kind.
+        ForgetfreeError: ``error``: the file is missing, damaged, of another kind or not sound.
     """
     from safetensors import SafetensorError
 
@@ -164,7 +173,21 @@ def read_kind(
             f"{path} is no {kind}: expected the format {format!r}, got {brief(found)}. Give the path of a "
             f"{kind}.safetensors."
         )
-    return header, tensors
+    try:
+        made = make(header, tensors)
+        # Last, because the checks in ``make`` say more.
+        if checksum(tensors, header) != header["checksum"]:
+            raise ValueError("its contents do not match its checksum")
+    except (RegionError, ValueError) as fault:
+        reason = str(fault).rstrip(".")
+        raise error(f"{path} is not a sound {kind}: {reason}. Restore it from a copy, or {again}.") from fault
+    return made
+
+
+def check_metadata(header: Mapping[str, str], keys: Collection[str]) -> None:
+    """Raise ``ValueError`` unless a file's metadata have all ``keys``."""
+    if missing := set(keys) - set(header):
+        raise ValueError(f"its metadata lacks {', '.join(sorted(missing))}")
 
 
 def read_signed(

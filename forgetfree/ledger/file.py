@@ -36,7 +36,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.display import brief
 from forgetfree.errors import RegionError
-from forgetfree.files import signed_bytes
+from forgetfree.files import check_metadata, signed_bytes
 from forgetfree.json_file import check, checked, parse_json
 from forgetfree.ledger.records import COMPOSITIONS, Contents, Record
 from forgetfree.tasks import TaskDefinition
@@ -106,8 +106,7 @@ def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tupl
     """The parameter space of a file that has these metadata."""
     if header.get("schema", schemas[0]) not in schemas:
         raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema 1 to {SCHEMA}.")
-    if missing := set(keys) - set(header):
-        raise RegionError(f"its metadata lacks {', '.join(sorted(missing))}.")
+    check_metadata(header, keys)
     composition = header.get("composition", "union")
     if composition not in COMPOSITIONS:
         raise RegionError(f"its composition is {brief(composition)}, expected one of {', '.join(COMPOSITIONS)}.")

@@ -14,10 +14,9 @@ from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
-from forgetfree.files import StrPath, write_atomically
-from forgetfree.ledger.file import serialize
-from forgetfree.ledger.load import read
+from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
+from forgetfree.files import StrPath, read_sound, write_atomically
+from forgetfree.ledger import file, legacy_file
 from forgetfree.ledger.records import Composition, Contents, Record
 
 
@@ -185,11 +184,11 @@ class Ledger:
     @property
     def size_in_bytes(self) -> int:
         """Size of the file this ledger is saved as."""
-        return len(serialize(self.contents))
+        return len(file.serialize(self.contents))
 
     def save(self, path: StrPath) -> None:
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
-        write_atomically(Path(path), serialize(self.contents))
+        write_atomically(Path(path), file.serialize(self.contents))
 
     @classmethod
     def load(cls, path: StrPath) -> Ledger:
@@ -198,7 +197,21 @@ class Ledger:
         Raises:
             LedgerError: with the reason; a damaged file is never half-read.
         """
-        return read(Path(path), cls._of)
+        path = Path(path)
+        if path.is_dir():
+            raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
+
+        def make(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
+            parse = legacy_file.parse if header.get("schema") in legacy_file.SCHEMAS else file.parse
+            return cls._of(parse(header, tensors))
+
+        try:
+            return read_sound(path, "ledger", file.FORMAT, LedgerError, "run the stream again", make, unnamed=True)
+        except MemoryError as error:
+            raise LedgerError(
+                f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "
+                "machine; if no such model was trained, restore the file from a copy."
+            ) from error
 
     @classmethod
     def _of(cls, contents: Contents) -> Ledger:
