@@ -16,7 +16,7 @@ from forgetfree.core.graft_file import read, serialize
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import persistent_buffers
+from forgetfree.core.tensors import check_buffers, persistent_buffers
 from forgetfree.errors import GraftError, RegionError
 from forgetfree.files import StrPath, write_atomically
 
@@ -101,15 +101,9 @@ class Graft:
             )
         try:
             self.space.check(self.region.indices)
-            tensors = self.space.parameters(body)
+            self.space.check_dtypes(body)
         except RegionError as error:
             raise GraftError(f"The graft belongs to a model of another layout: {error}") from error
-        for spec, tensor in zip(self.space.tensors, tensors, strict=True):
-            if tensor.dtype != spec.dtype:
-                raise GraftError(
-                    f"The graft belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
-                    f"{tensor.dtype}. Load the model with dtype={spec.dtype}."
-                )
         origin = self.origin
         # Of a classifier, the network is the fine-tuned one's: what its head needs may be another than the base model's.
         bound = origin is not None and origin.readout != "classifier" and origin.network
@@ -131,12 +125,12 @@ class Graft:
     def _buffers_of(self, body: nn.Module) -> dict[str, Tensor]:
         """The body's own buffers of the names that the graft has."""
         found = persistent_buffers(body) if self.buffers else {}
-        for name, wanted in self.buffers.items():
-            if name not in found or found[name].shape != wanted.shape or found[name].dtype != wanted.dtype:
-                raise GraftError(
-                    f"The graft belongs to a model of another layout: it has no buffer {name!r} of shape "
-                    f"{tuple(wanted.shape)} in {wanted.dtype}. Load the model it was made from."
-                )
+        try:
+            check_buffers(found, self.buffers)
+        except RegionError as error:
+            raise GraftError(
+                f"The graft belongs to a model of another layout: {error} Load the model it was made from."
+            ) from error
         return {name: found[name] for name in self.buffers}
 
 

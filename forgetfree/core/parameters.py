@@ -166,6 +166,14 @@ class ParameterSpace:
             found.append(parameter)
         return found
 
+    def check_dtypes(self, model: nn.Module) -> None:
+        """Raise ``RegionError`` unless the model has all tensors of the space, in their shapes and dtypes."""
+        for spec, tensor in zip(self.tensors, self.parameters(model), strict=True):
+            if tensor.dtype != spec.dtype:
+                raise RegionError(
+                    f"expected {spec.name!r} in {spec.dtype}, got {tensor.dtype}. Load the model with dtype={spec.dtype}."
+                )
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors of a flat vector ``(N,)``, as views in their shapes: nothing is copied."""
         return [flat[spec.offset : spec.offset + spec.size].view(spec.shape) for spec in self.tensors]

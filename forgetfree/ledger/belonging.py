@@ -8,7 +8,7 @@ from torch import nn
 
 from forgetfree.core.binding import Binding, network_differences, network_of
 from forgetfree.core.body import POOLER, fingerprint_of
-from forgetfree.core.tensors import persistent_buffers
+from forgetfree.core.tensors import check_buffers, persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import TaskDefinition
@@ -23,25 +23,14 @@ def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None =
         fingerprint: the model's, where it is known already.
     """
     try:
-        tensors = ledger.space.parameters(backbone)
+        ledger.space.check_dtypes(backbone)
+        buffers = persistent_buffers(backbone)
+        for record in ledger.records:
+            check_buffers(buffers, record.buffers)
     except RegionError as error:
         raise LedgerError(
             f"The ledger belongs to a model of another layout: {error} Load the model the stream was trained on."
         ) from error
-    for spec, tensor in zip(ledger.space.tensors, tensors, strict=True):
-        if tensor.dtype != spec.dtype:
-            raise LedgerError(
-                f"The ledger belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
-                f"{tensor.dtype}. Load the model the stream was trained on."
-            )
-    buffers = persistent_buffers(backbone)
-    for record in ledger.records:
-        for name, buffer in record.buffers.items():
-            if name not in buffers or buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
-                raise LedgerError(
-                    f"The ledger belongs to a model of another layout: it has no buffer {name!r} of shape "
-                    f"{tuple(buffer.shape)} in {buffer.dtype}. Load the model the stream was trained on."
-                )
     if ledger.binding and (differ := network_differences(ledger.binding.network, network_of(backbone))):
         raise LedgerError(
             f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that "
