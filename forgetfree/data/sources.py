@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,8 @@ def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> lis
             "once and for all, so it can be learned once; to learn it again, give the data a second name."
         )
     source = _open_source(data)
-    known = set(registry.tasks()) | set(source.names())
     for name in names:
-        if name not in known and not source.holds(name):
-            if reason := registry.broken("streams").get(name):
-                raise UsageError(reason)
-            kind = "task" if len(names) > 1 or not streams else "stream or task"
-            raise UnknownNameError(kind, name, known | (set(streams) if len(names) == 1 else set()), source.hint)
+        _check_known(name, source, streams if len(names) == 1 else ())
     return [source.load(name).evaluated_on(evaluate_on) for name in names]
 
 
@@ -88,17 +84,23 @@ def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRo
         DataError: a file does not hold what the task needs.
     """
     source = _open_source(data)
-    known = set(registry.tasks()) | set(source.names())
-    if name in known or source.holds(name):
-        return source.load(name).evaluated_on(evaluate_on)
-    if reason := registry.broken("streams").get(name):
-        raise UsageError(reason)
     members = registry.streams().get(name) or name.split(",")
-    if len(members) > 1:
+    if len(members) > 1 and not source.holds(name):
         raise UsageError(
             f"Expected one task, got the {len(members)} of {name!r}: {', '.join(members)}. Give one of them."
         )
-    raise UnknownNameError("task", name, known, source.hint)
+    _check_known(name, source)
+    return source.load(name).evaluated_on(evaluate_on)
+
+
+def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
+    """Raise unless the registry or ``source`` has a task of this name; ``streams`` are what might be meant, too."""
+    known = {*registry.tasks(), *source.names()}
+    if name in known or source.holds(name):
+        return
+    if reason := registry.broken("streams").get(name):
+        raise UsageError(reason)
+    raise UnknownNameError("stream or task" if streams else "task", name, {*known, *streams}, source.hint)
 
 
 # -- Sources ---------------------------------------------------------------------------------------------
@@ -258,7 +260,10 @@ class _Embedded:
         return complete(task, rows)
 
 
-def _open_source(data: str) -> _Directory | _Hub | _Embedded:
+_Source = _Directory | _Hub | _Embedded
+
+
+def _open_source(data: str) -> _Source:
     if data == "hub":
         return _Hub()
     if data in registry.SOURCES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -175,7 +176,6 @@ def localize(
             how: dict[str, Any] = {"sparsities": [each], "seed": seed, "base": base, "on_step": told}
             found += localize(model, task, pre, fine_tuned, options, mask, **how)
         return found
-    counts = [budget(len(space), sparsity) for sparsity in sparsities]
     device = next(model.parameters()).device
     theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
     validation = task.validation.subset(representative(task.validation.labels.tolist(), options.validation_rows))
@@ -184,39 +184,21 @@ def localize(
         logits = predict(model, validation, batch_size=options.evaluation_batch_size, precision=options.precision)
         return Predictions(logits.numpy(), validation.labels.numpy()).score(task.definition.metric)
 
-    def batches() -> Iterator[list[Batch]]:
-        draw = derive_seed(seed, "batches")
-        # Each step moves every score: rows of one length would speak for their kind alone.
-        for rows in plan_batches(task.train.lengths, mask.batch_size, mask.steps, draw, group_by_length=False):
-            yield [task.train.batch(part) for part in micro_batches(rows, mask.micro_batch_size)]
-
-    readout = model.readout_module(task.label)
-    untrained = tensors_of(readout)
-    load_tensors_(readout, fine_tuned.readouts[task.name])
-    # BatchNorm's statistics of the task: a mask is judged as the trained region will be.
-    _load_buffers(model, fine_tuned)
-    mode = model.training
-    model.eval()  # no dropout, the readout's included
-    try:
+    with _reading_as(fine_tuned, pre, model, task):
+        count = budget(len(space), sparsities[0])
         if base is None:
+            size, draw = base_size(options, mask, count), derive_seed(seed, "base")
             base = choose_base(
-                options.base,
-                model,
-                task.train,
-                theta_pre,
-                theta_ft,
-                base_size(options, mask, counts[0]),
-                seed=derive_seed(seed, "base"),
-                fisher_rows=options.fisher_rows,
+                options.base, model, task.train, theta_pre, theta_ft, size, seed=draw, fisher_rows=options.fisher_rows
             )
-        elif len(base) > counts[0]:
-            base = most_moved(theta_pre, theta_ft, counts[0], among=base)
+        elif len(base) > count:
+            base = most_moved(theta_pre, theta_ft, count, among=base)
         return learn_regions(
             model.backbone,
             space,
             theta_pre,
             theta_ft,
-            batches(),
+            _batches(task.train, mask, derive_seed(seed, "batches")),
             model,
             sparsities=sparsities,
             base=base,
@@ -224,6 +206,28 @@ def localize(
             validate=score,
             on_step=on_step,
         )
+
+
+def _batches(rows: Examples, mask: MaskOptions, seed: int) -> Iterator[list[Batch]]:
+    """Yield the mini-batches of each step."""
+    # Each step moves every score: rows of one length would speak for their kind alone.
+    for batch in plan_batches(rows.lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
+        yield [rows.batch(part) for part in micro_batches(batch, mask.micro_batch_size)]
+
+
+@contextmanager
+def _reading_as(fine_tuned: ModelState, pre: ModelState, model: ReadoutModel, task: StreamTask) -> Iterator[None]:
+    """Give the model the fine-tuned readout and buffers, without dropout; put back afterwards what it had.
+
+    A mask is judged as the trained region will be: with BatchNorm's statistics of the task.
+    """
+    readout, mode = model.readout_module(task.label), model.training
+    untrained = tensors_of(readout)
+    load_tensors_(readout, fine_tuned.readouts[task.name])
+    _load_buffers(model, fine_tuned)
+    model.eval()
+    try:
+        yield
     finally:
         model.train(mode)
         load_tensors_(readout, untrained)

@@ -104,30 +104,23 @@ def load_fine_tuned(
         ModelError: one of the two cannot be loaded.
     """
     kind, loader = _head(directory)
+    bare = loader == "AutoModel"  # its readout is a file of its own
+    own: dict[str, Tensor] = {}
     classes: tuple[int, ...] = ()  # label words need none
-    own_readout = loader == "AutoModel"
     if kind in ("classifier", "linear"):  # what the labels tell comes before any weight is loaded
-        if own_readout:
+        names: Mapping[int, str]
+        if bare:
             labels, own = read_readout(Path(directory) / READOUT)
             names = dict(enumerate(labels))
         else:
             names = read_config(directory, directory).id2label
         classes = label_order(names, task, directory)
-    readout = "linear" if kind == "classifier" else kind
-    loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
-    backbone, missing = read_weights(directory, loader, directory)
-    if own_readout:  # reads no pooler
-        missing = [name for name in missing if not re.search(POOLER, name)]
-    if missing:
-        raise ModelError(
-            f"The fine-tuned model {directory!r} lacks {len(missing)} weights of a {type(backbone).__name__}, e.g. "
-            f"{missing[0]!r}: they would be random. Save the model again with save_pretrained."
-        )
+    loaded = load_model(model, "linear" if kind == "classifier" else kind, graftable=graftable, max_length=max_length)
+    backbone = _read_whole(directory, loader, pooled=not bare)
     architecture, fingerprint = type(backbone).__name__, fingerprint_of(backbone)
-    pre = loaded.model.backbone
+    pre, space = loaded.model.backbone, loaded.model.space()
     theirs: Any = body_of(backbone) if kind in ("classifier", "linear") else backbone
     _check_same_body(pre, theirs, model, directory)
-    space = loaded.model.space()
     if torch.equal(space.flatten(pre), space.flatten(theirs)):
         raise UsageError(
             f"{directory!r} is not fine-tuned: all {len(space)} graftable entries are those of {model!r}. Give the "
@@ -145,11 +138,22 @@ def load_fine_tuned(
         loaded = replace(loaded, model=grafted, readout="classifier")
     else:
         if kind == "linear":
-            named = own if own_readout else _outside(backbone)
-            head = _linear_head(named, classes, loaded.model.hidden_size, directory)
+            head = _linear_head(own or _outside(backbone), classes, loaded.model.hidden_size, directory)
         given = copy.deepcopy(loaded.model)
         given.backbone.load_state_dict(theirs.state_dict(), strict=False)
     return FineTunedModel(architecture, fingerprint, loaded, given, head, left_out)
+
+
+def _read_whole(directory: str, loader: str, *, pooled: bool) -> Any:
+    """Return the model of a directory, or raise ``ModelError`` where a weight is missing; not ``pooled``, the pooler may be."""
+    backbone, missing = read_weights(directory, loader, directory)
+    missing = [name for name in missing if pooled or not re.search(POOLER, name)]
+    if missing:
+        raise ModelError(
+            f"The fine-tuned model {directory!r} lacks {len(missing)} weights of a {type(backbone).__name__}, e.g. "
+            f"{missing[0]!r}: they would be random. Save the model again with save_pretrained."
+        )
+    return backbone
 
 
 def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) -> tuple[int, ...]:
