@@ -26,7 +26,7 @@ _Made = TypeVar("_Made")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write ``content`` to ``path``: into a temporary file beside it, synced, then renamed over it."""
+    """Write ``content`` to a temporary file beside ``path``, sync it, and rename it to ``path``."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
@@ -45,7 +45,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill, inside; it becomes ``path`` after, whole or not at all.
+    """Give a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
 
     Args:
         path: it must not exist, or be an empty directory.
@@ -78,12 +78,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def is_place(name: str) -> bool:
-    """Whether a name of a model can only be meant as a directory, and not as ``OWNER/NAME`` on the hub."""
+    """Return whether a model's name can only mean a directory, and not ``OWNER/NAME`` on the hub."""
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file, before it is opened: a pipe or a device could keep its reader waiting for ever.
+    """Return the size of a file in bytes, before it is opened: reading a pipe or a device might never end.
 
     Raises:
         OSError: it is missing, a directory, a pipe or a device.
@@ -97,7 +97,7 @@ def size_of(path: Path) -> int:
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file of tensors and metadata. Equal content gives equal bytes."""
+    """Return the bytes of a safetensors file with tensors and metadata. Equal content gives equal bytes."""
     from safetensors.torch import save
 
     data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, dict(metadata))
@@ -111,12 +111,12 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 
 
 def signed_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """`tensor_bytes` with a `checksum` of all of it among the metadata."""
+    """Return `tensor_bytes` with a `checksum` of all content in the metadata."""
     return tensor_bytes(tensors, {**metadata, "checksum": checksum(tensors, metadata)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a safetensors file.
+    """Read metadata and tensors of a safetensors file.
 
     Raises:
         SafetensorError, OSError: the file is damaged or missing.
@@ -198,7 +198,7 @@ def read_signed(
     format: str | None = None,
     unsigned: Collection[str] | None = None,
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of what `signed_bytes` made.
+    """Read metadata and tensors of what `signed_bytes` returned.
 
     Args:
         path: the file.
@@ -226,7 +226,7 @@ def read_signed(
 
 
 def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:
-    """SHA-256 over tensors (names, dtypes, shapes, bytes) and a header, but for its own ``checksum``."""
+    """Return the SHA-256 over tensors (names, dtypes, shapes, bytes) and a header without its ``checksum``."""
     digest = hashlib.sha256()
     for key, value in sorted((header or {}).items()):
         if key != "checksum":

@@ -42,7 +42,7 @@ Fields = Mapping[str, type]
 def read_json(
     path: Path, error: type[ForgetfreeError], remedy: str, check: Callable[[Any], None] = lambda value: None
 ) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file and check its content.
 
     Args:
         path: the file.
@@ -67,7 +67,7 @@ def read_json(
 
 
 def read_bounded(path: Path) -> str:
-    """The text of a file that is no larger than `MOST_BYTES`.
+    """Read the text of a file that is no larger than `MOST_BYTES`.
 
     Raises:
         OSError: it cannot be read, or is larger.
@@ -79,7 +79,7 @@ def read_bounded(path: Path) -> str:
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
         text: JSON.
@@ -132,7 +132,7 @@ def _inside(value: list[Any] | dict[str, Any]) -> Any:
 
 
 def checked(kind: type[_Made], value: Any) -> _Made:
-    """Return a JSON value as an object of ``kind``, say a dataclass, whose annotations say what is right (pydantic, strict).
+    """Return a JSON value as a checked object of ``kind``, such as a dataclass, by its annotations (pydantic, strict).
 
     Args:
         kind: what the value must describe. Keys that it does not know are refused where its ``__pydantic_config__`` forbids
@@ -177,7 +177,7 @@ def _fault(fault: Mapping[str, Any]) -> str:
 
 
 def check(key: str, value: Any, right: bool, expected: str) -> None:
-    """Raise ``ValueError`` with the place ``key``, what is expected there and the value, unless that is ``right``."""
+    """Raise ``ValueError`` unless the value at ``key`` is ``right``, with what is expected there."""
     if not right:
         raise ValueError(f"{key} must be {expected}, got {brief(value)}")
 
@@ -195,7 +195,7 @@ def check_fields(key: str, value: Any, fields: Fields) -> None:
 
 
 def is_table(value: Any, rows: int, columns: int, most: float = math.inf) -> bool:
-    """Whether the JSON value has that shape and holds numbers in [0, most]."""
+    """Return whether a JSON value has that shape and holds numbers in [0, most]."""
     return (
         isinstance(value, list)
         and len(value) == rows
@@ -205,6 +205,6 @@ def is_table(value: Any, rows: int, columns: int, most: float = math.inf) -> boo
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
-    """Whether the JSON value is a finite number in [least, most]."""
+    """Return whether a JSON value is a finite number in [least, most]."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) <= sys.float_info.max and least <= value <= most

@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive_seed(seed: int, *words: object) -> int:
-    """A 63-bit seed for one purpose: equal for equal ``seed`` and words, unrelated otherwise.
+    """Return a 63-bit seed for one purpose: equal for equal ``seed`` and words, unrelated otherwise.
 
     Because every phase draws from its own seed, ``fine-tune`` and the independent run inside
     ``grafting-continual`` are the same run, and a resumed run ends as one that was not cut short.

@@ -17,7 +17,7 @@ BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
 
 
 def budget(space_size: int, sparsity: float) -> int:
-    """The most entries a region may have: ``⌊sparsity · N⌋``.
+    """Return the most entries that a region may have: ``⌊sparsity · N⌋``.
 
     Raises:
         OptionError: the sparsity is not in (0, 1], or leaves no entry.
@@ -34,7 +34,7 @@ def budget(space_size: int, sparsity: float) -> int:
 
 
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
-    """The ``count`` highest scores ``(N,)`` among the eligible; equal scores go to the lower index.
+    """Return the ``count`` highest of the eligible scores ``(N,)``; of equal scores, those with the lower index.
 
     Fewer where fewer are eligible. ``scores`` is overwritten where not eligible.
     """
@@ -50,7 +50,7 @@ def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:
-    """The ``count`` highest of the scores ``(N,)``, in any order.
+    """Return the ``count`` highest of the scores ``(N,)``, in any order.
 
     Of many scores, one in 64 tells about how high they must be, which leaves few to sort.
     """
@@ -63,7 +63,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
 
 
 def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:
-    """The ``count`` entries of largest |θ_ft − θ_pre|, of those ``among`` a region; fewer where fewer moved."""
+    """Return the ``count`` entries with the largest |θ_ft − θ_pre| (``among`` a region); fewer if fewer moved."""
     wide = at_least_float32(theta_ft.dtype)
     movement = (theta_ft.to(wide) - theta_pre.to(wide)).abs_()
     moved = movement > 0
@@ -73,7 +73,7 @@ def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | 
 def base_region(
     kind: Literal["movement", "empty", "random"], theta_pre: Tensor, theta_ft: Tensor, count: int, seed: int = 0
 ) -> Region:
-    """γ_base (paper, §2; sizes: §3.1).
+    """Choose γ_base by a rule that needs neither model nor rows (paper, §2; sizes: §3.1).
 
     Args:
         kind: ``movement``: the ``count`` most moved entries of |θ_ft − θ_pre|; ``empty``; ``random``: ``count`` entries

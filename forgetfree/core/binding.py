@@ -64,7 +64,7 @@ Network = Annotated[str, AfterValidator(_network)]
 
 @dataclass(frozen=True)
 class Binding:
-    """What answers depend on beside weights.
+    """What answers depend on besides weights.
 
     Attributes:
         network: the configuration as far as it computes, as JSON (see `network_of`).
@@ -114,7 +114,7 @@ class Binding:
 
 
 def network_of(model: nn.Module) -> str:
-    """What a network computes beside its weights, as JSON.
+    """Return what a network computes apart from its weights, as JSON.
 
     That is the configuration of a Hugging Face model without what decides no answer; of any other module, how it prints itself.
     """
@@ -142,7 +142,7 @@ def set_network_(config: Any, network: str) -> None:
 
 
 def network_differences(expected: str, got: str) -> list[str]:
-    """Where two of `network_of` differ, a phrase each."""
+    """Return a phrase for each place where two results of `network_of` differ."""
     then, now = json.loads(expected), json.loads(got)
     return [
         f"the model's {key} (expected {_shown(then, key)}, got {_shown(now, key)})"
@@ -157,7 +157,7 @@ def _shown(content: Mapping[str, Any], key: str) -> str:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """SHA-256 of what a Hugging Face tokenizer does.
+    """Return the SHA-256 of what a Hugging Face tokenizer does.
 
     That is its vocabulary, its merges or scores, its special tokens, the rules by which it changes and splits texts, and the
     ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
@@ -181,7 +181,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _rules(described: Mapping[str, Any]) -> list[Any]:
-    """Names, patterns and numbers of how texts are changed and split, in their order.
+    """Return names, patterns and numbers of the rules that change and split texts, in their order.
 
     Flags are left out, because libraries add some from version to version: what they do is seen in the ids of texts.
     """
@@ -201,7 +201,7 @@ def _rules(described: Mapping[str, Any]) -> list[Any]:
 
 
 def _pieces(described: Mapping[str, Any]) -> Any:
-    """Merges of a BPE tokenizer, or scores of a unigram one: what orders its pieces."""
+    """Return what orders a tokenizer's pieces: the merges of a BPE tokenizer, or the scores of a unigram one."""
     model = described.get("model", {})
     if model.get("merges") is not None:
         return [list(merge.split(" ")) if isinstance(merge, str) else list(merge) for merge in model["merges"]]

@@ -18,7 +18,7 @@ from forgetfree.core.steps import OnStep, check_loss, trainable
 def diagonal_fisher(
     model: ReadoutModel, space: ParameterSpace, rows: Examples, on_step: OnStep | None = None
 ) -> Tensor:
-    """For every graftable entry, the mean over rows of (∂ log p(y|x) / ∂θ)², y the row's own label.
+    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label.
 
     One row per gradient: the square of a mean over rows is another quantity. In float32, dropout off.
 

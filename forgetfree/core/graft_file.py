@@ -39,7 +39,7 @@ def serialize(
     buffers: Mapping[str, Tensor],
     origin: GraftOrigin | None,
 ) -> bytes:
-    """The bytes of the file; for the arguments see `forgetfree.core.graft.Graft`.
+    """Return the bytes of the file; for the arguments see `forgetfree.core.graft.Graft`.
 
     Raises:
         GraftError: the graft has no space of its own, or holds NaN or infinity.
@@ -70,7 +70,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def find_graft(path: StrPath) -> Path:
-    """``path`` itself, or the one graft file in or below a directory.
+    """Return ``path`` itself, or the one graft file in or below a directory.
 
     Raises:
         UsageError: the directory holds none, or several.
@@ -92,7 +92,7 @@ def find_graft(path: StrPath) -> Path:
 
 
 def pack(space: ParameterSpace, region: Region, values: Tensor | None = None) -> dict[str, Tensor]:
-    """A region as ``name/index`` by tensor, and its values as ``name/value``."""
+    """Return a region as ``name/index`` for each tensor, and its values as ``name/value``."""
     tensors = {}
     for i, local, where in space.split(region.indices):
         spec = space.tensors[i]
@@ -103,7 +103,7 @@ def pack(space: ParameterSpace, region: Region, values: Tensor | None = None) ->
 
 
 def unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
-    """Region and values from what `pack` made, the values in the space's dtype.
+    """Return region and values from what `pack` returned, the values in the space's dtype.
 
     Raises:
         RegionError: indices or values do not fit the space.
@@ -125,7 +125,7 @@ def unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region
 
 
 def unpack_region(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> Region:
-    """The region from what `pack` made.
+    """Return the region from what `pack` returned.
 
     Raises:
         RegionError: indices do not fit the space.
@@ -139,7 +139,7 @@ def unpack_region(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> Regio
 
 
 def space_of(header: Mapping[str, str]) -> ParameterSpace:
-    """The parameter space of a file, from its ``layout`` and ``layout_hash``.
+    """Return the parameter space of a file, from its ``layout`` and ``layout_hash``.
 
     Raises:
         RegionError: the layout is none, or not the one of that hash.
@@ -151,7 +151,7 @@ def space_of(header: Mapping[str, str]) -> ParameterSpace:
 
 
 def _check_index(spec: TensorSpec, index: Tensor) -> Tensor:
-    """The indices within one tensor, int64."""
+    """Return the indices within one tensor, int64, after checking them."""
     if index.dtype != torch.uint32 or index.dim() != 1:
         raise RegionError(
             f"tensor {spec.name!r}: expected uint32 indices of shape (s,), got {index.dtype} of shape {tuple(index.shape)}."
@@ -198,7 +198,7 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The first tensor that holds NaN or infinity."""
+    """Return the name of the first tensor that holds NaN or infinity."""
     return next(
         (name for name, each in tensors.items() if each.is_floating_point() and not bool(torch.isfinite(each).all())),
         None,

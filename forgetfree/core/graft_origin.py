@@ -16,7 +16,7 @@ from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 @dataclass(frozen=True)
 class GraftOrigin:
-    """Where a graft comes from: what else is needed to answer with it.
+    """Where a graft comes from, and what else is needed to answer with it.
 
     Attributes:
         task: what it was made for.

@@ -30,7 +30,7 @@ from forgetfree.options import Options, option
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions(Options):
-    """How the mask scores S are learned. Defaults: the paper's (§3)."""
+    """How the mask scores S are learned. The defaults are the paper's (§3)."""
 
     learning_rate: float = option(1e7, "of SGD on S; the gradients of S are tiny, see score_init", above=0)
     steps: int = option(100, "SGD steps on S; 0 leaves the base region as it is", at_least=0)
@@ -43,7 +43,7 @@ class MaskOptions(Options):
 
 @dataclass(frozen=True)
 class LearnedRegion:
-    """What the search found.
+    """The result of a search.
 
     Attributes:
         region: the hard mask: at most the budget.
@@ -63,13 +63,15 @@ class LearnedRegion:
 
 
 def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
-    """Eq. 4: γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S), for S and boolean γ_base of one shape."""
+    """Return γ of eq. 4, γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S), for S and a boolean γ_base of one shape."""
     sigma = torch.sigmoid(scores)
     return torch.where(base, 1 - sigma, sigma)
 
 
 def hard_region(climbed: Tensor, start: float, base: Tensor, eligible: Tensor, count: int) -> Region:
-    """The entries of highest γ among the eligible, at most ``count``, for S = ``start + climbed``; of equals the lower index.
+    """Return the at most ``count`` eligible entries with the highest γ, where S = ``start + climbed``.
+
+    Of equal entries those with the lower index win.
 
     γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. Outside, where
     most entries are, ``climbed`` alone ranks them, so no more than ``count`` of them meet those of the base in float64.
@@ -257,6 +259,6 @@ def learn_region(
     validate: Callable[[], float] | None = None,
     on_step: OnStep | None = None,
 ) -> LearnedRegion:
-    """`learn_regions` for one sparsity."""
+    """Run `learn_regions` for one sparsity."""
     how: Any = {"base": base, "options": options, "validate": validate, "on_step": on_step}
     return learn_regions(model, space, theta_pre, theta_ft, batches, forward, sparsities=[sparsity], **how)[0]

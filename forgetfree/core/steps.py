@@ -14,7 +14,7 @@ OnStep = Callable[[int, float], None]
 
 
 def check_loss(loss: Tensor, step: int) -> float:
-    """The loss as a number.
+    """Return the loss as a number.
 
     Raises:
         TrainingError: it is not finite.
@@ -30,7 +30,7 @@ def check_loss(loss: Tensor, step: int) -> float:
 
 @contextmanager
 def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Only ``parameters`` want gradients inside; the model's flags, mode and gradients are put back after."""
+    """Let only ``parameters`` have gradients inside the block; restore flags, mode and gradients afterwards."""
     wanted = {id(parameter) for parameter in parameters}
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     mode = model.training

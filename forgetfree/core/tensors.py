@@ -11,13 +11,13 @@ from forgetfree.errors import RegionError
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of a module's parameters and persistent buffers, on the CPU."""
+    """Return copies of a module's parameters and persistent buffers, on the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
 
 
 @torch.no_grad()
 def load_tensors_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors of these names into ``module``, bit for bit."""
+    """Copy tensors with these names into ``module``, bit for bit."""
     for name, tensor in module.state_dict(keep_vars=True).items():
         tensor.copy_(tensors[name])
 

@@ -13,7 +13,7 @@ from forgetfree.core.regions import Region
 
 
 class Trained(Protocol):
-    """What a task trains of the backbone: vectors beside the model, as `RegionParameters` has one.
+    """What a task trains in the backbone: vectors beside the model, such as the one of `RegionParameters`.
 
     Attributes:
         parameters: what the optimiser moves.
@@ -24,14 +24,14 @@ class Trained(Protocol):
     touched: list[nn.Parameter]
 
     def collect(self) -> None:
-        """Take the gradients of ``parameters`` from the tensors', and free those."""
+        """Take the gradients of ``parameters`` from the tensors' gradients, and free those."""
 
     def write(self) -> None:
-        """Put what ``parameters`` say into the tensors."""
+        """Write the values of ``parameters`` into the tensors."""
 
 
 class WholeTensors:
-    """Tensors trained where they stand.
+    """Tensors that are trained in place.
 
     Args:
         tensors: which.
@@ -41,14 +41,14 @@ class WholeTensors:
         self.parameters = self.touched = list(tensors)
 
     def collect(self) -> None:
-        """The gradients are where they belong."""
+        """Do nothing: the gradients are in place."""
 
     def write(self) -> None:
-        """The values are where they belong."""
+        """Do nothing: the values are in place."""
 
 
 class RegionParameters:
-    """A region's values as one trainable vector ``(s,)``, so that nothing else can move.
+    """The values of a region as one trainable vector ``(s,)``, so that no other entry can change.
 
     The optimiser sees this vector and not the model's tensors: neither weight decay nor momentum nor rounding can reach
     an entry outside the region. Where the tensors are narrower than float32, the vector keeps what they round away. Each
@@ -78,7 +78,7 @@ class RegionParameters:
 
     @torch.no_grad()
     def write(self) -> None:
-        """Put the region's values into the model's tensors."""
+        """Write the region's values into the model's tensors."""
         for tensor, local, where in self._pieces:
             flat, at = entries(tensor, local)
             flat[at] = self.values[where].to(flat)

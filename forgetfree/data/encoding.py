@@ -55,13 +55,13 @@ class EncodedRows:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens per row."""
+        """The number of tokens in each row."""
         lengths: list[int] = self.offsets.diff().tolist()
         return lengths
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all ids and labels."""
+        """The SHA-256 of all ids and labels."""
         digest = hashlib.sha256()
         for tensor in (self.tokens, self.offsets, self.labels):
             digest.update(tensor.numpy().tobytes())
@@ -69,7 +69,7 @@ class EncodedRows:
 
     @property
     def targets(self) -> list[int]:
-        """Labels per row, under the name Avalanche looks for."""
+        """The label of each row, under the name that Avalanche expects."""
         labels: list[int] = self.labels.tolist()
         return labels
 
@@ -77,7 +77,7 @@ class EncodedRows:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]].long(), int(self.labels[i])
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The mini-batch of the rows at ``indices``, padded to the longest of them."""
+        """Return the mini-batch of the rows at ``indices``, padded to the longest of them."""
         return self.collate([(*self[i], self.task) for i in indices])
 
     def collate(self, items: Sequence[tuple[Any, ...]]) -> Batch:
@@ -88,7 +88,7 @@ class EncodedRows:
         return x, torch.tensor([item[1] for item in items]), torch.tensor([item[-1] for item in items])
 
     def subset(self, indices: Sequence[int]) -> EncodedRows:
-        """The rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
         return EncodedRows.of(rows, [int(self.labels[i]) for i in indices], self.task, self.pad)
 
@@ -97,7 +97,7 @@ _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
 
 
 class Encoder:
-    """Turns rows into ids by a template, within ``max_length`` tokens.
+    """Converts rows to token ids by a template, within ``max_length`` tokens.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -134,7 +134,7 @@ class Encoder:
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Token ids of every row."""
+        """Return the token ids of every row."""
         texts: list[Sequence[str]] = [rows.first, rows.second] if rows.second else [rows.first]
         if self._parts is None:
             if not self._middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
@@ -151,7 +151,7 @@ class Encoder:
         return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
 
     def source(self, *, pair: bool) -> str:
-        """Python that does the same with ``tokenizer`` and nothing of ours: a function ``encode``, for model cards.
+        """Return python that does the same with ``tokenizer`` alone: a function ``encode``, for model cards.
 
         Args:
             pair: whether it is given two texts.
@@ -186,7 +186,7 @@ class Encoder:
         return _TOKENS_SOURCE + _INSIDE_SOURCE * (prompted or "inside(" in encode) + encode
 
     def _prompt_source(self, template: str) -> tuple[dict[str, str], list[str], list[str]]:
-        """The texts in the prompt's order with what reads each, the lines that prepare them, and what the prompt is made of."""
+        """Return the prompt's texts in order with their readers, the lines that prepare them, and its parts."""
         texts: dict[str, str] = {}
         lines: list[str] = []
         pieces: list[str] = []
@@ -217,7 +217,7 @@ class Encoder:
         return ids
 
     def _room(self, texts: int) -> int:
-        """Tokens left for the texts."""
+        """Return the number of tokens left for the texts."""
         if self._parts is None:
             fixed = len(self._middle) if texts == 2 else 0
         else:
@@ -254,7 +254,7 @@ _LEAD = "a"
 
 
 def _tokens(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
-    """The ids of texts without any special ones; of those ``inside`` a row as they are after other text.
+    """Return the ids of texts without special tokens; ``inside`` a row, as they are after other text.
 
     Some tokenizers (SentencePiece's) begin whatever they are given by a space, "▁", which in a row is not there.
     """
@@ -292,7 +292,7 @@ def _literal_source(text: str, *, inside: bool) -> str:
 
 
 def _slot_source(name: str, prefix: str, style: str | None) -> list[str]:
-    """What `_Slot.of` does, as python."""
+    """Return python lines that do what `_Slot.of` does."""
     lines = [f"{name} = {name}.strip()"]
     if style == "bare":
         lines.append(f"{name} = {name}[:-1] if {name}[-1:] in tuple(string.punctuation) else {name}")
@@ -334,7 +334,7 @@ def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
 
 
 def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]:
-    """The vocabulary ids of the label words, each read as it stands after a space.
+    """Return the vocabulary ids of the label words, each read as it stands after a space.
 
     Raises:
         ModelError: a word is more than one token (the message offers its first pieces), or two words are one.

@@ -14,7 +14,7 @@ _WINDOW = 50
 
 
 def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False) -> Rows:
-    """``shots`` rows of every label, drawn by ``seed``, in the order they stand in (LM-BFF, §3).
+    """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
 
     With ``or_fewer`` all rows of a label that has fewer.
 
@@ -41,7 +41,7 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False)
 def plan_batches(
     lengths: Sequence[int], batch_size: int, batches: int, seed: int, *, group_by_length: bool = True
 ) -> list[list[int]]:
-    """Row numbers of ``batches`` mini-batches: every epoch holds each row once.
+    """Return the row numbers of ``batches`` mini-batches, where every epoch holds each row once.
 
     Batches are drawn evenly at random. Data of more than one window may be grouped by length, which saves padding: each
     random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
@@ -79,20 +79,20 @@ def plan_batches(
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Row numbers of batches that hold every row once, shortest rows first: for evaluation."""
+    """Return row numbers of batches that hold every row once, shortest rows first, for evaluation."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
 def evenly(total: int, count: int | None) -> list[int]:
-    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
+    """Return at most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
     if count is None or count >= total:
         return list(range(total))
     return [i * total // count for i in range(count)]
 
 
 def representative(labels: Sequence[int], count: int | None) -> list[int]:
-    """At most ``count`` row numbers that hold the labels in nearly the shares that all rows do, and each at least once.
+    """Return at most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
 
     They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
     label. Of more labels than ``count``, the rarest are left out.

@@ -30,7 +30,7 @@ DATA_VARIABLE = "FORGETFREE_DATA"
 
 
 def default_data() -> str:
-    """What ``--data`` means when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
+    """Return what ``--data`` is when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
 
     Raises:
         UsageError: it is set to what has no UTF-8 form.
@@ -42,7 +42,7 @@ def default_data() -> str:
 
 
 def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> list[TaskRows]:
-    """The tasks of a stream with their rows.
+    """Load the tasks of a stream with their rows.
 
     Args:
         stream: a registered stream, or task names separated by commas.
@@ -71,7 +71,7 @@ def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> lis
 
 
 def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRows:
-    """One task with its rows.
+    """Load one task with its rows.
 
     Args:
         name: of a task, registered or in ``data``.
@@ -94,7 +94,7 @@ def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRo
 
 
 def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
-    """Raise unless the registry or ``source`` has a task of this name; ``streams`` are what might be meant, too."""
+    """Raise unless the registry or ``source`` has a task of this name; ``streams`` are names to suggest, too."""
     known = {*registry.tasks(), *source.names()}
     if name in known or source.holds(name):
         return
@@ -107,7 +107,7 @@ def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> N
 
 
 class _Directory:
-    """``--data DIR``."""
+    """The source ``--data DIR``."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -126,7 +126,7 @@ class _Directory:
         )
 
     def holds(self, name: str) -> bool:
-        """Whether there is a folder, whatever is in it: `load` says what is missing."""
+        """Return whether there is a folder, with any content: `load` says what is missing."""
         return any(path.name == name and path.is_dir() for path in self.root.iterdir())
 
     def load(self, name: str) -> TaskRows:
@@ -168,7 +168,7 @@ class _Directory:
 
 
 def _check_left_out(name: str, folder: Path, split: str) -> None:
-    """Raise ``DataError`` if a split is missing, and a file is there that may be meant for it."""
+    """Raise ``DataError`` if a split is missing and there is a file that may be meant for it."""
     for path in sorted(folder.iterdir()):
         if path.stem.lower() in (split, *_ALIASES.get(split, ())) and path.suffix.lower() in _TABLES:
             raise DataError(
@@ -178,7 +178,7 @@ def _check_left_out(name: str, folder: Path, split: str) -> None:
 
 
 class _Hub:
-    """``--data hub``: through the ``datasets`` library."""
+    """The source ``--data hub``, through the ``datasets`` library."""
 
     hint = "For data of your own, give --data DIR; the embedded tasks need --data demo."
 
@@ -227,7 +227,7 @@ class _Hub:
 
 
 def _hub_texts(table: Any, column: str) -> list[Any]:
-    """A column of the hub, or the texts that a template makes of several; what a row lacks is left out of its text."""
+    """Return a column of the hub, or the texts that a template makes of several, without missing values."""
     names = slots(column)
     if not names:
         return list(table[column])
@@ -237,7 +237,7 @@ def _hub_texts(table: Any, column: str) -> list[Any]:
 
 
 class _Embedded:
-    """``--data demo`` and whatever else the registry lists as a source."""
+    """A source that the registry lists, such as ``--data demo``."""
 
     def __init__(self, name: str) -> None:
         self._load = registry.SOURCES[name].load()

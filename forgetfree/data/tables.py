@@ -29,7 +29,7 @@ _DIGITS = 18
 
 @dataclass(frozen=True)
 class Table:
-    """What one file holds, column by column.
+    """The content of one file, column by column.
 
     Attributes:
         where: the file, for messages.
@@ -42,7 +42,7 @@ class Table:
     numbers: Sequence[int]
 
     def rows(self, kind: Kind) -> Rows:
-        """The rows of a task of that kind.
+        """Return the rows of a task of that kind.
 
         Raises:
             DataError: a column is missing or empty, or a row holds something else than texts and a label from 0.
@@ -63,7 +63,7 @@ class Table:
         return Rows(texts[0], texts[1] if kind == "pair" else (), labels)
 
     def check_labels(self, rows: Rows, task: TaskDefinition) -> None:
-        """Raise ``DataError`` unless every label is one of the task's."""
+        """Raise ``DataError`` unless every label is one of the task's labels."""
         count = len(task.labels)
         for i, label in enumerate(rows.labels):
             if label >= count:
@@ -96,7 +96,7 @@ class Table:
 
 
 def read_table(folder: Path, split: str) -> Table | None:
-    """The file of a split, whatever its format; ``None`` where there is none.
+    """Read the file of a split, in any of the formats; ``None`` if there is none.
 
     Raises:
         DataError: there are several, or it cannot be read.
@@ -149,7 +149,7 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    """The lines of a file, none of which may be without end."""
+    """Yield the lines of a file, and refuse a line without end."""
     number = 0
     while line := file.readline(MOST_LINE + 1):
         number += 1
@@ -163,7 +163,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """The csv module takes texts of 131,072 characters at most; here they may be as long as a line."""
+    """Let texts be as long as a line: the csv module reads at most 131,072 characters by default."""
     before = csv.field_size_limit(MOST_LINE)
     try:
         yield
@@ -223,6 +223,6 @@ def _read_jsonl(path: Path) -> Table:
 
 
 def _shown(value: Any) -> str:
-    """A value as a reader of the file sees it, shortened."""
+    """Return a value as a reader of the file sees it, shortened."""
     text = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -19,14 +19,14 @@ from forgetfree.models.state import ModelState
 
 
 def full_steps(options: TrainingOptions, task: StreamTask) -> int:
-    """``options.steps``, or the paper's rule."""
+    """Return ``options.steps``, or the steps of the paper's rule."""
     return options.steps or paper_steps(len(task.definition.labels), task.shots)
 
 
 def fine_tuned_key(
     loaded: LoadedModel, task: StreamTask, pre: ModelState, options: TrainingOptions, seed: int, device: torch.device
 ) -> str:
-    """The beginning of the task's name and a digest of everything that determines its fine-tuned model.
+    """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
 
     Args:
         loaded: the model.
@@ -66,7 +66,9 @@ def fine_tuned_state(
     seed: int,
     on_step: OnStep | None = None,
 ) -> ModelState:
-    """Fine-tune θ_pre on ``task``; the model holds θ_pre before and after, and the readouts of other tasks stay.
+    """Fine-tune θ_pre on ``task``.
+
+    The model holds θ_pre before and afterwards, and the readouts of other tasks do not change.
 
     Args:
         loaded: the model.

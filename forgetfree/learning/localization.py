@@ -31,7 +31,7 @@ from forgetfree.seeds import derive_seed
 
 @dataclass(frozen=True, kw_only=True)
 class LocalizationOptions(TrainingOptions):
-    """Fine-tuning, then localizing."""
+    """How a task is fine-tuned and then localized."""
 
     sparsity: float = option(
         1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1
@@ -64,14 +64,14 @@ class LocalizationOptions(TrainingOptions):
 
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
-    """Raise ``OptionError`` unless the sparsity leaves an entry, and something chooses the region."""
+    """Raise ``OptionError`` unless the sparsity allows an entry, and something chooses the region."""
     budget(len(space), options.sparsity)
     if options.base == "empty" and options.mask_steps == 0:
         raise OptionError("base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or base=movement.")
 
 
 def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int) -> MaskOptions:
-    """How S is learned on ``rows`` training rows, after as many updates of fine-tuning."""
+    """Return how S is learned on ``rows`` training rows, after this many updates of fine-tuning."""
     size = min(options.mask_batch_size, rows)
     steps = options.mask_steps
     if steps is None:
@@ -98,7 +98,7 @@ def choose_base(
     seed: int,
     fisher_rows: int,
 ) -> Region:
-    """γ_base of any kind, of at most ``count`` entries.
+    """Choose γ_base of any kind, with at most ``count`` entries.
 
     Args:
         kind: which.
@@ -119,12 +119,12 @@ def choose_base(
 
 
 def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> int:
-    """Entries of γ_base for a region of at most ``count``: all of them where no S is learned."""
+    """Return the size of γ_base for a region of at most ``count`` entries: all of them if no S is learned."""
     return count if mask.steps == 0 else max(1, int(options.base_fraction * count + 1e-6))
 
 
 def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int) -> int:
-    """How many searches for S the sparsities take: one, or one each where each has a γ_base of its own size.
+    """Return how many searches for S the sparsities need: one, or one for each γ_base of its own size.
 
     Args:
         options: the kind of base, where none is given.
@@ -154,7 +154,9 @@ def localize(
     base: Region | None = None,
     on_step: OnStep | None = None,
 ) -> list[LearnedRegion]:
-    """γ of one task by eqs. 3 and 4, with the fine-tuned readout: one a sparsity, each as if asked for alone.
+    """Find γ of one task by eqs. 3 and 4, with the fine-tuned readout: one for each sparsity.
+
+    Each is found as if it were the only one.
 
     Args:
         model: holds θ_pre, before and after.
@@ -217,7 +219,7 @@ def _batches(rows: Examples, mask: MaskOptions, seed: int) -> Iterator[list[Batc
 
 @contextmanager
 def _reading_as(fine_tuned: ModelState, pre: ModelState, model: ReadoutModel, task: StreamTask) -> Iterator[None]:
-    """Give the model the fine-tuned readout and buffers, without dropout; put back afterwards what it had.
+    """Give the model the fine-tuned readout and buffers, without dropout; restore it after the block.
 
     A mask is judged as the trained region will be: with BatchNorm's statistics of the task.
     """

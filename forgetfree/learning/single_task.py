@@ -83,7 +83,7 @@ class SingleTask:
     # -- Models ----------------------------------------------------------------------------------------------
 
     def fine_tuned(self, options: TrainingOptions) -> ModelState:
-        """θ_ft: made once under everything that determines it, and the very one that strategies make and share."""
+        """Return θ_ft, made once for everything that determines it and shared with strategies."""
 
         def make() -> ModelState:
             seed = derive_seed(self.seed, "fine_tune", self.task.name)
@@ -93,7 +93,7 @@ class SingleTask:
         return self._store.get_or_make(self.key(options), make)
 
     def key(self, options: TrainingOptions) -> str:
-        """The key of θ_ft in the store."""
+        """Return the key of θ_ft in the store."""
         return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device)
 
     def localized(
@@ -103,7 +103,9 @@ class SingleTask:
         sparsities: Sequence[float] | None = None,
         base: Region | None = None,
     ) -> list[LearnedRegion]:
-        """γ by eqs. 3 and 4: one a sparsity, each as if asked for alone; from an empty γ_base in one search.
+        """Find γ by eqs. 3 and 4: one for each sparsity, independent of the others.
+
+        From an empty γ_base, one search finds all.
 
         Args:
             fine_tuned: θ_ft.
@@ -132,7 +134,7 @@ class SingleTask:
             )
 
     def base(self, kind: BaseKind, fine_tuned: ModelState, count: int, fisher_rows: int = 256) -> Region:
-        """A region that is not learned, of at most ``count`` entries: see `choose_base`."""
+        """Choose a region that is not learned, of at most ``count`` entries: see `choose_base`."""
         seed = derive_seed(derive_seed(self.seed, "localize", self.task.name), "base")
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
         with self.holding(replace(fine_tuned, theta=self.pre.theta)):
@@ -148,11 +150,11 @@ class SingleTask:
             )
 
     def grafted(self, fine_tuned: ModelState, region: Region) -> ModelState:
-        """θ(γ) of eq. 1, with the fine-tuned readout."""
+        """Return θ(γ) of eq. 1, with the fine-tuned readout."""
         return replace(fine_tuned, theta=graft_theta(self.pre.theta, fine_tuned.theta, region))
 
     def retrained(self, start: ModelState, region: Region, options: TrainingOptions) -> ModelState:
-        """θ_pre with ``region`` alone trained on the task, and the readout with it (paper, §3.1).
+        """Train ``region`` of θ_pre alone on the task, together with the readout (paper, §3.1).
 
         With AdamW the rate is that of fine-tuning times √(N/s) for s of N entries, so that an update is as long as there.
 
@@ -177,7 +179,7 @@ class SingleTask:
             return ModelState.of(self.model, [self.task.name])
 
     def graft(self, fine_tuned: ModelState, region: Region, sparsity: float) -> Graft:
-        """The skill on its own: what `grafted` holds at ``region``, to be saved and put into the same model elsewhere.
+        """Return what `grafted` holds at ``region`` as a graft, which can be saved and applied elsewhere.
 
         Args:
             fine_tuned: whose values, readout and buffers it takes.
@@ -209,7 +211,7 @@ class SingleTask:
 
     @contextmanager
     def holding(self, state: ModelState) -> Iterator[None]:
-        """The model with ``state`` inside, θ_pre after."""
+        """Load ``state`` into the model; it holds θ_pre again after the block."""
         try:
             state.load_(self.model, [self.task.name])
             yield
@@ -221,7 +223,7 @@ class SingleTask:
     def answers(
         self, state: ModelState, rows: Examples | None = None, options: TrainingOptions | None = None
     ) -> Predictions:
-        """What the model answers.
+        """Return the model's predictions.
 
         Args:
             state: its θ and readout.
@@ -235,6 +237,6 @@ class SingleTask:
         return Predictions(logits.numpy(), rows.labels.numpy())
 
     def encode(self, rows: Rows) -> EncodedRows:
-        """Rows of another data set, read as this task's: by its prompt, for its readout."""
+        """Encode rows of another data set as this task's rows, by its prompt and for its readout."""
         encoder = self.loaded.encoder(self.task.definition)
         return EncodedRows.of(encoder(rows), list(rows.labels), self.task.label, self.loaded.pad)

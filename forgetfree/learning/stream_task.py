@@ -47,7 +47,7 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """How a task's labels are numbered among those that its readout tells apart.
+    """How a task's labels are numbered among those that its readout distinguishes.
 
     Attributes:
         width: of the logits; ``None``: the task's own label count.
@@ -70,7 +70,7 @@ def encode_task(
     test_limit: int | None = None,
     labels: LabelSpace = LabelSpace(),  # frozen
 ) -> StreamTask:
-    """Add the task's readout to the model, draw its sample, tokenise once.
+    """Add the task's readout to the model, draw its sample, and tokenize once.
 
     Args:
         rows: the task and all its rows.
@@ -110,7 +110,7 @@ def encode_task(
 
 
 def _check_metric(rows: TaskRows) -> None:
-    """F1 is 0 for every model on rows without label 1: it would choose the first of all masks, and report it as a failure."""
+    """Raise ``DataError`` if F1 cannot be measured: it is 0 for every model on rows without label 1."""
     for split in ("validation", "test"):
         if rows.task.metric == "f1" and 1 not in getattr(rows, split).labels:
             raise DataError(
@@ -123,7 +123,7 @@ def _check_metric(rows: TaskRows) -> None:
 def label_spaces(
     tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
 ) -> tuple[list[TaskDefinition], list[LabelSpace]]:
-    """Definitions and label numbers of each task, as the scenario has them.
+    """Return definitions and label numbers of each task for the scenario.
 
     Raises:
         UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.

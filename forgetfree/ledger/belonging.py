@@ -15,7 +15,7 @@ from forgetfree.tasks import TaskDefinition
 
 
 def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None) -> None:
-    """Layout, configuration and weights of the base model.
+    """Check that ``backbone`` has the layout, the configuration and the weights of the ledger's base model.
 
     Args:
         ledger: which.
@@ -45,7 +45,7 @@ def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None =
 
 
 def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
-    """What answers depend on beside weights; a ledger of version 0.2 does not say it, and passes.
+    """Check what answers depend on besides weights; ledgers of version 0.2 do not say it, and pass.
 
     Args:
         ledger: which.
@@ -60,7 +60,7 @@ def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
 
 
 def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where: str) -> None:
-    """Labels in order, and prompts; of tasks that both have.
+    """Check that tasks have the same labels in the same order, and the same prompts, as in the ledger.
 
     Args:
         ledger: which.

@@ -49,7 +49,7 @@ _METADATA = ("format", "schema", "composition", "layout", "layout_hash", "finger
 
 @dataclass(frozen=True)
 class _Row:
-    """What the file says of a record beside its tensors."""
+    """What the file says about a record besides its tensors."""
 
     task: str
     sparsity: Annotated[float, Field(ge=0, le=1)]
@@ -60,7 +60,7 @@ class _Row:
 
 
 def serialize(ledger: Contents) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     space, records = ledger.space, ledger.records
     rows = [
         {
@@ -103,7 +103,7 @@ def serialize(ledger: Contents) -> bytes:
 
 
 def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tuple[str, ...]) -> ParameterSpace:
-    """The parameter space of a file that has these metadata."""
+    """Check a file's metadata and return its parameter space."""
     if header.get("schema", schemas[0]) not in schemas:
         raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema 1 to {SCHEMA}.")
     check_metadata(header, keys)
@@ -114,14 +114,14 @@ def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tupl
 
 
 def joined(task: str, owned: Region, shared: Region) -> Region:
-    """A task's region: what it owns, and what earlier tasks own of it."""
+    """Return a task's region: the entries it owns, and those of its entries that earlier tasks own."""
     if not shared.isdisjoint(owned):
         raise RegionError(f"task {task!r} shares entries that no earlier task owns.")
     return owned | shared
 
 
 def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
-    """The contents of a file of this schema, but for its checksum."""
+    """Return the contents of a file with this schema, without comparing its checksum."""
     space = check_header(header, _METADATA, (str(SCHEMA),))
     composition: Any = header["composition"]
     binding, about = _binding(header), _rows(tensors)
@@ -164,7 +164,7 @@ def _binding(header: Mapping[str, str]) -> Binding | None:
 
 
 def _rows(tensors: Mapping[str, Tensor]) -> list[_Row]:
-    """Return what the file says of every record."""
+    """Return what the file says about every record."""
     text = tensors.get("records")
     if text is None or text.dtype != torch.uint8 or text.dim() != 1:
         raise RegionError("its tensor 'records' is missing, or no text.")
@@ -182,7 +182,7 @@ def _rows(tensors: Mapping[str, Tensor]) -> list[_Row]:
 
 
 def _regions(space: ParameterSpace, tensors: Mapping[str, Tensor], kind: str, records: int) -> list[Region]:
-    """The regions of one kind, one a record."""
+    """Return the regions of one kind, one for each record."""
     count, index = tensors.get(f"{kind}/count"), tensors.get(f"{kind}/index")
     if count is None or index is None:
         raise RegionError(f"its tensors '{kind}/count' and '{kind}/index' do not come together.")
@@ -203,7 +203,7 @@ def _regions(space: ParameterSpace, tensors: Mapping[str, Tensor], kind: str, re
 
 
 def _values(space: ParameterSpace, tensors: Mapping[str, Tensor], indices: Tensor) -> Tensor:
-    """The values at concatenated owned indices, in the space's dtype."""
+    """Return the values at concatenated owned indices, in the space's dtype."""
     values = torch.empty(len(indices), dtype=space.dtype)
     for dtype, held in _by_dtype(space, indices):
         name, count = f"owned/value/{_name(dtype)}", int(held.sum())
@@ -216,7 +216,7 @@ def _values(space: ParameterSpace, tensors: Mapping[str, Tensor], indices: Tenso
 
 
 def _by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype, Tensor]]:
-    """Each dtype of the space, and a mask of the indices that lie in its tensors."""
+    """Return each dtype of the space, with a mask of the indices that lie in tensors of that dtype."""
     dtypes = list(dict.fromkeys(spec.dtype for spec in space.tensors))
     of_tensor = torch.tensor([dtypes.index(spec.dtype) for spec in space.tensors])
     # Of an empty tensor's boundary the last counts: no entry lies in an empty one.

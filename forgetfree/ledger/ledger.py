@@ -21,7 +21,7 @@ from forgetfree.ledger.records import Composition, Contents, Record
 
 
 class Ledger:
-    """The records of a stream over one base model.
+    """The records of a stream on one base model.
 
     Beside the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
     from 32,767 tasks on), in memory alone. So nothing it is asked takes longer the more tasks it holds.
@@ -52,16 +52,16 @@ class Ledger:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """All records, in the order of learning."""
+        """All records, in the order in which the tasks were learned."""
         return tuple(self._records)
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks learned, in order."""
+        """The names of the learned tasks, in order."""
         return list(self._positions)
 
     def position(self, task: str) -> int:
-        """Where a task stands in the order, from 0.
+        """Return the position of a task in the order, from 0.
 
         Raises:
             TaskError: the ledger does not hold it.
@@ -72,7 +72,7 @@ class Ledger:
         return self._positions[task]
 
     def owned(self, upto: str | None = None) -> Region:
-        """The union of all regions up to and including task ``upto``; of all of them if ``None``.
+        """Return the union of all regions up to and including task ``upto``; of all regions if ``None``.
 
         Where tasks stand alone it counts an entry once, however many tasks have a value for it.
         """
@@ -82,7 +82,7 @@ class Ledger:
         return Region.from_mask(owned)
 
     def owners(self, region: Region) -> Tensor:
-        """Of every entry of ``region`` the position of the first task that owns it, −1 where none does: ``(s,)``.
+        """Return for each entry of ``region`` the position of the first task that owns it, or −1: ``(s,)``.
 
         Raises:
             RegionError: the region does not fit the space.
@@ -91,11 +91,11 @@ class Ledger:
         return self._owners[region.indices] - 1
 
     def free(self, region: Region) -> Region:
-        """What of ``region`` the next task would own: what no task owns yet, or all of it where tasks stand alone."""
+        """Return the entries of ``region`` that the next task would own: unowned ones; all, where tasks stand alone."""
         return region if self.composition == "alone" else Region(region.indices[self.owners(region) < 0])
 
     def graft(self, task: str) -> Graft:
-        """What ``task`` is inferred with, on top of θ_pre: a copy."""
+        """Return a copy of what ``task`` is inferred with on top of θ_pre."""
         last = self.position(task)
         if self.composition == "alone":
             return self._records[last].owned
@@ -109,12 +109,12 @@ class Ledger:
         return Graft(region, union.values[torch.searchsorted(union.region.indices, region.indices)])
 
     def owner(self, index: int) -> str | None:
-        """The task that owns the entry of flat index ``index``, or ``None``; where tasks stand alone, the first of them."""
+        """Return the first task that owns the entry with flat index ``index``, or ``None``."""
         position = int(self.owners(Region.of([index])))
         return None if position < 0 else self._records[position].task
 
     def overlap(self) -> list[list[float]]:
-        """``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
+        """Return ``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
         regions = [record.region.indices for record in self._records]
         count, sizes = len(regions), torch.tensor([len(indices) for indices in regions], dtype=torch.int64)
         entries, order = torch.cat([torch.empty(0, dtype=torch.int64), *regions]).sort(stable=True)
@@ -169,7 +169,7 @@ class Ledger:
         self._records.append(_frozen(record))
 
     def check_new(self, task: str) -> None:
-        """Raise ``TaskError`` where the ledger holds ``task`` already."""
+        """Raise ``TaskError`` if the ledger already holds ``task``."""
         if task in self._positions:
             raise TaskError(
                 f"Task {task!r} is already in the ledger (record {self.position(task)}), and what a task owns is frozen. "
@@ -178,12 +178,12 @@ class Ledger:
 
     @property
     def contents(self) -> Contents:
-        """All that its file holds."""
+        """Everything that the ledger's file holds."""
         return Contents(self.space, self.fingerprint, self.composition, self.binding, self.records)
 
     @property
     def size_in_bytes(self) -> int:
-        """Size of the file this ledger is saved as."""
+        """The size of the file that `save` would write."""
         return len(file.serialize(self.contents))
 
     def save(self, path: StrPath) -> None:
@@ -192,7 +192,7 @@ class Ledger:
 
     @classmethod
     def load(cls, path: StrPath) -> Ledger:
-        """Read a ledger and verify everything about it: layout, bounds, order, disjointness, dtypes, checksum.
+        """Read a ledger and check all of it: layout, bounds, order, disjointness, dtypes, checksum.
 
         Raises:
             LedgerError: with the reason; a damaged file is never half-read.
@@ -215,7 +215,7 @@ class Ledger:
 
     @classmethod
     def _of(cls, contents: Contents) -> Ledger:
-        """The ledger of a file's contents.
+        """Return the ledger with a file's contents.
 
         Raises:
             RegionError: its records do not fit together.
@@ -241,7 +241,7 @@ def _check_finite(where: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _frozen(record: Record) -> Record:
-    """A record with copies of its own on the CPU: what the caller does to the originals cannot reach it."""
+    """Return a record with its own copies on the CPU, which later changes of the originals cannot reach."""
 
     def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

@@ -35,7 +35,7 @@ _KINDS = {"owned": ("index", "value"), "shared": ("index",), "readout": (), "buf
 
 
 def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
-    """The contents of a file of these schemas, but for its checksum.
+    """Return the contents of a file with one of these schemas, without comparing its checksum.
 
     Raises:
         RegionError: it is not sound; with the reason.

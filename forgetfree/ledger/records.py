@@ -22,7 +22,7 @@ COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
 
 @dataclass(frozen=True)
 class Record:
-    """What one task put into the ledger.
+    """What one task added to the ledger.
 
     Attributes:
         task: its name.
@@ -47,7 +47,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a ledger's file holds.
+    """Everything that a ledger's file holds.
 
     Attributes:
         space: the parameter space of the base model.

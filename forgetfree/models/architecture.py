@@ -19,7 +19,7 @@ _DISCRIMINATORS = ("ElectraForPreTraining", "FunnelForPreTraining")
 
 
 def language_model(config: Any) -> Literal["prompt", "causal"] | None:
-    """The readout of an architecture's language model: masked ones, causal ones, or none."""
+    """Return the readout of an architecture's language model: ``prompt`` if masked, ``causal``, or none."""
     masked = config.model_type in _masked_kinds()
     for architecture in config.architectures or ():
         if architecture.endswith("WithLMHeadModel"):  # XLM's and FlauBERT's may be either
@@ -43,7 +43,7 @@ _ENCODER_DECODERS = {"bart": "AutoModel", **dict.fromkeys(("t5", "mt5", "umt5"),
 
 
 def body_loader(config: Any, name: str) -> str:
-    """The class of ``transformers`` that loads what a linear readout reads.
+    """Return the class of ``transformers`` that loads what a linear readout reads.
 
     Raises:
         ModelError: it is an encoder-decoder of which nothing says where it is read.
@@ -57,7 +57,7 @@ def body_loader(config: Any, name: str) -> str:
 
 
 def reads_last(config: Any) -> bool:
-    """Whether a linear readout reads a row's last token rather than its first.
+    """Return whether a linear readout reads a row's last token rather than its first.
 
     So it is where a token sees only those before it (by the head, or without one by what its kind of model is for), and in
     encoder-decoders, which are trained to end a text by a token of its own and not to begin it by one.
@@ -74,7 +74,7 @@ def _is_decoder(config: Any) -> bool:
 
 
 def _masked_kinds() -> Container[str]:
-    """The kinds of models that have a masked language model in ``transformers``."""
+    """Return the kinds of models that have a masked language model in ``transformers``."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     return MODEL_FOR_MASKED_LM_MAPPING_NAMES

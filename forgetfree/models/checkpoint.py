@@ -38,7 +38,7 @@ MOST_LAYERS = 1000
 
 
 def read_config(path: str, name: str) -> Any:
-    """The Hugging Face configuration of a directory or hub name.
+    """Read the Hugging Face configuration of a directory or hub name.
 
     Raises:
         ModelError: it cannot be read, or is of a network without layers, of quantized weights, or of weights in files of
@@ -81,7 +81,7 @@ def _check_config(config: Any) -> None:
 
 
 def read_tokenizer(path: str, name: str) -> Any:
-    """The Hugging Face tokenizer of a directory or hub name.
+    """Read the Hugging Face tokenizer of a directory or hub name.
 
     Raises:
         ModelError: there is none, or its class comes with its files.
@@ -104,7 +104,7 @@ def read_tokenizer(path: str, name: str) -> Any:
 
 
 def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, list[str]]:
-    """A Hugging Face model in float32, and the names of its tensors that the files lack.
+    """Read a Hugging Face model in float32, and list the names of its tensors that the files lack.
 
     Args:
         path: directory or hub name.
@@ -150,7 +150,7 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
 
 
 def weight_files(path: str, name: str) -> list[str]:
-    """The safetensors files of a directory or hub name.
+    """Return the safetensors files of a directory or hub name.
 
     Raises:
         ModelError: it has none, or is a PEFT adapter.
@@ -182,7 +182,7 @@ def weight_files(path: str, name: str) -> list[str]:
 
 
 def _listed(path: str) -> list[str]:
-    """All files of the weights; none if they are not in safetensors."""
+    """Return all files of the weights; none if they are not in safetensors."""
     if single := _find(path, WEIGHTS):
         return [single]
     if not (index := _find(path, INDEX)):
@@ -201,7 +201,7 @@ def _check_index(index: Any) -> None:
 
 
 def _find(path: str, file: str) -> str | None:
-    """Where a file of a directory or hub name lies, if there is one."""
+    """Return the path of a file of a directory or hub name, if there is one."""
     from transformers.utils.hub import cached_file
 
     found: str | None = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
@@ -209,7 +209,10 @@ def _find(path: str, file: str) -> str | None:
 
 
 def _conversion(path: str, name: str) -> str:
-    """The command that writes pickled weights as safetensors: of a directory in place, of a hub name into a new directory."""
+    """Return the command that writes pickled weights as safetensors.
+
+    A directory is converted in place, a hub name into a new directory.
+    """
     import transformers
 
     architectures = [each for each in read_config(path, name).architectures or () if hasattr(transformers, each)]
@@ -222,7 +225,7 @@ def _conversion(path: str, name: str) -> str:
 
 
 def _check_size(make: Callable[..., nn.Module], config: Any, files: Iterable[str], name: str) -> None:
-    """Raise ``ModelError`` if config.json asks for a network that its weights come nowhere near: it would be made first."""
+    """Raise ``ModelError`` if config.json asks for a network far larger than its weights, before it is made."""
     stored = sum(Path(file).stat().st_size for file in files)
     with torch.device("meta"):
         wanted = sum(parameter.numel() for parameter in make(config, trust_remote_code=False).parameters())
@@ -237,7 +240,7 @@ def _check_size(make: Callable[..., nn.Module], config: Any, files: Iterable[str
 
 
 def _held(files: Iterable[str], name: str) -> dict[str, str]:
-    """All tensors of the files with their types, from the headers alone."""
+    """Return the dtype of each tensor in the files, from the headers alone."""
     from safetensors import safe_open
 
     held: dict[str, str] = {}
@@ -249,7 +252,7 @@ def _held(files: Iterable[str], name: str) -> dict[str, str]:
 
 
 def _refuse_integers(backbone: Any, held: Mapping[str, str], name: str) -> None:
-    """Raise ``ModelError`` if a tensor of floats is read from one of another type."""
+    """Raise ``ModelError`` if a tensor of floats is stored in another type."""
     prefix = f"{backbone.base_model_prefix}."
     floats = {key.removeprefix(prefix) for key, tensor in backbone.state_dict().items() if tensor.is_floating_point()}
     for key, dtype in held.items():
@@ -265,7 +268,7 @@ def _quantized(name: str, reason: str) -> ModelError:
 
 
 def _refuse_unused(backbone: Any, held: Iterable[str], unexpected: Iterable[str], name: str) -> None:
-    """Raise ``ModelError`` if a tensor of the body is left over, such as a layer more than config.json says.
+    """Raise ``ModelError`` if the network has no place for a tensor of the body, such as a layer too many.
 
     In a file of a model with a head, the names of the body's tensors have a prefix; in one of a body alone they have none.
     """
@@ -306,7 +309,7 @@ def _needs_code(name: str) -> ModelError:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Whatever goes wrong inside is a ``ModelError`` about the model ``name``."""
+    """Raise every error inside the block as a ``ModelError`` about the model ``name``."""
     try:
         yield
     except ModelError:
@@ -326,7 +329,7 @@ def explained(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Without the bars and notes that loading prints: missing weights are our own error."""
+    """Silence progress bars and notes about missing weights, for which we raise our own error."""
     logging = transformers.utils.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -43,7 +43,7 @@ _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_func
 
 @dataclass(frozen=True)
 class FineTunedModel:
-    """A fine-tuned model beside the pre-trained one that it was made from.
+    """A fine-tuned model and the pre-trained model that it was made from.
 
     Attributes:
         architecture: its Hugging Face class.
@@ -63,17 +63,17 @@ class FineTunedModel:
 
     @property
     def theta(self) -> Tensor:
-        """θ_ft ``(N,)``."""
+        """θ_ft, ``(N,)``."""
         return self.given.space().flatten(self.given.backbone)
 
     def add_task(self, task: TaskDefinition) -> None:
-        """Let `given` read out the task."""
+        """Add a readout for the task to `given`."""
         label = self.given.add_task(self.loaded.head(task))
         load_tensors_(self.given.readout_module(label), self.head)
 
 
 def readout_of(directory: str) -> ReadoutKind:
-    """How a fine-tuned model is read.
+    """Return how a fine-tuned model is read.
 
     Raises:
         UsageError: it is no model directory, or has no head.
@@ -90,7 +90,7 @@ def load_fine_tuned(
     graftable: str | None = None,
     max_length: int = MAX_LENGTH,
 ) -> FineTunedModel:
-    """Load a fine-tuned model, and the pre-trained one under the same readout.
+    """Load a fine-tuned model, and the pre-trained one with the same readout.
 
     Args:
         directory: in Hugging Face layout; a tokenizer is not needed.
@@ -145,7 +145,7 @@ def load_fine_tuned(
 
 
 def _read_whole(directory: str, loader: str, *, pooled: bool) -> Any:
-    """Return the model of a directory, or raise ``ModelError`` where a weight is missing; not ``pooled``, the pooler may be."""
+    """Read the model of a directory, of which no weight may be missing; the pooler may, unless ``pooled``."""
     backbone, missing = read_weights(directory, loader, directory)
     missing = [name for name in missing if pooled or not re.search(POOLER, name)]
     if missing:
@@ -157,7 +157,7 @@ def _read_whole(directory: str, loader: str, *, pooled: bool) -> Any:
 
 
 def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) -> tuple[int, ...]:
-    """Of each of the task's labels, the number of the model's class: by name, or by position where classes have none.
+    """Return for each of the task's labels the number of the model's class: by name, or else by position.
 
     Args:
         names: the model's classes, ``id2label`` of its config.json.
@@ -183,7 +183,7 @@ def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) 
 
 
 def _head(directory: str) -> tuple[ReadoutKind, str]:
-    """How a fine-tuned model is read, and what loads it."""
+    """Return how a fine-tuned model is read, and the class that loads it."""
     path = Path(directory)
     weighed = any(path.glob("model*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     if not weighed or not (path / "config.json").is_file():
@@ -234,12 +234,12 @@ def _check_same_body(pre: nn.Module, theirs: nn.Module, model: str, directory: s
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of all tensors but the pooler's, which is the head's."""
+    """Return the shapes of all tensors except the pooler's, which belongs to the head."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not re.search(POOLER, name)}
 
 
 def _differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[str, ...]:
-    """The tensors that differ, but for the graftable ones and the pooler's; tied ones count once."""
+    """Return the tensors that differ and are neither graftable nor the pooler's; tied ones count once."""
     others = theirs.state_dict()
     ours = {**dict(pre.named_parameters()), **persistent_buffers(pre)}
     return tuple(
@@ -250,7 +250,7 @@ def _differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[
 
 
 def _outside(backbone: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model with a head that lie outside its body."""
+    """Return the tensors of a model with a head that lie outside its body."""
     named = backbone.state_dict()
     return {name: named[name] for name in head_names(backbone)}
 
@@ -261,7 +261,7 @@ def write_readout(path: Path, readout: Mapping[str, Tensor], labels: Sequence[st
 
 
 def read_readout(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
-    """Labels and tensors of what `write_readout` wrote.
+    """Read labels and tensors from the file that `write_readout` wrote.
 
     Raises:
         ModelError: it is damaged.
@@ -284,7 +284,7 @@ def read_readout(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
 
 
 def _linear_head(named: Mapping[str, Tensor], order: tuple[int, ...], width: int, directory: str) -> dict[str, Tensor]:
-    """A linear layer ``(n, width)`` among the tensors ``named``, its rows in the order of the task's labels."""
+    """Return the linear layer ``(n, width)`` in ``named``, with rows in the order of the task's labels."""
     layer = {name.rpartition(".")[2]: tensor for name, tensor in named.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.items()}
     if len(named) != 2 or shapes != {"weight": (len(order), width), "bias": (len(order),)}:
@@ -298,5 +298,5 @@ def _linear_head(named: Mapping[str, Tensor], order: tuple[int, ...], width: int
 
 
 def _plain(label: str) -> str:
-    """A label name without case and punctuation."""
+    """Return a label name without case and punctuation."""
     return re.sub(r"[\W_]+", "", label).casefold()

@@ -25,7 +25,7 @@ from forgetfree.models.tokens import TokenLayout
 
 
 class TaskModel(ReadoutModel):
-    """A Hugging Face model plus readouts: what `ReadoutModel` says, for token ids.
+    """A Hugging Face model with readouts: a `ReadoutModel` of token ids.
 
     Args:
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
@@ -55,12 +55,12 @@ class TaskModel(ReadoutModel):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states."""
+        """The width of the hidden states."""
         config: Any = self.backbone.config
         return int(getattr(config, "word_embed_proj_dim", config.hidden_size))  # OPT's last projection
 
     def inputs(self, x: Tensor) -> dict[str, Tensor]:
-        """What the backbone is called with."""
+        """Return the arguments for the backbone."""
         mask = self.tokens.attention_mask(x)
         longest = int(mask.sum(1).max())  # rows padded to one length for a data loader's sake cost nothing more
         x, mask = x[:, :longest], mask[:, :longest]
@@ -71,7 +71,7 @@ class TaskModel(ReadoutModel):
         return inputs
 
     def features(self, x: Tensor) -> Tensor:
-        """What the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
+        """Return what the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
         inputs = self.inputs(x)
         x = inputs["input_ids"]
         rows, position = torch.arange(len(x), device=x.device), self._position(x)
@@ -99,7 +99,7 @@ _HEADS = {
 
 
 def _body_and_head(backbone: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None]:
-    """The encoder and its LM head, where the head is one module from hidden states to logits."""
+    """Return the encoder, and its LM head if that is one module from hidden states to logits."""
     config: Any = backbone.config
     head = getattr(backbone, _HEADS.get(config.model_type, ""), None)
     return (backbone.base_model, head) if isinstance(head, nn.Module) else (backbone, None)  # type: ignore[return-value]

@@ -90,7 +90,7 @@ class Predictor:
     def of_run(
         cls, directory: StrPath, seed: int | None = None, strategy: str | None = None, model: str | None = None
     ) -> Predictor:
-        """The predictor of a run directory.
+        """Return the predictor of a run directory.
 
         Args:
             directory: what ``forgetfree run --out`` wrote.
@@ -124,7 +124,7 @@ class Predictor:
             raise type(error)(f"{error} The run was made with the model {own!r}.") from error
 
     def definition(self, task: str) -> TaskDefinition:
-        """The task's definition.
+        """Return the task's definition.
 
         Raises:
             TaskError: the ledger does not hold it.
@@ -133,7 +133,7 @@ class Predictor:
         return self._tasks[task]
 
     def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
-        """Logits ``(n, n_labels)`` of rows by the model that infers ``task``."""
+        """Return the logits ``(n, n_labels)`` of rows from the model that infers ``task``."""
         definition = self.definition(task)
         model = self._loaded.model
         label = model.task_label(task)
@@ -142,7 +142,7 @@ class Predictor:
             return predict(model, encoded, batch_size=batch_size, precision=self._precision)
 
     def answer(self, task: str, texts: Sequence[str | tuple[str, ...]]) -> list[Answer]:
-        """Labels of texts (or pairs of texts).
+        """Return the labels of texts (or pairs of texts).
 
         Args:
             task: a task of the ledger.
@@ -179,14 +179,14 @@ class Predictor:
 
 
 def _precision_of(config: Mapping[str, Any], strategy: str) -> Precision:
-    """What a strategy of a run of version 0.2 answered in."""
+    """Return the precision in which a strategy answered in a run of version 0.2."""
     options = config.get("options")
     own = options.get(strategy) if isinstance(options, dict) else None
     return "bf16" if isinstance(own, dict) and own.get("precision") == "bf16" else "fp32"
 
 
 def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
-    """The file of a run's ledger; see `Predictor.of_run`.
+    """Return the path of a run's ledger; see `Predictor.of_run`.
 
     Raises:
         RunError: the run holds none.
@@ -210,12 +210,12 @@ def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None)
 
 
 def _rows(tensor: Tensor, classes: list[int]) -> Tensor:
-    """The rows of a task's labels; all of them where the readout has no others."""
+    """Return the rows of a task's labels; all rows where the readout has no others."""
     return tensor if max(classes, default=-1) >= len(tensor) else tensor[classes]
 
 
 def _first_labels(tasks: Sequence[TaskDefinition]) -> dict[str, int]:
-    """Where each task's labels begin among those of all tasks."""
+    """Return the first label of each task among the labels of all tasks."""
     sizes = [len(task.labels) for task in tasks]
     return {task.name: sum(sizes[:i]) for i, task in enumerate(tasks)}
 

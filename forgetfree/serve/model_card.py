@@ -34,7 +34,7 @@ class Reading:
 
 
 def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) -> str:
-    """Markdown.
+    """Return the model card as Markdown.
 
     Args:
         graft: what was put into the model.
@@ -176,7 +176,7 @@ def _code(origin: GraftOrigin, reading: Reading) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name in markdown, in a table and between backticks too: nothing in it ends the line, the cell or the code."""
+    """Return a name that is safe in markdown: it cannot end a line, a table's cell or code between backticks."""
     return escaped(text).replace("`", "'").replace("|", "/")
 
 
