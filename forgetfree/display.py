@@ -1,4 +1,4 @@
-"""Texts of users as they may be shown: on a terminal, in an error, in a report."""
+"""Safe forms of users' texts for a terminal, an error or a report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-#: What moves a cursor, colours a terminal, ends a line, turns the direction of what follows, or is no character at all:
+#: What moves a cursor, colours a terminal, ends a line, changes the direction of text, or is no character at all:
 #: controls, the two separators, bidirectional controls and lone surrogates. Joiners and marks belong to real text.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}

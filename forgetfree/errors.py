@@ -17,8 +17,8 @@
     ├── RunError                 a run directory that cannot be written or continued
     └── ConformanceError         a strategy or a stream of your own breaks its contract
 
-A message is one paragraph: what happened, what was expected, what was found, and the remedy. Texts of users stand in it
-as `forgetfree.display.escaped` shows them.
+A message is one paragraph: what happened, what was expected, what was found, and the remedy. It shows texts of users
+as `forgetfree.display.escaped` returns them.
 """
 
 from __future__ import annotations

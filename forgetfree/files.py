@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never a part."""
+"""Files that are written completely or not at all, and tensor files with checked headers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forgetfree.errors import ForgetfreeError, RegionError, first_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What every function of ours takes for a path.
+#: What our functions take as a path.
 StrPath = str | os.PathLike[str]
 _Made = TypeVar("_Made")
 
@@ -48,7 +48,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     """Give a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
 
     Args:
-        path: it must not exist, or be an empty directory.
+        path: a path that does not exist, or an empty directory.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         with safe_open(path, "pt") as file:
             names = list(file.keys())
             return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in names}
-    # What torch says of a dtype or a shape that it does not know.
+    # What torch raises for a dtype or a shape that it does not know.
     except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise SafetensorError(first_line(error)) from error
 
@@ -149,7 +149,7 @@ def read_sound(
         path: the file.
         kind: what it is, for messages.
         format: what its metadata must name.
-        error: raised where something is wrong.
+        error: the error to raise.
         again: how to get another file, for messages.
         make: takes metadata and tensors; raises ``RegionError`` or ``ValueError`` with the reason where they are not sound.
         unnamed: whether old files of this kind name no format.
@@ -202,10 +202,10 @@ def read_signed(
 
     Args:
         path: the file.
-        error: raised where something is wrong.
+        error: the error to raise.
         remedy: the last sentence of its message.
-        format: what the metadata must name; default: none.
-        unsigned: the metadata that files have which were written before they had a checksum; ``None``: there are none.
+        format: the format that the metadata must name; default: none.
+        unsigned: the metadata of old files without a checksum; ``None``: there are none.
 
     Raises:
         ForgetfreeError: ``error``: the file is missing or damaged, with the reason.

@@ -1,4 +1,4 @@
-"""JSON that somebody may have changed: read within bounds, and checked before it is used.
+"""JSON that somebody may have changed: it is read within bounds, and checked before it is used.
 
 A check raises ``ValueError`` with the place, what is expected there and what was found; `read_json` makes the reader's own
 error of it.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _Made = TypeVar("_Made")
-#: The largest file that is read, and how deep its lists and objects may lie in each other.
+#: The size of the largest file that is read, in bytes, and how deep its lists and objects may be nested.
 MOST_BYTES, MOST_DEPTH = 256 * 2**20, 100
 #: The most faults that one message names.
 MOST_FAULTS = 5
@@ -46,9 +46,9 @@ def read_json(
 
     Args:
         path: the file.
-        error: raised where something is wrong.
+        error: the error to raise.
         remedy: the last sentence of its message.
-        check: raises ``ValueError`` where the content is not what it must be.
+        check: raises ``ValueError`` if the content is not right.
 
     Raises:
         ForgetfreeError: ``error``, with the file and the reason.
@@ -70,8 +70,8 @@ def read_bounded(path: Path) -> str:
     """Read the text of a file that is no larger than `MOST_BYTES`.
 
     Raises:
-        OSError: it cannot be read, or is larger.
-        ValueError: it is not in UTF-8.
+        OSError: the file cannot be read, or is larger.
+        ValueError: the file is not in UTF-8.
     """
     if (size := size_of(path)) > MOST_BYTES:
         raise OSError(f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read")
@@ -86,8 +86,8 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
         finite: whether numbers must be; else it may hold ``Infinity`` and ``NaN``, as Python writes them.
 
     Raises:
-        ValueError: it is no JSON, is nested too deep, or holds a key twice, a number that is not finite, or half of a surrogate
-            pair, which is no character.
+        ValueError: the text is no JSON, is nested too deep, or holds a key twice, a number that is not finite, or half of a
+            surrogate pair, which is no character.
     """
     too_deep = f"its lists and objects are nested more than {MOST_DEPTH} deep"
     try:

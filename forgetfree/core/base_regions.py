@@ -1,4 +1,4 @@
-"""Regions by a rule: the most moved entries, random ones, the highest of any scores. Any may be γ_base (paper, §2)."""
+"""Regions by a rule: the most moved entries, random ones, the highest of any scores. Each may be γ_base (paper, §2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forgetfree.core.parameters import at_least_float32
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
 
-#: How γ_base is chosen; ``fisher`` and ``bias`` by `forgetfree.learning.localization.choose_base`, which has model and rows.
+#: How γ_base is chosen; `forgetfree.learning.localization.choose_base` knows ``fisher`` and ``bias``, too.
 BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
 
 
@@ -36,7 +36,7 @@ def budget(space_size: int, sparsity: float) -> int:
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
     """Return the ``count`` highest of the eligible scores ``(N,)``; of equal scores, those with the lower index.
 
-    Fewer where fewer are eligible. ``scores`` is overwritten where not eligible.
+    There are fewer if fewer are eligible. ``scores`` is overwritten where not eligible.
     """
     if eligible is not None:
         scores[~eligible] = -math.inf
@@ -52,7 +52,7 @@ def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
 def _highest(scores: Tensor, count: int) -> Tensor:
     """Return the ``count`` highest of the scores ``(N,)``, in any order.
 
-    Of many scores, one in 64 tells about how high they must be, which leaves few to sort.
+    Of many scores, a sample of one in 64 shows about how high they must be, which leaves few to sort.
     """
     sample = scores[::64]
     likely = count // 32 + 64  # twice as many as belong to the highest, so that the guess is seldom too high
@@ -80,11 +80,11 @@ def base_region(
             drawn by ``seed``.
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
-        count: entries.
-        seed: of ``random``.
+        count: the number of entries.
+        seed: for ``random``.
 
     Raises:
-        OptionError: no such kind.
+        OptionError: there is no such kind.
     """
     if kind == "empty":
         return Region.empty()

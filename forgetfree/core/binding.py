@@ -1,6 +1,6 @@
-"""What answers depend on beside weights: the network's configuration, the tokenizer, and how texts are read.
+"""What answers depend on besides weights: the network's configuration, the tokenizer, and how texts are read.
 
-A fingerprint of weights does not tell GELU from ReLU, nor a vocabulary from one with two words exchanged. What keeps a skill
+A fingerprint of weights cannot tell GELU from ReLU, or a vocabulary from one with two words exchanged. What keeps a skill
 (a ledger, a graft) therefore keeps a `Binding` too, and every use compares it.
 """
 
@@ -26,7 +26,7 @@ _INERT = re.compile(
     r"gradient_checkpointing|"
     r".*(dropout|pdrop|layerdrop).*|initializer_.*|(bos|eos|pad|sep|cls|mask)_token_id"
 )
-#: Texts whose ids tell two tokenizers apart that have one vocabulary: case, accents, spaces, numbers, scripts, special tokens.
+#: Texts whose ids differ between tokenizers with one vocabulary: case, accents, spaces, numbers, scripts, special tokens.
 _PROBES = (
     *(
         "",
@@ -67,11 +67,11 @@ class Binding:
     """What answers depend on besides weights.
 
     Attributes:
-        network: the configuration as far as it computes, as JSON (see `network_of`).
-        tokenizer: SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
+        network: what decides answers in the configuration, as JSON (see `network_of`).
+        tokenizer: the SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
         readout: how logits are read: ``linear``, ``prompt``, ``causal``.
-        max_length: tokens a row is read at, at most.
-        precision: of forward passes: ``fp32``, ``bf16`` or ``fp16``.
+        max_length: the longest row that is read, in tokens.
+        precision: the precision of forward passes: ``fp32``, ``bf16`` or ``fp16``.
     """
 
     network: Network
@@ -116,13 +116,13 @@ class Binding:
 def network_of(model: nn.Module) -> str:
     """Return what a network computes apart from its weights, as JSON.
 
-    That is the configuration of a Hugging Face model without what decides no answer; of any other module, how it prints itself.
+    That is the configuration of a Hugging Face model without what decides no answer; for any other module, its ``repr``.
     """
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_diff_dict"):
         return json.dumps({"module": re.sub(r" at 0x[0-9a-f]+", "", repr(model))})
     content = {key: value for key, value in config.to_diff_dict().items() if not _INERT.fullmatch(key)}
-    # RoBERTa counts positions from it, whatever its configuration says later. A table of vectors has it for training alone.
+    # RoBERTa counts positions from it, even if its configuration changes later. Tables of vectors use it in training only.
     content["padding_idx"] = [
         each.padding_idx
         for each in model.modules()
@@ -159,7 +159,7 @@ def _shown(content: Mapping[str, Any], key: str) -> str:
 def tokenizer_digest(tokenizer: Any) -> str:
     """Return the SHA-256 of what a Hugging Face tokenizer does.
 
-    That is its vocabulary, its merges or scores, its special tokens, the rules by which it changes and splits texts, and the
+    That is its vocabulary, its merges or scores, its special tokens, the rules that change and split texts, and the
     ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
     """
     special = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")

@@ -1,4 +1,4 @@
-"""The body of a model: a Hugging Face model without its head, and so the same however it is loaded."""
+"""The body of a model: a Hugging Face model without its head. It is the same in every way of loading it."""
 
 from __future__ import annotations
 

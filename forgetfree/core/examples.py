@@ -1,4 +1,4 @@
-"""What training needs of a task's rows, however they are kept."""
+"""What training needs from a task's rows, for any way of keeping them."""
 
 from __future__ import annotations
 

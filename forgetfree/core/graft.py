@@ -79,7 +79,7 @@ class Graft:
         """Write the graft as one file, atomically: see `forgetfree.core.graft_file`.
 
         Raises:
-            GraftError: it has no space of its own, or holds NaN or infinity.
+            GraftError: it has no parameter space, or holds NaN or infinity.
         """
         write_atomically(Path(path), serialize(**vars(self)))
 
@@ -105,7 +105,7 @@ class Graft:
         except RegionError as error:
             raise GraftError(f"The graft belongs to a model of another layout: {error}") from error
         origin = self.origin
-        # Of a classifier, the network is the fine-tuned one's: what its head needs may be another than the base model's.
+        # For a classifier, the network is the fine-tuned model's: its head may need another one than the base model's.
         bound = origin is not None and origin.readout != "classifier" and origin.network
         if bound and (differ := network_differences(bound, network_of(body))):
             raise GraftError(

@@ -5,7 +5,7 @@
     readout/name        …             the tensors that read out the task
     buffer/name         …             buffers of the body that training changed (BatchNorm's, say)
 
-and as metadata: format, schema, the layout of the body's parameter space and its hash, where the graft comes from (JSON:
+and as metadata: format, schema, the layout of the body's parameter space and its hash, the graft's origin (JSON:
 the task's definition, the readout, the base model's name and fingerprint, the sparsity), and a checksum of all of that.
 """
 
@@ -42,7 +42,7 @@ def serialize(
     """Return the bytes of the file; for the arguments see `forgetfree.core.graft.Graft`.
 
     Raises:
-        GraftError: the graft has no space of its own, or holds NaN or infinity.
+        GraftError: the graft has no parameter space, or holds NaN or infinity.
     """
     if space is None:
         raise GraftError(
@@ -88,7 +88,7 @@ def find_graft(path: StrPath) -> Path:
     return found[0]
 
 
-# -- Parts that a ledger's file has, too -----------------------------------------------------------------
+# -- Parts of a ledger's file, too -----------------------------------------------------------------------
 
 
 def pack(space: ParameterSpace, region: Region, values: Tensor | None = None) -> dict[str, Tensor]:

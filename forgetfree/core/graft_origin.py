@@ -19,17 +19,17 @@ class GraftOrigin:
     """Where a graft comes from, and what else is needed to answer with it.
 
     Attributes:
-        task: what it was made for.
+        task: the task it was made for.
         readout: how its logits are read: ``linear``, ``prompt``, ``causal`` or ``classifier``.
-        model: the base model's name, as it was asked for.
-        fingerprint: of the base model's body, see `forgetfree.core.body.body_fingerprint`.
+        model: the base model's name, as the user gave it.
+        fingerprint: that of the base model's body, see `forgetfree.core.body.body_fingerprint`.
         sparsity: the share of the space that its region was allowed.
-        architecture: of ``classifier``: the Hugging Face class whose head the readout is.
-        classes: of ``classifier``: of each of the task's labels, the number of the head's class.
-        max_length: tokens a row was read at, at most.
-        network: what the base model computes beside its weights, see `forgetfree.core.binding.network_of`; of
-            ``classifier``, the fine-tuned model. Empty where it is not known.
-        tokenizer: what its tokenizer does, see `forgetfree.core.binding.tokenizer_digest`; empty likewise.
+        architecture: the Hugging Face class whose head is the readout; for ``classifier`` only.
+        classes: the number of the head's class for each of the task's labels; for ``classifier`` only.
+        max_length: the longest row that was read, in tokens.
+        network: what the base model computes apart from its weights, see `forgetfree.core.binding.network_of`; for
+            ``classifier``, what the fine-tuned model computes. Empty if it is not known.
+        tokenizer: what its tokenizer does, see `forgetfree.core.binding.tokenizer_digest`; empty if it is not known.
     """
 
     task: TaskDefinition

@@ -189,7 +189,7 @@ def learn_regions(
         validate: returns the score of the model as it stands, higher is better; asked for hard masks every
             ``evaluate_every`` steps. The best mask wins, the later of equals; without ``validate``, the last one. The base
             region itself is the answer to 0 steps alone: it may be much smaller than the budget.
-        on_step: told of every step.
+        on_step: called after every step.
 
     Returns:
         One region a sparsity, each as if it had been asked for alone.

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from forgetfree.errors import ModelError, RegionError
 from forgetfree.json_file import check, parse_json
 
-#: Of the space of a file: more entries than any model has.
+#: The most entries that a file's space may have: more than any model has.
 MOST_ENTRIES = 2**41
 #: LM heads, classifiers and poolers.
 HEADS = (
     r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head"
     r"|classifier|score|pooler|readouts)\."
 )
-#: What is never grafted, in all families of models alike: embeddings with all that belongs to them, and heads (paper,
+#: What is never grafted, in any family of models: embeddings with all that belongs to them, and heads (paper,
 #: A.1: embeddings and the LM head are frozen). To the embeddings belongs what their output goes through before the
 #: first layer or between the last and the LM head (norms, projections), and every embedding within a layer (of relative
 #: positions, of segments). So a graft lies in the layers and in what their output goes through, such as a last norm.
@@ -73,8 +73,8 @@ class ParameterSpace:
 
         Args:
             model: any module.
-            include: regular expressions; a tensor is graftable if one of them is found in its name …
-            exclude: … and none of these is. Default: embeddings, heads and poolers stay out.
+            include: regular expressions; a tensor is graftable if one of them matches in its name
+            exclude: and none of these does. Default: embeddings, heads and poolers.
 
         Raises:
             RegionError: no tensor is left.
@@ -104,7 +104,7 @@ class ParameterSpace:
         """Return the space that a `layout` describes.
 
         Raises:
-            RegionError: it is none.
+            RegionError: the text describes no layout.
         """
         specs: list[TensorSpec] = []
         offset = 0

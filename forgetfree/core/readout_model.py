@@ -1,4 +1,4 @@
-"""A backbone and readouts by task: ``forward(x, task_labels)``, whatever the backbone reads."""
+"""A backbone and readouts by task, with ``forward(x, task_labels)`` for any kind of input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forgetfree.seeds import derive_seed
 #: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
 ReadoutKind = Literal["linear", "prompt", "causal", "classifier"]
 READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
-#: Of forward passes: what `autocast` computes them in.
+#: The precision of forward passes, see `autocast`.
 Precision = Literal["fp32", "bf16", "fp16"]
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
@@ -41,19 +41,19 @@ class TaskHead:
 class ReadoutModel(nn.Module):
     """A backbone and readouts; subclasses say what the backbone reads (`features`, `hidden_size`).
 
-    Everything frozen but what a strategy trains is left to the strategies.
+    Strategies decide what is trained and what is frozen.
 
     Args:
-        backbone: from inputs to features, or to the vocabulary's logits.
+        backbone: maps inputs to features, or to the vocabulary's logits.
         readout: ``linear`` adds a layer per task, ``prompt`` and ``causal`` add none.
-        dropout: before the linear layer.
-        graftable: regular expression over parameter names; only tensors it is found in are in `space`.
-        shared_readout: one linear layer for all tasks: where a task is not known at inference, it cannot choose one.
+        dropout: the share dropped before the linear layer.
+        graftable: regular expression; only tensors whose names it matches in are in `space`.
+        shared_readout: use one linear layer for all tasks, as needed where the task is not known at inference.
     """
 
-    #: Of forward passes; logits are float32 in any case.
+    #: The precision of forward passes; logits are float32 in any case.
     precision: str = "fp32"
-    #: The label of the task in training or evaluation, which rows belong to where nothing else is said.
+    #: The label of the task in training or evaluation, to which rows belong unless another is given.
     current_task: int | None = None
 
     def __init__(
@@ -114,7 +114,7 @@ class ReadoutModel(nn.Module):
         """Return the task label for a name.
 
         Raises:
-            TaskError: no such task.
+            TaskError: there is no such task.
         """
         for label, head in enumerate(self.heads):
             if head.name == name:
@@ -135,15 +135,15 @@ class ReadoutModel(nn.Module):
 
         Args:
             x: inputs ``(B, …)``; token ids ``(B, L)`` for language models.
-            task_labels: one task for all rows, or one a row ``(B,)``; ``None``: all tasks. Default: the task in training or
-                evaluation, for plugins and metrics that know of no task labels; where there is one readout, that.
+            task_labels: one task for all rows, or one for each row ``(B,)``; ``None``: all tasks. Default: the task in
+                training or evaluation, for plugins and metrics without task labels; or the only readout.
 
         Returns:
             ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
             does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task.
 
         Raises:
-            TaskError: the model has no such task; or no task labels are given, and no task is in training or evaluation.
+            TaskError: there is no such task; or no task labels are given, and no task is in training or evaluation.
         """
         with autocast(self.precision, x.device.type):
             features = self.features(x)

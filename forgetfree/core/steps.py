@@ -1,4 +1,4 @@
-"""What every loop over training steps needs: who hears of a step, whose gradients are wanted, whether the loss is finite."""
+"""What every training loop needs: a callback for steps, gradients for some parameters only, a check of the loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from forgetfree.errors import TrainingError
 
-#: Told of every finished step: its number from 1, and its loss.
+#: A callback after every step, with its number from 1 and its loss.
 OnStep = Callable[[int, float], None]
 
 

@@ -1,4 +1,4 @@
-"""Whether a ledger belongs to what is to answer with it. Each check raises ``LedgerError`` and says what differs."""
+"""Checks that a ledger belongs to a model. Each raises ``LedgerError`` and says what differs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None =
     """Check that ``backbone`` has the layout, the configuration and the weights of the ledger's base model.
 
     Args:
-        ledger: which.
-        backbone: the base model. It may have a pooler that the ledger's was loaded without: nothing of one is grafted.
-        fingerprint: the model's, where it is known already.
+        ledger: the ledger to check.
+        backbone: the base model. It may have a pooler that the ledger's model lacks, because no pooler is grafted.
+        fingerprint: the model's, if it is known already.
     """
     try:
         ledger.space.check_dtypes(backbone)
@@ -48,8 +48,8 @@ def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
     """Check what answers depend on besides weights; ledgers of version 0.2 do not say it, and pass.
 
     Args:
-        ledger: which.
-        now: what is to answer.
+        ledger: the ledger to check.
+        now: the binding of the model that will answer.
         where: the ledger's file, for the message.
     """
     if ledger.binding and (differ := ledger.binding.differences(now)):
@@ -63,9 +63,9 @@ def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where
     """Check that tasks have the same labels in the same order, and the same prompts, as in the ledger.
 
     Args:
-        ledger: which.
+        ledger: the ledger to check.
         tasks: definitions by name.
-        where: who has them, for the message.
+        where: where these definitions are, for the message.
     """
     readout = ledger.binding.readout if ledger.binding else "linear"
     for record in ledger.records:

@@ -99,7 +99,7 @@ def serialize(ledger: Contents) -> bytes:
     return signed_bytes(tensors, header)
 
 
-# -- What of it is sound: each raises ``RegionError`` with the reason where it is not --------------------------
+# -- Reading: each function raises ``RegionError`` or ``ValueError`` with the reason if the file is not sound -----
 
 
 def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tuple[str, ...]) -> ParameterSpace:
@@ -219,7 +219,7 @@ def _by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype,
     """Return each dtype of the space, with a mask of the indices that lie in tensors of that dtype."""
     dtypes = list(dict.fromkeys(spec.dtype for spec in space.tensors))
     of_tensor = torch.tensor([dtypes.index(spec.dtype) for spec in space.tensors])
-    # Of an empty tensor's boundary the last counts: no entry lies in an empty one.
+    # At the boundary of an empty tensor the last one counts: no entry lies in an empty tensor.
     held = of_tensor[torch.searchsorted(space.boundaries, indices, right=True) - 1]
     return [(dtype, held == number) for number, dtype in enumerate(dtypes)]
 

@@ -23,14 +23,14 @@ from forgetfree.ledger.records import Composition, Contents, Record
 class Ledger:
     """The records of a stream on one base model.
 
-    Beside the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
-    from 32,767 tasks on), in memory alone. So nothing it is asked takes longer the more tasks it holds.
+    Besides the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
+    from 32,767 tasks on), in memory only. So the time of an answer does not grow with the number of tasks.
 
     Args:
         space: the parameter space of the base model.
-        fingerprint: of the base model, see `forgetfree.models.loading.fingerprint_of`.
+        fingerprint: that of the base model, see `forgetfree.core.body.fingerprint_of`.
         composition: what a task is inferred with.
-        binding: what else its answers depend on; ``None`` where it is not known, as in files of version 0.2.
+        binding: what else answers depend on; ``None`` if it is not known, as in files of version 0.2.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Ledger:
         self.binding = binding
         self._records: list[Record] = []
         self._positions: dict[str, int] = {}
-        # Of every entry the position of the first task that owns it, from 1; 0 where none does. NumPy's zeros take no memory
+        # For every entry the position of the first task that owns it, from 1, or 0. NumPy's zeros take no memory
         # before they are written, so a file that claims a giant space costs none.
         self._owners = torch.from_numpy(np.zeros(len(space), dtype=np.int16))
 
@@ -74,7 +74,7 @@ class Ledger:
     def owned(self, upto: str | None = None) -> Region:
         """Return the union of all regions up to and including task ``upto``; of all regions if ``None``.
 
-        Where tasks stand alone it counts an entry once, however many tasks have a value for it.
+        Where tasks stand alone, an entry counts once, even if several tasks have a value for it.
         """
         owned = self._owners > 0
         if upto is not None:
@@ -133,7 +133,7 @@ class Ledger:
 
         Raises:
             TaskError: the task is already in it.
-            LedgerError: the record takes an entry that is owned, leaves a free one of its region out, or does not fit the
+            LedgerError: the record takes an entry that is owned, omits a free one of its region, or does not fit the
                 space.
         """
         self.check_new(record.task)
@@ -227,7 +227,7 @@ class Ledger:
                 raise RegionError(f"task {record.task!r} shares entries that no earlier task owns.")
             try:
                 ledger.append(record)
-            except (TaskError, LedgerError) as error:  # its remedy is for who trains, not for who reads
+            except (TaskError, LedgerError) as error:  # without its remedy, which is about training
                 raise RegionError(str(error).partition(". ")[0]) from error
         return ledger
 

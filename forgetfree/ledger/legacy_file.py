@@ -1,4 +1,4 @@
-"""Ledgers of version 0.2: schema 1, and schema 2 of those that are no unions. They are read; nothing writes them any more.
+"""Ledgers of version 0.2: schema 1, and schema 2 for other compositions than unions. They are read and no longer written.
 
 For record ``k`` and tensor ``name``:
 
@@ -38,7 +38,7 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
     """Return the contents of a file with one of these schemas, without comparing its checksum.
 
     Raises:
-        RegionError: it is not sound; with the reason.
+        RegionError: the file is not sound; the message says why.
     """
     space = check_header(header, _METADATA, SCHEMAS)
     tasks = _listed(header, "tasks", list[str])

@@ -1,4 +1,4 @@
-"""Moving one model between θ_pre and what the tasks of a ledger are inferred with."""
+"""Changing one model between θ_pre and what the tasks of a ledger are inferred with."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LedgerSwitch:
     Args:
         ledger: the records.
         backbone: the base model; it must hold θ_pre now.
-        check: compare layout, configuration and fingerprint with the ledger's first (reads the whole model once).
-        fingerprint: the model's, where it is known already.
+        check: first compare layout, configuration and fingerprint with the ledger's (reads the whole model once).
+        fingerprint: the model's, if it is known already.
 
     Raises:
         LedgerError: the ledger belongs to another model.
