@@ -1,7 +1,7 @@
-"""From texts to token ids: once, up front, into one ragged tensor per split.
+"""Encoding of texts as token ids: once, before training, into one ragged tensor per split.
 
 A mini-batch is ``(x, y, t)``: token ids ``(B, L)`` padded on the right, labels ``(B,)``, task labels
-``(B,)``, all int64. Everything else a model wants (attention mask, token types, the mask position) follows
+``(B,)``, all int64. Everything else that a model needs (attention mask, token types, the mask position) follows
 from the ids: see `forgetfree.models.tokens`.
 """
 
@@ -101,10 +101,10 @@ class Encoder:
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        template: ``None`` encodes as the model was pre-trained: the text, or the pair with separators.
+        template: ``None`` encodes as in pre-training: the text, or the pair with separators.
             Otherwise a prompt, see `forgetfree.tasks.TaskDefinition`.
         max_length: the longest row in tokens. The longest text is truncated first; the prompt never is.
-        closed: whether a row ends with the tokens that the tokenizer puts there.
+        closed: whether a row ends with the tokenizer's closing tokens.
 
     Raises:
         ModelError: the tokenizer has no mask token for a template that needs one, or the template is longer
@@ -182,7 +182,7 @@ class Encoder:
         blank = "" if self._template is not None or self._opening or self._closing else f" or [{self._blank}]"
         lines.append(f"return {' + '.join(pieces)}{blank}")
         encode = "\n".join([f"def encode({', '.join(sorted(texts))}):", *(f"    {line}" for line in lines)])
-        prompted = self._template is not None  # whose label words stand inside, too
+        prompted = self._template is not None  # label words are inside a row, too
         return _TOKENS_SOURCE + _INSIDE_SOURCE * (prompted or "inside(" in encode) + encode
 
     def _prompt_source(self, template: str) -> tuple[dict[str, str], list[str], list[str]]:
@@ -249,14 +249,14 @@ class Encoder:
             parts.append(_tokens(self._tokenizer, [text], inside=inside)[0])
 
 
-#: What stands before a text that does not begin its row.
+#: The text before a text that does not begin its row.
 _LEAD = "a"
 
 
 def _tokens(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
     """Return the ids of texts without special tokens; ``inside`` a row, as they are after other text.
 
-    Some tokenizers (SentencePiece's) begin whatever they are given by a space, "▁", which in a row is not there.
+    Some tokenizers (SentencePiece's) put a space, "▁", before each text, which a row does not have there.
     """
     # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where it is.
     how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -322,8 +322,8 @@ class _Slot:
 def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
     """Shorten one or two token lists to ``room`` tokens in all, always taking from the longest.
 
-    Where both are cut, they end equally long; an odd token stays with the longer, or else with the second.
-    So does ``truncation="longest_first"`` of Hugging Face's fast tokenizers.
+    If both are cut, they become equally long; an odd token stays with the longer, or else with the second.
+    Hugging Face's fast tokenizers do the same with ``truncation="longest_first"``.
     """
     if len(texts) == 1:
         return [texts[0][:room]]
@@ -337,7 +337,7 @@ def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]
     """Return the vocabulary ids of the label words, each read as it stands after a space.
 
     Raises:
-        ModelError: a word is more than one token (the message offers its first pieces), or two words are one.
+        ModelError: a word is more than one token (the message suggests others), or two words are one token.
     """
     ids = []
     for word in words:

@@ -14,7 +14,7 @@ from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
-#: A split that is missing is held out from the training rows: this share of them, at most this many.
+#: How many training rows are held out for a missing split: this share of them, and at most this many.
 _HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
 
 
@@ -64,7 +64,7 @@ class TaskRows:
         """Return what a user should know about `shared`; empty where no row is shared.
 
         Args:
-            scored: which rows the test rows are, see `evaluated_on`.
+            scored: the split that the test rows come from, see `evaluated_on`.
         """
         names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
         found = [f"{count:,} are also {names[split]} rows" for split, count in self.shared.items() if count]
@@ -87,11 +87,11 @@ class TaskRows:
     def evaluated_on(self, split: EvaluatedOn) -> TaskRows:
         """Return the task with the rows to score models on in place of its test rows.
 
-        Every other validation row of each label then stands in for the test rows, and the rest remain for what training
+        Every other validation row of each label then replaces the test rows, and the rest remain for what training
         itself needs validation rows for, such as choosing a mask.
 
         Raises:
-            UsageError: ``split`` is neither.
+            UsageError: ``split`` is neither ``test`` nor ``validation``.
             DataError: a label has a single validation row.
         """
         if split not in get_args(EvaluatedOn):

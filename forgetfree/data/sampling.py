@@ -1,4 +1,4 @@
-"""Which rows, and in which order: k-shot samples and mini-batches, all by seed."""
+"""The choice and the order of rows: k-shot samples and mini-batches, all by seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WINDOW = 50
 def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False) -> Rows:
     """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
 
-    With ``or_fewer`` all rows of a label that has fewer.
+    With ``or_fewer``, a label with fewer rows keeps all of them.
 
     Raises:
         UsageError: ``shots`` is below 1, or a label has fewer rows.
@@ -43,16 +43,16 @@ def plan_batches(
 ) -> list[list[int]]:
     """Return the row numbers of ``batches`` mini-batches, where every epoch holds each row once.
 
-    Batches are drawn evenly at random. Data of more than one window may be grouped by length, which saves padding: each
+    Batches are drawn evenly at random. Data with more rows than a window may be grouped by length, which saves padding: each
     random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
     smaller batches are drawn before any sorting, and every other batch is equally likely to come at any place.
 
     Args:
-        lengths: of all rows.
+        lengths: the lengths of all rows.
         batch_size: rows per batch. What is left of an epoch makes a smaller one, of two rows at least where that can be:
             BatchNorm cannot train on a single row.
-        batches: how many.
-        seed: of all that is drawn.
+        batches: the number of batches.
+        seed: the seed of all random choices.
         group_by_length: put rows of similar length together where the data is larger than a window.
 
     Raises:
@@ -95,7 +95,7 @@ def representative(labels: Sequence[int], count: int | None) -> list[int]:
     """Return at most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
 
     They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
-    label. Of more labels than ``count``, the rarest are left out.
+    label. If there are more labels than ``count``, the rarest are left out.
     """
     rows, total = evenly(len(labels), count), Counter(labels)
     found = Counter(labels[row] for row in rows)

@@ -1,4 +1,4 @@
-"""What a data directory says of a task in ``source.json``, and what is inferred where it says nothing."""
+"""The description of a task in a data directory's ``source.json``, and what is inferred where it says nothing."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A directory holds ``NAME/{train,validation,test}.{parquet,jsonl,csv}`` with the columns ``text`` or
 ``text_a``, ``text_b``, and an integer ``label``. ``NAME/source.json`` may give ``label_names``,
-``label_words``, ``template``, ``causal_template`` and ``metric``; they go before what the registry says.
-For a task that is not registered, what is not given is inferred.
+``label_words``, ``template``, ``causal_template`` and ``metric``; they override the registry.
+For a task that is not registered, missing values are inferred.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
 from forgetfree.tasks import SPLITS, EvaluatedOn, Kind, slots
 
-#: What else people call a split, and the files that they keep rows in.
+#: Other common names for a split, and common suffixes of files with rows.
 _ALIASES = {"validation": ("dev", "eval", "val", "valid")}
 _TABLES = (".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tsv", ".txt", ".xlsx")
 #: The environment variable with the directory that ``--data`` is by default.
@@ -33,7 +33,7 @@ def default_data() -> str:
     """Return what ``--data`` is when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
 
     Raises:
-        UsageError: it is set to what has no UTF-8 form.
+        UsageError: its value has no UTF-8 form.
     """
     data = os.environ.get(DATA_VARIABLE) or "hub"
     if not is_text(data):
@@ -47,11 +47,11 @@ def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> lis
     Args:
         stream: a registered stream, or task names separated by commas.
         data: ``hub``, ``demo``, or a directory.
-        evaluate_on: which rows to have as test rows, see `TaskRows.evaluated_on`.
+        evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
 
     Raises:
         UsageError: the stream is empty, names a task twice or a plug-in that is broken, or the directory does not exist.
-        UnknownNameError: a name that neither the registry nor ``data`` knows.
+        UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what its task needs.
     """
     streams = registry.streams()
@@ -74,13 +74,13 @@ def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRo
     """Load one task with its rows.
 
     Args:
-        name: of a task, registered or in ``data``.
+        name: the name of a task, registered or in ``data``.
         data: ``hub``, ``demo``, or a directory.
-        evaluate_on: which rows to have as test rows, see `TaskRows.evaluated_on`.
+        evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
 
     Raises:
         UsageError: the name is a stream's, or of a plug-in that is broken, or the directory does not exist.
-        UnknownNameError: a name that neither the registry nor ``data`` knows.
+        UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what the task needs.
     """
     source = _open_source(data)

@@ -1,4 +1,4 @@
-"""What one file of a data directory holds: parquet, jsonl or csv, read and checked row by row."""
+"""The files of a data directory (parquet, jsonl or csv), read and checked row by row."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FORMATS = ("parquet", "jsonl", "csv")
 #: The columns of a pair of texts.
 PAIR = ("text_a", "text_b")
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
-#: The largest file that is read: bytes, unpacked where it is packed; rows; characters of a line of csv or jsonl.
+#: The largest file that is read: in bytes (unpacked), in rows, and in characters for a line of csv or jsonl.
 MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
-#: Digits that a label may have: any fits into 64 bits.
+#: The most digits of a label: all such numbers fit into 64 bits.
 _DIGITS = 18
 
 
@@ -34,7 +34,7 @@ class Table:
     Attributes:
         where: the file, for messages.
         columns: column name to values.
-        numbers: how the file itself numbers its rows: parquet from 0, csv records from 1, jsonl by line.
+        numbers: the numbers of the rows, for messages: parquet and csv count records from 1, jsonl counts lines.
     """
 
     where: str
@@ -139,7 +139,9 @@ def _read_parquet(path: Path) -> Table:
         _check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
         _check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", MOST_BYTES)
         parts, held = [file.schema_arrow.empty_table()], 0
-        for batch in file.iter_batches(batch_size=2048):  # a text that stands there once may be repeated without end
+        for batch in file.iter_batches(
+            batch_size=2048
+        ):  # a text that is stored once may be repeated any number of times
             columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch.columns]
             held += sum(column.nbytes for column in columns)
             _check_size(path, held, "bytes or more when unpacked", MOST_BYTES)

@@ -1,4 +1,4 @@
-"""θ_ft: the model fine-tuned on one task alone, under a key that names everything that determines it."""
+"""θ_ft, the model fine-tuned on one task alone, and the key that names everything that determines it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def fine_tuned_key(
         loaded: the model.
         task: the task, its sample drawn.
         pre: θ_pre, with the task's untrained readout.
-        options: how; what is no training option does not count.
-        seed: of the run; that of batches and dropout derives from it.
-        device: where it is trained.
+        options: how to train; only training options count.
+        seed: that of the run, from which the seeds of batches and dropout are derived.
+        device: where the model is trained.
     """
     model = loaded.model
     training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
@@ -55,7 +55,7 @@ def fine_tuned_key(
         "threads": torch.get_num_threads(),
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, which may not be of any length
+    return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
 
 
 def fine_tuned_state(
@@ -74,9 +74,9 @@ def fine_tuned_state(
         loaded: the model.
         task: the task, its sample drawn.
         pre: θ_pre, with the task's untrained readout.
-        options: how.
-        seed: of batches and dropout.
-        on_step: told of every update.
+        options: how to train.
+        seed: for batches and dropout.
+        on_step: called after every update.
     """
     model = loaded.model
     pre.load_(model, [task.name])

@@ -1,4 +1,4 @@
-"""Localizing the skill of one task: from a fine-tuned model and its rows to a region (paper, §2, eqs. 3 and 4)."""
+"""Localizes the skill of one task: from a fine-tuned model and rows to a region (paper, §2, eqs. 3 and 4)."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def choose_base(
     """Choose γ_base of any kind, with at most ``count`` entries.
 
     Args:
-        kind: which.
+        kind: the kind of γ_base.
         model: holds θ_pre and the task's fine-tuned readout.
         rows: the task's training rows.
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
-        count: entries.
-        seed: of random entries.
-        fisher_rows: read at most so many rows for the Fisher information, spread evenly.
+        count: the number of entries.
+        seed: for random entries.
+        fisher_rows: the most rows that are read for the Fisher information, spread evenly.
     """
     if kind == "bias":
         return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
@@ -127,10 +127,10 @@ def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Re
     """Return how many searches for S the sparsities need: one, or one for each γ_base of its own size.
 
     Args:
-        options: the kind of base, where none is given.
-        sparsities: of the regions.
-        base: γ_base, if it is given: of one that is too large the most moved entries are taken.
-        space_size: entries of the parameter space.
+        options: name the kind of base, if no base is given.
+        sparsities: those of the regions.
+        base: γ_base, if it is given; one that is too large is cut to its most moved entries.
+        space_size: the number of entries of the parameter space.
     """
     smallest = budget(space_size, min(sparsities))
     sized = options.base != "empty" if base is None else len(base) > smallest
@@ -159,16 +159,16 @@ def localize(
     Each is found as if it were the only one.
 
     Args:
-        model: holds θ_pre, before and after.
+        model: holds θ_pre, before and afterwards.
         task: its training rows teach S, its validation rows choose between hard masks.
         pre: θ_pre.
         fine_tuned: θ_ft, with the task's readout.
         options: base, rows to validate on.
         mask: how S is learned, see `mask_options`.
         sparsities: the shares of the space that the regions may have.
-        seed: of a random base and of the batches.
-        base: γ_base; of a larger one the most moved of its entries. Default: of the kind the options name.
-        on_step: told of every step.
+        seed: for a random base and for the batches.
+        base: γ_base, cut to its most moved entries if it is too large. Default: of the kind that the options name.
+        on_step: called after every step.
     """
     space = model.space()
     if searches(options, sparsities, base, len(space)) > 1:
@@ -212,7 +212,7 @@ def localize(
 
 def _batches(rows: Examples, mask: MaskOptions, seed: int) -> Iterator[list[Batch]]:
     """Yield the mini-batches of each step."""
-    # Each step moves every score: rows of one length would speak for their kind alone.
+    # Each step changes every score, so it must not depend on rows of one length alone.
     for batch in plan_batches(rows.lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
         yield [rows.batch(part) for part in micro_batches(batch, mask.micro_batch_size)]
 

@@ -1,4 +1,4 @@
-"""What a strategy tells the world while it works. The silent monitor is the default; the command line shows it."""
+"""Reports of a strategy's progress. The silent monitor is the default; the command line shows a visible one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Monitor:
 
         Args:
             task: its name.
-            phase: which.
-            steps: how many steps it will take.
+            phase: the phase.
+            steps: the number of steps it will take.
 
         Yields:
-            What to call after each step, with its number and its loss (NaN where there is none).
+            A callback for each step, with its number and its loss (NaN if there is none).
         """
         yield lambda step, loss: None
 
@@ -45,7 +45,7 @@ class Stopwatch(Monitor):
     """Passes everything on to another monitor, and sums up the seconds of each phase.
 
     Attributes:
-        seconds: by phase, of those that took place.
+        seconds: the seconds of each phase so far.
     """
 
     def __init__(self, monitor: Monitor) -> None:

@@ -51,11 +51,11 @@ class SingleTask:
         rows: the task and its rows.
         shots: training rows per label; default: all.
         or_fewer: take all rows of a label that has fewer, instead of refusing.
-        seed: of the sample and of all training.
+        seed: for the sample and all training.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         device: where to train.
-        store: where fine-tuned models are kept and shared; default: in memory.
-        monitor: hears of phases and steps.
+        store: keeps and shares fine-tuned models; default: in memory.
+        monitor: is told of phases and steps.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class SingleTask:
 
         Args:
             fine_tuned: θ_ft.
-            options: how.
-            sparsities: default: that of the options.
-            base: γ_base; of a larger one the most moved of its entries. Default: of the kind that the options name.
+            options: how to localize.
+            sparsities: the shares that the regions may have; default: that of the options.
+            base: γ_base, cut to its most moved entries if too large. Default: of the kind that the options name.
         """
         wanted = [options.sparsity] if sparsities is None else list(sparsities)
         for sparsity in wanted:
@@ -156,11 +156,11 @@ class SingleTask:
     def retrained(self, start: ModelState, region: Region, options: TrainingOptions) -> ModelState:
         """Train ``region`` of θ_pre alone on the task, together with the readout (paper, §3.1).
 
-        With AdamW the rate is that of fine-tuning times √(N/s) for s of N entries, so that an update is as long as there.
+        With AdamW the rate is that of fine-tuning times √(N/s) for s of N entries, so that updates are equally long.
 
         Args:
-            start: whose readout is trained on; its θ does not matter.
-            region: what is trained, from θ_pre.
+            start: the state whose readout is trained further; its θ is not used.
+            region: what is trained, starting from θ_pre.
             options: those of fine-tuning.
         """
         rate = options.learning_rate
@@ -182,7 +182,7 @@ class SingleTask:
         """Return what `grafted` holds at ``region`` as a graft, which can be saved and applied elsewhere.
 
         Args:
-            fine_tuned: whose values, readout and buffers it takes.
+            fine_tuned: the state with the graft's values, readout and buffers.
             region: γ.
             sparsity: the share of the space that the region was allowed.
         """

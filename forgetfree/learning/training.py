@@ -1,7 +1,7 @@
-"""Training on one task: options, optimiser, the step, and the plain loop around it.
+"""Training on one task: options, optimizer, the update, and the plain loop around it.
 
 The Avalanche strategies run their own loop around the same `Update`, on the same batches and seeds, and so
-end in the same bits (a test holds them together).
+end with the same bits (a test compares them).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TrainingOptions(Options):
     evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
 
 
-#: So many shots set the number of updates where there are thousands.
+#: The number of shots that determines the number of updates if there are thousands.
 MOST_SHOTS = 512
 
 
@@ -85,9 +85,9 @@ class Update:
     Args:
         backbone: graftable tensors (or a region's values) to train.
         readout: the task's own tensors.
-        options: how.
-        steps: updates to come, for the schedule.
-        anchors: θ_pre of ``backbone``, tensor by tensor: what the ℓ1 penalty pulls towards.
+        options: how to train.
+        steps: the number of updates, for the schedule.
+        anchors: θ_pre of ``backbone``, tensor by tensor, towards which the ℓ1 penalty pulls.
     """
 
     def __init__(
@@ -187,10 +187,10 @@ def fine_tune(
     Args:
         model: the model; its backbone and the readout of ``rows.task`` change, nothing else.
         rows: the training rows of one task.
-        options: how.
-        steps: updates.
-        seed: of batches and dropout.
-        on_step: told of every update.
+        options: how to train.
+        steps: the number of updates.
+        seed: for batches and dropout.
+        on_step: called after every update.
         trained: what is trained of the backbone; default: all graftable tensors.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a Hugging Face configuration says of how its model is read."""
+"""How a model is read, according to its Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from forgetfree.errors import ModelError
 
-#: What loads a language model, by its readout.
+#: The class that loads a language model, by its readout.
 LANGUAGE_MODELS = {"prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}
-#: What loads the encoder of an encoder-decoder.
+#: The class that loads the encoder of an encoder-decoder.
 TEXT_ENCODER = "AutoModelForTextEncoding"
-#: What the names of causal language models hold, and of some that are not.
+#: What the names of causal language models, and of some others, contain.
 CAUSAL_HEAD = "ForCausalLM|LMHeadModel"
-#: Pre-trained to tell replaced tokens, not to fill in masked ones.
+#: Models that were pre-trained to detect replaced tokens, not to fill in masked ones.
 _DISCRIMINATORS = ("ElectraForPreTraining", "FunnelForPreTraining")
 
 
@@ -38,7 +38,7 @@ def language_model(config: Any) -> Literal["prompt", "causal"] | None:
     return None
 
 
-#: Of the encoder-decoders that are read, what loads the part that is: BART whole, as its own classifier is; of T5 the encoder.
+#: What loads the part of an encoder-decoder that is read: all of BART, as its own classifier does; the encoder of T5.
 _ENCODER_DECODERS = {"bart": "AutoModel", **dict.fromkeys(("t5", "mt5", "umt5"), TEXT_ENCODER)}
 
 
@@ -46,7 +46,7 @@ def body_loader(config: Any, name: str) -> str:
     """Return the class of ``transformers`` that loads what a linear readout reads.
 
     Raises:
-        ModelError: it is an encoder-decoder of which nothing says where it is read.
+        ModelError: it is an encoder-decoder of a type without a known place to read it.
     """
     if config.is_encoder_decoder and config.model_type not in _ENCODER_DECODERS:
         raise ModelError(
@@ -59,8 +59,8 @@ def body_loader(config: Any, name: str) -> str:
 def reads_last(config: Any) -> bool:
     """Return whether a linear readout reads a row's last token rather than its first.
 
-    So it is where a token sees only those before it (by the head, or without one by what its kind of model is for), and in
-    encoder-decoders, which are trained to end a text by a token of its own and not to begin it by one.
+    It does where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
+    encoder-decoders, which are trained to end a text with a special token and not to begin it with one.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -1,6 +1,6 @@
-"""The files of a model in Hugging Face layout: read as data alone, and refused where they are not what its network needs.
+"""The files of a model in Hugging Face layout, read as data only and refused if they do not fit its network.
 
-Nothing here runs code that comes with a model: weights are read from safetensors alone, never unpickled, and no class is
+Nothing here runs code that comes with a model: weights are read from safetensors files and never unpickled, and no class is
 loaded from a model's own files.
 """
 
@@ -24,16 +24,16 @@ from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.models.architecture import TEXT_ENCODER
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: Buffers that older versions of transformers wrote to the files, and that networks make by themselves.
+#: Buffers that older versions of transformers wrote to files, and that networks now make themselves.
 _BUFFERS = (
     r"(^|\.)(position_ids|token_type_ids|inv_freq|(attn|attention)\.((masked_)?bias|causal_mask|scale_attn)|version)$"
 )
-#: safetensors' names of the types that weights may have; they are read in float32.
+#: The types that weights may have, as safetensors names them; they are read in float32.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt", "model.bin")
-#: What a configuration calls the number of its layers.
+#: The names of the number of layers in configurations.
 _LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
-#: Layers of any kind that a config.json may ask for.
+#: The most layers of any kind that a config.json may ask for.
 MOST_LAYERS = 1000
 
 
@@ -84,14 +84,14 @@ def read_tokenizer(path: str, name: str) -> Any:
     """Read the Hugging Face tokenizer of a directory or hub name.
 
     Raises:
-        ModelError: there is none, or its class comes with its files.
+        ModelError: there is none, or its class is code that comes with its files.
     """
     import transformers
 
     with explained(name), quiet(transformers):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        tokenizer("a text", truncation=True)  # what it says of itself is used here first
-    # Of a class that it does not know, transformers takes the vocabulary all the same.
+        tokenizer("a text", truncation=True)  # its settings are used for the first time here
+    # For a class that it does not know, transformers still reads the vocabulary.
     known = type(tokenizer) is not transformers.PreTrainedTokenizerFast
     if not known and "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or ()):
         raise _needs_code(name)
@@ -109,11 +109,11 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
     Args:
         path: directory or hub name.
         loader: a class of ``transformers``, e.g. ``AutoModel``.
-        name: of the model, for messages.
-        extra: what else the loader is told.
+        name: the model's name, for messages.
+        extra: more arguments for the loader.
 
     Raises:
-        ModelError: the files cannot be read, do not fit their config.json, or hold weights that are no finite floats.
+        ModelError: the files cannot be read, do not fit their config.json, or hold weights that are not finite floats.
     """
     import transformers
 
@@ -143,7 +143,7 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
         left = [key for key in left if not re.search(r"(^|\.)decoder\.", key)]
     _refuse_unused(backbone, held, left, name)
     _refuse_not_finite(backbone, name)
-    backbone.config.return_dict = True  # how its outputs are read here, whatever its config.json says
+    backbone.config.return_dict = True  # its outputs are read by name, even if its config.json says otherwise
     if hasattr(backbone.base_model, "set_attention_type"):  # BigBird would change it for good at the first short batch
         backbone.base_model.set_attention_type("original_full")
     return backbone, sorted(map(str, info["missing_keys"]))
@@ -190,7 +190,7 @@ def _listed(path: str) -> list[str]:
     shards = read_json(Path(index), ModelError, "Put back the file that was saved with the weights.", _check_index)[
         "weight_map"
     ]
-    # One that is lacking is missed when the weights are read.
+    # A missing file is reported when the weights are read.
     return [found for shard in sorted(set(shards.values())) if (found := _find(path, shard))]
 
 

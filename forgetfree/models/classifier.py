@@ -1,4 +1,4 @@
-"""A sequence classifier as people fine-tune them: a body with one head, its own."""
+"""A sequence classifier that was fine-tuned elsewhere: a body with its own head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ClassifierModel(TaskModel):
     Args:
         backbone: body and head.
         tokens: the special ids of its tokenizer.
-        classes: of each of the task's labels, the number of the head's class.
+        classes: the number of the head's class for each of the task's labels.
         graftable: see `ReadoutModel`.
     """
 

@@ -1,8 +1,8 @@
-"""θ_ft from a model directory that was fine-tuned elsewhere, in Hugging Face layout.
+"""Loads θ_ft from a model directory in Hugging Face layout that was fine-tuned elsewhere.
 
-What head it has says how it is read: a sequence classifier by its own head, which stays as it is; masked and causal
+Its head determines how it is read: a sequence classifier by its own head, which does not change; masked and causal
 language models by label words; a token classifier by its linear layer at the first token (the last, for causal models).
-A body beside a file of a linear readout, as ``forgetfree apply`` writes some, is read by that layer in the same way.
+A body with a separate file of a linear readout, as ``forgetfree apply`` may write it, is read by that layer in the same way.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
-#: The part of an architecture's name that tells its head, how that is read, and what loads it.
+#: The part of an architecture's name that names its head, how that is read, and the class that loads it.
 _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
 )
 #: The file of a linear readout that no head of the architecture can hold; its metadata has the ``labels``.
 READOUT = "readout.safetensors"
-#: What changes answers and shows in no tensor's shape.
+#: Settings that change answers and that no tensor's shape shows.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
 
 
@@ -47,11 +47,11 @@ class FineTunedModel:
 
     Attributes:
         architecture: its Hugging Face class.
-        fingerprint: of all its weights.
-        loaded: the pre-trained model, read as the fine-tuned one is: under its head, if that is a classifier's.
-        given: the fine-tuned model as it is, all tensors its own.
-        head: the tensors of a linear readout, in the order of the task's labels; else none.
-        left_out: tensors that differ though they are neither graftable nor of the head. A graft does not carry them.
+        fingerprint: that of all its weights.
+        loaded: the pre-trained model with the fine-tuned model's readout; that may be its classification head.
+        given: the fine-tuned model, with all its own tensors.
+        head: the tensors of a linear readout, in the order of the task's labels; empty for other readouts.
+        left_out: tensors that differ and are neither graftable nor of the head. A graft does not have them.
     """
 
     architecture: str
@@ -76,7 +76,7 @@ def readout_of(directory: str) -> ReadoutKind:
     """Return how a fine-tuned model is read.
 
     Raises:
-        UsageError: it is no model directory, or has no head.
+        UsageError: it is no model directory, or the model has no head.
         ModelError: its config.json is damaged.
     """
     return _head(directory)[0]
@@ -104,7 +104,7 @@ def load_fine_tuned(
         ModelError: one of the two cannot be loaded.
     """
     kind, loader = _head(directory)
-    bare = loader == "AutoModel"  # its readout is a file of its own
+    bare = loader == "AutoModel"  # a body, with its readout in a separate file
     own: dict[str, Tensor] = {}
     classes: tuple[int, ...] = ()  # label words need none
     if kind in ("classifier", "linear"):  # what the labels tell comes before any weight is loaded
@@ -161,7 +161,7 @@ def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) 
 
     Args:
         names: the model's classes, ``id2label`` of its config.json.
-        task: whose labels.
+        task: the task whose labels are matched.
         directory: the model's, for the message.
 
     Raises:
@@ -264,7 +264,7 @@ def read_readout(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
     """Read labels and tensors from the file that `write_readout` wrote.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: the file is damaged.
     """
     remedy = "Write the directory again with `forgetfree apply`."
     header, tensors = read_signed(path, ModelError, remedy, unsigned=("labels", "format"))

@@ -1,4 +1,4 @@
-"""From a name or a directory to a `TaskModel` and its tokenizer."""
+"""Loads a `TaskModel` and its tokenizer by a name or from a directory."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class LoadedModel:
     """A pre-trained model with what is needed to read texts and to recognise the model.
 
     Attributes:
-        name: as it was asked for.
+        name: the name that the user gave.
         model: backbone and readouts; no tasks yet.
         tokenizer: the Hugging Face tokenizer; none for models that read no text.
-        readout: which readout it has.
-        fingerprint: SHA-256 of the backbone's weights and buffers.
+        readout: the kind of its readout.
+        fingerprint: the SHA-256 of the backbone's weights and buffers.
         max_length: the longest row it is given, in tokens.
     """
 

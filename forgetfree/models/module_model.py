@@ -15,9 +15,9 @@ class ModuleModel(ReadoutModel):
     """A network whose last linear layer is the readout: one for each task, or one for all.
 
     Args:
-        network: from inputs to logits. It is copied, and left as it is.
-        head: name of the linear layer that reads out; default: the last one there is.
-        graftable, shared_readout: see `ReadoutModel`. All readouts start from the network's own.
+        network: maps inputs to logits. It is copied, and not changed.
+        head: the name of the linear layer that is the readout; default: the last linear layer.
+        graftable, shared_readout: see `ReadoutModel`. All readouts start from the network's layer.
 
     Raises:
         ModelError: there is no such layer.
@@ -43,7 +43,7 @@ class ModuleModel(ReadoutModel):
         super().__init__(backbone, "linear", graftable=graftable, shared_readout=shared_readout)
         #: Name of the layer in the network.
         self.head_name = name
-        self._head_layer = [copy.deepcopy(layers[name])]  # in a list: not a module of this model
+        self._head_layer = [copy.deepcopy(layers[name])]  # in a list, so that it is no module of this model
 
     @property
     def hidden_size(self) -> int:

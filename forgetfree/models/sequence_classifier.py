@@ -33,7 +33,7 @@ from forgetfree.models.classifier import head_names
 EPSILON = 2.0**-12
 #: How far from the readout's own logits the classifier's may be, on the rows that it is measured by.
 TOLERANCE = 1e-4
-#: What ModernBERT's configuration says of its head: the token it stands on, f, and whether U has a bias.
+#: The settings of ModernBERT's head: the token it reads, f, and whether U has a bias.
 _MODERNBERT = {"classifier_pooling": "cls", "classifier_activation": "linear", "classifier_bias": True}
 
 
@@ -47,7 +47,7 @@ def sequence_classifier(
     """Return the architecture's sequence classifier with ``readout`` inside, or ``None`` if it cannot hold it.
 
     Args:
-        config: of the model, with the task's labels; for ModernBERT, what it says of the head is changed.
+        config: the model's configuration, with the task's labels; for ModernBERT, its settings of the head are changed.
         body: the body's tensors; there may be more.
         readout: ``weight`` ``(n, H)`` and ``bias`` ``(n,)``.
         rows: what the model is called with, one row ``(1, L)`` each, to measure by.
@@ -118,5 +118,5 @@ def _constant(body: nn.Module, hidden: Tensor) -> Tensor:
         if isinstance(norm, nn.LayerNorm) and norm.bias is not None and norm.weight.shape == hidden[0].shape:
             inverse = norm.weight.double().reciprocal()
             found.append(inverse / (inverse * norm.bias.double()).sum())
-    # Modules stand in any order, so what tells the last norm is that its v fits.
+    # Modules have any order, so the last norm is recognised by a v that fits.
     return min(found, key=lambda v: float((hidden.double() @ v - 1).abs().max().nan_to_num(torch.inf)))

@@ -1,4 +1,4 @@
-"""The weights of a model that training may change, as one value: kept, put back, saved, shared."""
+"""The weights of a model that training may change, as one object that can be loaded, saved and shared."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ModelState:
         """Load the state into ``model``, bit for bit, with the readouts of ``tasks`` (default: all it has).
 
         Raises:
-            ModelError: it is of another model, or lacks a readout; nothing is changed.
+            ModelError: the state is another model's, or lacks a readout; nothing is changed.
         """
         tasks = list(self.readouts if tasks is None else tasks)
         self.check_fits(model, tasks)
@@ -120,7 +120,7 @@ def _parts(
     theta = tensors.get("theta")
     if theta is None or theta.dim() != 1 or not theta.is_floating_point():
         raise ValueError(f"theta must be one vector, got {'none' if theta is None else (theta.dtype, *theta.shape)}")
-    named = "tasks" in header  # files of before do not say them
+    named = "tasks" in header  # old files do not name them
     tasks = parse_json(header["tasks"]) if named else []
     right = isinstance(tasks, list) and all(map(is_text, tasks)) and len(set(tasks)) == len(tasks)
     check("tasks", tasks, right, "a list of different task names")
@@ -148,7 +148,7 @@ class StateStore:
     """Model states by key, each made once; in memory, or in files that several runs may share.
 
     Args:
-        directory: where the files are; ``None`` keeps them in memory.
+        directory: the directory of the files; ``None`` keeps states in memory.
     """
 
     def __init__(self, directory: StrPath | None = None) -> None:

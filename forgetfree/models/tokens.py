@@ -1,4 +1,4 @@
-"""What token ids alone say: attention mask, token types, mask position."""
+"""What follows from token ids alone: attention mask, token types, mask position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TokenLayout:
     """The special ids of one tokenizer.
 
     Attributes:
-        pad: fills short rows on the right. It may also be a real token (GPT-2 pads with end-of-text).
+        pad: the token that fills short rows on the right. It may also be a real token (GPT-2 pads with end-of-text).
         mask: the mask token, or ``None``.
         separator: the token that ends the first text, for models with token types; else ``None``.
     """

@@ -30,11 +30,11 @@ class WrittenModel:
     """What `apply_graft` wrote.
 
     Attributes:
-        directory: where.
+        directory: the directory.
         architecture: its Hugging Face class.
         loader: the class of ``transformers`` that loads it by the name of its directory.
         usual: whether ``pipeline("text-classification")`` answers as the graft's own model does.
-        note: what a user should know, if anything.
+        note: a note for the user, if there is one.
     """
 
     directory: Path
@@ -48,7 +48,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     """Put ``graft`` into ``model`` and write the result to ``out``: config, weights, tokenizer, model card.
 
     A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` answers as it
-    does. Where an architecture has no such class, it is a file of its own beside the body. What is read in another way has
+    does. If an architecture has no such class, it is written to a separate file. What is read in another way has
     no classes in its config.json, so that this call fails and does not answer by a random head.
 
     Args:
@@ -71,7 +71,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
             f"The graft was made with another tokenizer than model {model!r} has: expected {origin.tokenizer[:12]}, got "
             f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
         )
-    # Under some heads a body lacks a part (BERT's pooler) that whoever loads the body alone should find all the same.
+    # Some heads use a body without a part (BERT's pooler) that loading the body alone needs.
     config = read_config(locate(model), model)
     whole, missing = read_weights(locate(model), body_loader(config, model), model)
     body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}

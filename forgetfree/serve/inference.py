@@ -1,4 +1,4 @@
-"""Answering from a finished run: its model with what the ledger holds for a task."""
+"""Answers from a finished run: its model with what the ledger holds for a task."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Predictor:
 
     Args:
         loaded: the base model, with no tasks yet.
-        ledger: of the run.
-        tasks: definitions of its tasks in the order of the stream, where something beside the ledger says them. They must be
+        ledger: the run's ledger.
+        tasks: definitions of its tasks in the order of the stream, if they are known apart from the ledger. They must equal
             the ledger's own, which ledgers of version 0.2 do not have.
         shared_labels: of a ledger of version 0.2: whether all tasks' labels had one readout (``scenario=class``).
         precision: of a ledger of version 0.2: what it answered in.
@@ -94,9 +94,9 @@ class Predictor:
 
         Args:
             directory: what ``forgetfree run --out`` wrote.
-            seed: whose ledger; default: the first there is.
-            strategy: whose ledger; default: ``grafting-continual``'s, else the first there is.
-            model: the run's model, where it lies elsewhere now; its weights must be the same.
+            seed: the seed of the ledger; default: the first.
+            strategy: the strategy of the ledger; default: ``grafting-continual``, or else the first.
+            model: the run's model, if it has moved; its weights must be the same.
 
         Raises:
             RunError: it is no run directory, or holds no ledger.
@@ -146,7 +146,7 @@ class Predictor:
 
         Args:
             task: a task of the ledger.
-            texts: one tuple a row: of one text, or of two where the task is about pairs. A text alone is a tuple of one.
+            texts: a tuple for each row, with one text, or two if the task is about pairs; a text alone is a tuple of one.
 
         Raises:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
