@@ -1,4 +1,4 @@
-"""Texts of users as they may be shown: on a terminal, in an error, in a report."""
+"""Safe forms of users' texts for a terminal, an error or a report."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import re
 from typing import Any
 
-#: What moves a cursor, colours a terminal, ends a line, turns the direction of what follows, or is no character at all:
+#: What moves a cursor, colours a terminal, ends a line, changes the direction of text, or is no character at all:
 #: controls, the two separators, bidirectional controls and lone surrogates. Joiners and marks belong to real text.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def escaped(text: str) -> str:
-    r"""``text`` in one line that cannot act on a terminal, its controls as JSON would write them.
+    r"""Return ``text`` on one line that cannot act on a terminal, with control characters escaped as in JSON.
 
     >>> print(escaped("日本語 \x1b[31m\nred"))
     日本語 \u001b[31m\nred
@@ -22,7 +22,7 @@ def escaped(text: str) -> str:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is a text that has a UTF-8 form: one without halves of surrogate pairs."""
+    """Return whether a value is a text with a UTF-8 form, so without half of a surrogate pair."""
     if not isinstance(value, str):
         return False
     try:
@@ -33,7 +33,7 @@ def is_text(value: Any) -> bool:
 
 
 def brief(value: Any, most: int = 60) -> str:
-    """A value as Python writes it, cut to ``most`` characters: for messages.
+    """Return a value as Python writes it, cut to ``most`` characters, for messages.
 
     >>> brief("x" * 99, most=5)
     "'xxxx…"
@@ -43,7 +43,7 @@ def brief(value: Any, most: int = 60) -> str:
 
 
 def json_text(value: Any, indent: int) -> str:
-    """``value`` as readable JSON. What could act on a terminal is escaped, so the text says the same and is harmless.
+    """Return ``value`` as readable JSON, in which characters that could act on a terminal are escaped.
 
     Raises:
         ValueError: a number is not finite.

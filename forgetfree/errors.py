@@ -17,8 +17,8 @@
     ├── RunError                 a run directory that cannot be written or continued
     └── ConformanceError         a strategy or a stream of your own breaks its contract
 
-A message is one paragraph: what happened, what was expected, what was found, and the remedy. Texts of users stand in it
-as `forgetfree.display.escaped` shows them.
+A message is one paragraph: what happened, what was expected, what was found, and the remedy. It shows texts of users
+as `forgetfree.display.escaped` returns them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from forgetfree.display import brief, escaped
 
 
 class ForgetfreeError(Exception):
-    """Base of all errors that forgetfree raises on purpose."""
+    """The base of all errors that forgetfree raises on purpose."""
 
     exit_code = 1
 
@@ -40,7 +40,7 @@ class ForgetfreeError(Exception):
         super().__init__(escaped(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors come back from other processes as they were, whatever their constructors take."""
+        """Pickle the error by its message and attributes, so that it comes back unchanged from another process."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -51,7 +51,7 @@ class UsageError(ForgetfreeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that asks whether the nearest of the known names is meant; nothing where none is near."""
+    """Return a sentence that suggests the nearest known name; empty if none is near."""
     names = sorted(known)
     begun = [each for each in names if len(name) > 2 and each.startswith(name)]
     near = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -59,7 +59,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class UnknownNameError(UsageError):
-    """No such name; the message suggests the nearest one and lists the known."""
+    """There is no such name; the message suggests the nearest one and lists all."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -85,31 +85,31 @@ class ModelError(ForgetfreeError):
 
 
 class RegionError(ForgetfreeError):
-    """Indices that do not fit their parameter space."""
+    """Indices do not fit their parameter space."""
 
 
 class GraftError(ForgetfreeError):
-    """A graft is damaged, says too little, or does not belong to the model at hand."""
+    """A graft is damaged, incomplete, or does not belong to this model."""
 
 
 class LedgerError(ForgetfreeError):
-    """A ledger is damaged, or does not belong to the model at hand."""
+    """A ledger is damaged, or does not belong to this model."""
 
 
 class TaskError(ForgetfreeError):
-    """A task is unknown, or met where it must not be."""
+    """A task is unknown, or appears where it must not."""
 
 
 class TrainingError(ForgetfreeError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class MetricError(ForgetfreeError):
-    """A metric cannot be computed from what was given."""
+    """A metric cannot be computed from this input."""
 
 
 class ReportError(ForgetfreeError):
-    """Results that cannot be read or merged."""
+    """Results cannot be read or merged."""
 
 
 class RunError(ForgetfreeError):
@@ -117,7 +117,7 @@ class RunError(ForgetfreeError):
 
 
 class ConformanceError(ForgetfreeError):
-    """A strategy or a stream breaks its contract; ``faults`` has a paragraph on each breach."""
+    """A strategy or a stream breaks its contract; ``faults`` has a paragraph for each breach."""
 
     def __init__(self, subject: str, faults: Iterable[str]) -> None:
         self.faults = tuple(faults)
@@ -127,7 +127,7 @@ class ConformanceError(ForgetfreeError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, shortened to fit into a message."""
+    """Return an error's message, shortened to fit into another message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")

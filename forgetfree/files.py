@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never a part."""
+"""Files that are written completely or not at all, and tensor files with checked headers."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forgetfree.display import brief, json_text
-from forgetfree.errors import ForgetfreeError, first_line
+from forgetfree.errors import ForgetfreeError, RegionError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What every function of ours takes for a path.
+#: What our functions take as a path.
 StrPath = str | os.PathLike[str]
+_Made = TypeVar("_Made")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write ``content`` to ``path``: into a temporary file beside it, synced, then renamed over it."""
+    """Write ``content`` to a temporary file beside ``path``, sync it, and rename it to ``path``."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
@@ -44,10 +45,10 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill, inside; it becomes ``path`` after, whole or not at all.
+    """Give a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
 
     Args:
-        path: it must not exist, or be an empty directory.
+        path: a path that does not exist, or an empty directory.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +78,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def is_place(name: str) -> bool:
-    """Whether a name of a model can only be meant as a directory, and not as ``OWNER/NAME`` on the hub."""
+    """Return whether a model's name can only mean a directory, and not ``OWNER/NAME`` on the hub."""
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file, before it is opened: a pipe or a device could keep its reader waiting for ever.
+    """Return the size of a file in bytes, before it is opened: reading a pipe or a device might never end.
 
     Raises:
         OSError: it is missing, a directory, a pipe or a device.
@@ -96,7 +97,7 @@ def size_of(path: Path) -> int:
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file of tensors and metadata. Equal content gives equal bytes."""
+    """Return the bytes of a safetensors file with tensors and metadata. Equal content gives equal bytes."""
     from safetensors.torch import save
 
     data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, dict(metadata))
@@ -110,12 +111,12 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 
 
 def signed_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """`tensor_bytes` with a `checksum` of all of it among the metadata."""
+    """Return `tensor_bytes` with a `checksum` of all content in the metadata."""
     return tensor_bytes(tensors, {**metadata, "checksum": checksum(tensors, metadata)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a safetensors file.
+    """Read metadata and tensors of a safetensors file.
 
     Raises:
         SafetensorError, OSError: the file is damaged or missing.
@@ -127,26 +128,34 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         with safe_open(path, "pt") as file:
             names = list(file.keys())
             return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in names}
-    # What torch says of a dtype or a shape that it does not know.
+    # What torch raises for a dtype or a shape that it does not know.
     except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise SafetensorError(first_line(error)) from error
 
 
-def read_kind(
-    path: Path, kind: str, format: str, error: type[ForgetfreeError], again: str, *, unnamed: bool = False
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a file of one kind, whose content is not checked yet.
+def read_sound(
+    path: Path,
+    kind: str,
+    format: str,
+    error: type[ForgetfreeError],
+    again: str,
+    make: Callable[[dict[str, str], dict[str, Tensor]], _Made],
+    *,
+    unnamed: bool = False,
+) -> _Made:
+    """Return what ``make`` makes of a file that `signed_bytes` made, after every check.
 
     Args:
         path: the file.
         kind: what it is, for messages.
         format: what its metadata must name.
-        error: raised where it is no such file.
-        again: how to get another one, for messages.
-        unnamed: whether files of before may name no format.
+        error: the error to raise.
+        again: how to get another file, for messages.
+        make: takes metadata and tensors; raises ``RegionError`` or ``ValueError`` with the reason where they are not sound.
+        unnamed: whether old files of this kind name no format.
 
     Raises:
-        ForgetfreeError: ``error``: the file is missing, damaged, or of another kind.
+        ForgetfreeError: ``error``: the file is missing, damaged, of another kind or not sound.
     """
     from safetensors import SafetensorError
 
@@ -164,7 +173,21 @@ def read_kind(
             f"{path} is no {kind}: expected the format {format!r}, got {brief(found)}. Give the path of a "
             f"{kind}.safetensors."
         )
-    return header, tensors
+    try:
+        made = make(header, tensors)
+        # Last, because the checks in ``make`` say more.
+        if checksum(tensors, header) != header["checksum"]:
+            raise ValueError("its contents do not match its checksum")
+    except (RegionError, ValueError) as fault:
+        reason = str(fault).rstrip(".")
+        raise error(f"{path} is not a sound {kind}: {reason}. Restore it from a copy, or {again}.") from fault
+    return made
+
+
+def check_metadata(header: Mapping[str, str], keys: Collection[str]) -> None:
+    """Raise ``ValueError`` unless a file's metadata have all ``keys``."""
+    if missing := set(keys) - set(header):
+        raise ValueError(f"its metadata lacks {', '.join(sorted(missing))}")
 
 
 def read_signed(
@@ -175,14 +198,14 @@ def read_signed(
     format: str | None = None,
     unsigned: Collection[str] | None = None,
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of what `signed_bytes` made.
+    """Read metadata and tensors of what `signed_bytes` returned.
 
     Args:
         path: the file.
-        error: raised where something is wrong.
+        error: the error to raise.
         remedy: the last sentence of its message.
-        format: what the metadata must name; default: none.
-        unsigned: the metadata that files have which were written before they had a checksum; ``None``: there are none.
+        format: the format that the metadata must name; default: none.
+        unsigned: the metadata of old files without a checksum; ``None``: there are none.
 
     Raises:
         ForgetfreeError: ``error``: the file is missing or damaged, with the reason.
@@ -203,7 +226,7 @@ def read_signed(
 
 
 def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:
-    """SHA-256 over tensors (names, dtypes, shapes, bytes) and a header, but for its own ``checksum``."""
+    """Return the SHA-256 over tensors (names, dtypes, shapes, bytes) and a header without its ``checksum``."""
     digest = hashlib.sha256()
     for key, value in sorted((header or {}).items()):
         if key != "checksum":

@@ -1,4 +1,4 @@
-"""JSON that somebody may have changed: read within bounds, and checked before it is used.
+"""JSON that somebody may have changed: it is read within bounds, and checked before it is used.
 
 A check raises ``ValueError`` with the place, what is expected there and what was found; `read_json` makes the reader's own
 error of it.
@@ -10,16 +10,31 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, first_line
 from forgetfree.files import size_of
 
-#: The largest file that is read, and how deep its lists and objects may lie in each other.
-MOST_BYTES, MOST_DEPTH = 256 * 2**20, 100
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
+_Made = TypeVar("_Made")
+#: The size of the largest file that is read, in bytes, and how deep its lists and objects may be nested.
+MOST_BYTES, MOST_DEPTH = 256 * 2**20, 100
+#: The most faults that one message names.
+MOST_FAULTS = 5
+
+#: How messages of pydantic say what ours say.
+_WORDS = {
+    "a valid array": "a list",
+    "a valid ": "a ",
+    "greater than or equal to ": "at least ",
+    "less than or equal to ": "at most ",
+}
 _KIND_NAMES = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
 Fields = Mapping[str, type]
 
@@ -27,13 +42,13 @@ Fields = Mapping[str, type]
 def read_json(
     path: Path, error: type[ForgetfreeError], remedy: str, check: Callable[[Any], None] = lambda value: None
 ) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file and check its content.
 
     Args:
         path: the file.
-        error: raised where something is wrong.
+        error: the error to raise.
         remedy: the last sentence of its message.
-        check: raises ``ValueError`` where the content is not what it must be.
+        check: raises ``ValueError`` if the content is not right.
 
     Raises:
         ForgetfreeError: ``error``, with the file and the reason.
@@ -52,11 +67,11 @@ def read_json(
 
 
 def read_bounded(path: Path) -> str:
-    """The text of a file that is no larger than `MOST_BYTES`.
+    """Read the text of a file that is no larger than `MOST_BYTES`.
 
     Raises:
-        OSError: it cannot be read, or is larger.
-        ValueError: it is not in UTF-8.
+        OSError: the file cannot be read, or is larger.
+        ValueError: the file is not in UTF-8.
     """
     if (size := size_of(path)) > MOST_BYTES:
         raise OSError(f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read")
@@ -64,15 +79,15 @@ def read_bounded(path: Path) -> str:
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
         text: JSON.
         finite: whether numbers must be; else it may hold ``Infinity`` and ``NaN``, as Python writes them.
 
     Raises:
-        ValueError: it is no JSON, is nested too deep, or holds a key twice, a number that is not finite, or half of a surrogate
-            pair, which is no character.
+        ValueError: the text is no JSON, is nested too deep, or holds a key twice, a number that is not finite, or half of a
+            surrogate pair, which is no character.
     """
     too_deep = f"its lists and objects are nested more than {MOST_DEPTH} deep"
     try:
@@ -116,8 +131,53 @@ def _inside(value: list[Any] | dict[str, Any]) -> Any:
 # -- Checks ----------------------------------------------------------------------------------------------
 
 
+def checked(kind: type[_Made], value: Any) -> _Made:
+    """Return a JSON value as a checked object of ``kind``, such as a dataclass, by its annotations (pydantic, strict).
+
+    Args:
+        kind: what the value must describe. Keys that it does not know are refused where its ``__pydantic_config__`` forbids
+            them.
+        value: what `parse_json` returned, or an object of ``kind`` that was made without a check.
+
+    Raises:
+        ValueError: for each fault the place, what is expected there and what was found.
+    """
+    from pydantic import ValidationError
+
+    adapter: TypeAdapter[_Made] = _adapter(kind)  # type: ignore[arg-type]  # a type can be hashed
+    try:
+        if is_dataclass(value):
+            return adapter.validate_python(value, strict=True)
+        return adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        faults = [_fault(each) for each in error.errors(include_url=False)]
+        more = [f"{len(faults) - MOST_FAULTS} more faults"] * (len(faults) > MOST_FAULTS)
+        raise ValueError("; ".join(faults[:MOST_FAULTS] + more)) from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    """Return pydantic's description of one fault in our words."""
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
+    key, message = place or "the content", str(fault["msg"])
+    if fault["type"] == "missing":
+        return f"{key} is missing"
+    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{key} is not known here"
+    expected = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    for theirs, ours in _WORDS.items():
+        expected = expected.replace(theirs, ours)
+    return f"{key} must be {expected}, got {brief(fault['input'])}"
+
+
 def check(key: str, value: Any, right: bool, expected: str) -> None:
-    """Raise ``ValueError`` with the place ``key``, what is expected there and the value, unless that is ``right``."""
+    """Raise ``ValueError`` unless the value at ``key`` is ``right``, with what is expected there."""
     if not right:
         raise ValueError(f"{key} must be {expected}, got {brief(value)}")
 
@@ -135,7 +195,7 @@ def check_fields(key: str, value: Any, fields: Fields) -> None:
 
 
 def is_table(value: Any, rows: int, columns: int, most: float = math.inf) -> bool:
-    """Whether the JSON value has that shape and holds numbers in [0, most]."""
+    """Return whether a JSON value has that shape and holds numbers in [0, most]."""
     return (
         isinstance(value, list)
         and len(value) == rows
@@ -145,6 +205,6 @@ def is_table(value: Any, rows: int, columns: int, most: float = math.inf) -> boo
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
-    """Whether the JSON value is a finite number in [least, most]."""
+    """Return whether a JSON value is a finite number in [least, most]."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) <= sys.float_info.max and least <= value <= most

@@ -1,4 +1,4 @@
-"""Modules of version 0.2 under their old names: what moved is found, with a warning. They go with version 0.4."""
+"""Modules of version 0.2 under their old names: they can be imported, with a warning, until version 0.4."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOVED: Mapping[str, tuple[str, ...]] = {
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Makes a module of an old name that hands out what its new places hold."""
+    """Makes a module with an old name that finds names in their new places."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name in MOVED else None
@@ -66,6 +66,6 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let old names be imported."""
+    """Make old names importable."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

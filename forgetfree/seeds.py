@@ -6,10 +6,10 @@ import hashlib
 
 
 def derive_seed(seed: int, *words: object) -> int:
-    """A 63-bit seed for one purpose: equal for equal ``seed`` and words, unrelated otherwise.
+    """Return a 63-bit seed for one purpose: equal for equal ``seed`` and words, unrelated otherwise.
 
-    Because every phase draws from its own seed, ``fine-tune`` and the independent run inside
-    ``grafting-continual`` are the same run, and a resumed run ends as one that was not cut short.
+    Because every phase draws from its own seed, ``fine-tune`` and the separate fine-tuning inside
+    ``grafting-continual`` are the same, and a resumed run ends as one that was not interrupted.
     """
     text = "\x1f".join([str(seed), *map(str, words)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

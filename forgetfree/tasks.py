@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from forgetfree.display import brief, is_text
+from forgetfree.display import brief
+from forgetfree.json_file import checked
 
 Kind = Literal["single", "pair"]
 SPLITS = ("train", "validation", "test")
@@ -48,7 +49,7 @@ MAX_LENGTH = 128
 
 @dataclass(frozen=True)
 class TaskDefinition:
-    """One classification task over a text or a pair of texts.
+    """A classification task over a text or a pair of texts.
 
     Attributes:
         name: the task's name, on the command line and in a data directory.
@@ -71,34 +72,30 @@ class TaskDefinition:
     metric: Literal["accuracy", "f1"] = "accuracy"
     hub: HubSource | None = None
 
+    __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012  # pydantic's name
+
     @classmethod
     def of_fields(cls, fields: Any) -> TaskDefinition:
-        """A definition from its `fields`, as JSON gives them back.
+        """Return the definition with these `fields`, as they come back from JSON.
 
         Raises:
-            ValueError: they are not those of a definition.
+            ValueError: a field is not known, is missing or does not fit; the message names each.
         """
-        if not isinstance(fields, Mapping):
-            raise ValueError(f"a task must be an object, got {brief(fields)}")
-        given = {key: each for key, each in fields.items() if key != "hub"}
-        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in given.items()}
-        try:
-            task = cls(**values)
-        except TypeError as error:
-            raise ValueError(
-                f"the fields of a task are name, kind, labels and what may be left out ({error})"
-            ) from error
-        if faults := task._type_faults() or task._label_faults():
+        task = checked(cls, fields)
+        if faults := task._label_faults():
             raise ValueError("; ".join(faults))
-        return task
+        return replace(task, hub=None)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All fields but the hub's, which names where rows are and not what they mean."""
+        """All fields without ``hub``, which says where rows are and not what they mean."""
         return asdict(self) | {"hub": None}
 
     def reading(self, readout: str) -> dict[str, Any]:
-        """The fields that decide how a model of this readout answers: kind and labels, of label words their prompt too."""
+        """Return the fields that decide how a model with this readout answers, by name.
+
+        They are kind and labels; for a readout by label words also these words and the prompt.
+        """
         names = ["kind", "labels"]
         if readout in ("prompt", "causal"):
             names += ["label_words", "template" if readout == "prompt" else "causal_template"]
@@ -106,21 +103,23 @@ class TaskDefinition:
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """The text columns of the task's data files."""
+        """The names of the text columns in the task's data files."""
         return ("text",) if self.kind == "single" else ("text_a", "text_b")
 
     def faults(self) -> list[str]:
-        """What is wrong with the definition, a phrase each; empty where it can be used with every readout."""
-        if faults := self._type_faults():
-            return faults
+        """Return a phrase for each fault of the definition; none if it can be used with every readout."""
+        try:
+            checked(TaskDefinition, self)
+        except ValueError as error:
+            return [str(error)]
         return [*self._label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
 
     def prompt_faults(self, readout: str, *, words: bool = True) -> list[str]:
-        """What a readout by label words lacks.
+        """Return a phrase for each thing that a readout by label words lacks.
 
         Args:
             readout: ``prompt`` or ``causal``.
-            words: whether the label words are looked at, too.
+            words: whether to check the label words, too.
         """
         faults = []
         if words and len(set(self.label_words)) != len(self.labels):
@@ -133,23 +132,10 @@ class TaskDefinition:
             faults.append(f"{name} must hold each of {each} once and no other slot, got {getattr(self, name)!r}")
         return faults
 
-    def _type_faults(self) -> list[str]:
-        if not isinstance(self.kind, str) or self.kind not in DEFAULT_TEMPLATE:
-            return [f"kind must be 'single' or 'pair', got {self.kind!r}"]
-        texts = {"name": self.name, "template": self.template, "causal_template": self.causal_template}
-        faults = [f"{key} must be a text, got {brief(value)}" for key, value in texts.items() if not is_text(value)]
-        if not all(isinstance(each, tuple) and all(map(is_text, each)) for each in (self.labels, self.label_words)):
-            faults.append(
-                f"labels and label_words must be texts, got {brief(self.labels, 200)} and {brief(self.label_words, 200)}"
-            )
-        return faults
-
     def _label_faults(self) -> list[str]:
         faults = []
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
             faults.append(f"labels must be at least two names, all different, got {brief(self.labels, 200)}")
-        if self.metric not in ("accuracy", "f1"):
-            faults.append(f"metric must be 'accuracy' or 'f1', got {self.metric!r}")
         if self.metric == "f1" and len(self.labels) != 2:
             faults.append(f"metric must be 'accuracy' for {len(self.labels)} labels: 'f1' is that of label 1 of two")
         if self.hub and len(self.hub.columns) != len(self.text_columns):
@@ -160,7 +146,7 @@ class TaskDefinition:
 
 
 def slots(template: str) -> list[str]:
-    """The slots of a prompt, in order, without their styles.
+    """Return the slots of a prompt in order, without their styles.
 
     >>> slots("{text_a:bare}? {mask}, {text_b:lower}")
     ['text_a', 'mask', 'text_b']

@@ -229,16 +229,18 @@ BROKEN_STREAMS = {
     f"{TASK}OWN = T('x', 'single', ('a', 'a'), label_words=('b', 'c'))": (
         "labels must be at least two names, all different, got ('a', 'a')"
     ),
-    f"{TASK}OWN = T('x', 'single', (0, 1))": "labels and label_words must be texts, got (0, 1) and (0, 1)",
+    f"{TASK}OWN = T('x', 'single', (0, 1))": (
+        "labels[0] must be a string, got 0; labels[1] must be a string, got 1; "
+        "label_words[0] must be a string, got 0; label_words[1] must be a string, got 1"
+    ),
     f"{TASK}OWN = T('x', 'single', ('a', 'b'), label_words=('c',))": (
         "label_words must be as many as labels, all different, got ('c',)"
     ),
     f"{TASK}OWN = T('x', 'single', ('a', 'b'), template='{{mask}}')": (
         "template must hold each of {text}, {mask} once and no other slot, got '{mask}'"
     ),
-    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu', hub=HubSource('y'))": (
-        "metric must be 'accuracy' or 'f1', got 'bleu'; hub.columns must be one for each text, 2, got ('text',)"
-    ),
+    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu')": "metric must be 'accuracy' or 'f1', got 'bleu'",
+    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), hub=HubSource('y'))": "hub.columns must be one for each text, 2, got ('text',)",
     f"{TASK}OWN = T('x', 'single', ('a', 'b', 'c'), metric='f1')": (
         "metric must be 'accuracy' for 3 labels: 'f1' is that of label 1 of two"
     ),

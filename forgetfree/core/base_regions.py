@@ -1,4 +1,4 @@
-"""Regions by a rule: the most moved entries, random ones, the highest of any scores. Any may be γ_base (paper, §2)."""
+"""Regions by a rule: the most moved entries, random ones, the highest of any scores. Each may be γ_base (paper, §2)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from forgetfree.core.parameters import at_least_float32
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
 
-#: How γ_base is chosen; ``fisher`` and ``bias`` by `forgetfree.learning.localization.choose_base`, which has model and rows.
+#: How γ_base is chosen; `forgetfree.learning.localization.choose_base` knows ``fisher`` and ``bias``, too.
 BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
 
 
 def budget(space_size: int, sparsity: float) -> int:
-    """The most entries a region may have: ``⌊sparsity · N⌋``.
+    """Return the most entries that a region may have: ``⌊sparsity · N⌋``.
 
     Raises:
         OptionError: the sparsity is not in (0, 1], or leaves no entry.
@@ -34,9 +34,9 @@ def budget(space_size: int, sparsity: float) -> int:
 
 
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
-    """The ``count`` highest scores ``(N,)`` among the eligible; equal scores go to the lower index.
+    """Return the ``count`` highest of the eligible scores ``(N,)``; of equal scores, those with the lower index.
 
-    Fewer where fewer are eligible. ``scores`` is overwritten where not eligible.
+    There are fewer if fewer are eligible. ``scores`` is overwritten where not eligible.
     """
     if eligible is not None:
         scores[~eligible] = -math.inf
@@ -50,9 +50,9 @@ def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:
-    """The ``count`` highest of the scores ``(N,)``, in any order.
+    """Return the ``count`` highest of the scores ``(N,)``, in any order.
 
-    Of many scores, one in 64 tells about how high they must be, which leaves few to sort.
+    Of many scores, a sample of one in 64 shows about how high they must be, which leaves few to sort.
     """
     sample = scores[::64]
     likely = count // 32 + 64  # twice as many as belong to the highest, so that the guess is seldom too high
@@ -63,7 +63,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
 
 
 def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:
-    """The ``count`` entries of largest |θ_ft − θ_pre|, of those ``among`` a region; fewer where fewer moved."""
+    """Return the ``count`` entries with the largest |θ_ft − θ_pre| (``among`` a region); fewer if fewer moved."""
     wide = at_least_float32(theta_ft.dtype)
     movement = (theta_ft.to(wide) - theta_pre.to(wide)).abs_()
     moved = movement > 0
@@ -73,18 +73,18 @@ def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | 
 def base_region(
     kind: Literal["movement", "empty", "random"], theta_pre: Tensor, theta_ft: Tensor, count: int, seed: int = 0
 ) -> Region:
-    """γ_base (paper, §2; sizes: §3.1).
+    """Choose γ_base by a rule that needs neither model nor rows (paper, §2; sizes: §3.1).
 
     Args:
         kind: ``movement``: the ``count`` most moved entries of |θ_ft − θ_pre|; ``empty``; ``random``: ``count`` entries
             drawn by ``seed``.
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
-        count: entries.
-        seed: of ``random``.
+        count: the number of entries.
+        seed: for ``random``.
 
     Raises:
-        OptionError: no such kind.
+        OptionError: there is no such kind.
     """
     if kind == "empty":
         return Region.empty()

@@ -1,6 +1,6 @@
-"""What answers depend on beside weights: the network's configuration, the tokenizer, and how texts are read.
+"""What answers depend on besides weights: the network's configuration, the tokenizer, and how texts are read.
 
-A fingerprint of weights does not tell GELU from ReLU, nor a vocabulary from one with two words exchanged. What keeps a skill
+A fingerprint of weights cannot tell GELU from ReLU, or a vocabulary from one with two words exchanged. What keeps a skill
 (a ledger, a graft) therefore keeps a `Binding` too, and every use compares it.
 """
 
@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, Field
 from torch import nn
 
 from forgetfree.core.readout_model import Precision, ReadoutKind
-from forgetfree.json_file import check, parse_json
+from forgetfree.json_file import checked, parse_json
 
 #: Keys of a Hugging Face configuration that decide no answer: names, training, outputs, generation.
 _INERT = re.compile(
@@ -25,7 +26,7 @@ _INERT = re.compile(
     r"gradient_checkpointing|"
     r".*(dropout|pdrop|layerdrop).*|initializer_.*|(bos|eos|pad|sep|cls|mask)_token_id"
 )
-#: Texts whose ids tell two tokenizers apart that have one vocabulary: case, accents, spaces, numbers, scripts, special tokens.
+#: Texts whose ids differ between tokenizers with one vocabulary: case, accents, spaces, numbers, scripts, special tokens.
 _PROBES = (
     *(
         "",
@@ -51,49 +52,55 @@ _PROBES = (
 )
 
 
+def _network(text: str) -> str:
+    if text and not isinstance(parse_json(text, finite=False), dict):  # a model may say that a limit is infinite
+        raise ValueError("a JSON object")
+    return text
+
+
+#: What `network_of` returned; an empty text where it is not known.
+Network = Annotated[str, AfterValidator(_network)]
+
+
 @dataclass(frozen=True)
 class Binding:
-    """What answers depend on beside weights.
+    """What answers depend on besides weights.
 
     Attributes:
-        network: the configuration as far as it computes, as JSON (see `network_of`).
-        tokenizer: SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
+        network: what decides answers in the configuration, as JSON (see `network_of`).
+        tokenizer: the SHA-256 of what the tokenizer does (see `tokenizer_digest`); empty for models that read no texts.
         readout: how logits are read: ``linear``, ``prompt``, ``causal``.
-        max_length: tokens a row is read at, at most.
-        precision: of forward passes: ``fp32``, ``bf16`` or ``fp16``.
+        max_length: the longest row that is read, in tokens.
+        precision: the precision of forward passes: ``fp32``, ``bf16`` or ``fp16``.
     """
 
-    network: str
+    network: Network
     tokenizer: str = ""
-    readout: str = "linear"
-    max_length: int = 0
-    precision: str = "fp32"
+    readout: ReadoutKind = "linear"
+    max_length: Annotated[int, Field(ge=0)] = 0
+    precision: Precision = "fp32"
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
     @classmethod
     def of_json(cls, text: str) -> Binding:
-        """Read `json`.
+        """Return the binding that `json` described.
 
         Raises:
-            ValueError: it is none.
+            ValueError: a field is not known, is missing or does not fit; the message names each.
         """
-        expected = {name: type(getattr(cls("{}"), name)) for name in cls.__dataclass_fields__}
-        found = parse_json(text)
-        if not isinstance(found, dict) or {name: type(value) for name, value in found.items()} != expected:
-            raise ValueError(f"expected {', '.join(expected)}, got {text[:80]!r}")
-        check("max_length", found["max_length"], found["max_length"] >= 0, "at least 0")
-        for name, kind in (("readout", ReadoutKind), ("precision", Precision)):
-            check(name, found[name], found[name] in (known := get_args(kind)), f"one of {', '.join(known)}")
-        if not is_network(found["network"]):
-            raise ValueError("the network's configuration is no JSON object")
-        return cls(**found)
+        binding = checked(cls, parse_json(text))
+        if not binding.network:
+            raise ValueError("network must be a JSON object, got ''")
+        return binding
 
     @property
     def json(self) -> str:
-        """All of it as canonical JSON."""
+        """The binding as canonical JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def differences(self, now: Binding) -> list[str]:
-        """What is not the same ``now``, a phrase each."""
+        """Return a phrase for everything that is not the same ``now``."""
         found = network_differences(self.network, now.network)
         if self.tokenizer != now.tokenizer:
             found.append(
@@ -107,29 +114,21 @@ class Binding:
 
 
 def network_of(model: nn.Module) -> str:
-    """What a network computes beside its weights, as JSON.
+    """Return what a network computes apart from its weights, as JSON.
 
-    That is the configuration of a Hugging Face model without what decides no answer; of any other module, how it prints itself.
+    That is the configuration of a Hugging Face model without what decides no answer; for any other module, its ``repr``.
     """
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_diff_dict"):
         return json.dumps({"module": re.sub(r" at 0x[0-9a-f]+", "", repr(model))})
     content = {key: value for key, value in config.to_diff_dict().items() if not _INERT.fullmatch(key)}
-    # RoBERTa counts positions from it, whatever its configuration says later. A table of vectors has it for training alone.
+    # RoBERTa counts positions from it, even if its configuration changes later. Tables of vectors use it in training only.
     content["padding_idx"] = [
         each.padding_idx
         for each in model.modules()
         if hasattr(each, "padding_idx") and not isinstance(each, nn.Embedding)
     ]
     return json.dumps(content, sort_keys=True, default=str)
-
-
-def is_network(text: str) -> bool:
-    """Whether a text may be what `network_of` gave."""
-    try:
-        return isinstance(parse_json(text, finite=False), dict)  # a model may say that a limit of it is infinite
-    except ValueError:
-        return False
 
 
 def set_network_(config: Any, network: str) -> None:
@@ -143,7 +142,7 @@ def set_network_(config: Any, network: str) -> None:
 
 
 def network_differences(expected: str, got: str) -> list[str]:
-    """Where two of `network_of` differ, a phrase each."""
+    """Return a phrase for each place where two results of `network_of` differ."""
     then, now = json.loads(expected), json.loads(got)
     return [
         f"the model's {key} (expected {_shown(then, key)}, got {_shown(now, key)})"
@@ -158,9 +157,9 @@ def _shown(content: Mapping[str, Any], key: str) -> str:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """SHA-256 of what a Hugging Face tokenizer does.
+    """Return the SHA-256 of what a Hugging Face tokenizer does.
 
-    That is its vocabulary, its merges or scores, its special tokens, the rules by which it changes and splits texts, and the
+    That is its vocabulary, its merges or scores, its special tokens, the rules that change and split texts, and the
     ids of texts that show how they work. Its files do not count: another version of a library may write them in another way.
     """
     special = ("bos", "eos", "pad", "sep", "cls", "mask", "unk")
@@ -182,7 +181,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _rules(described: Mapping[str, Any]) -> list[Any]:
-    """Names, patterns and numbers of how texts are changed and split, in their order.
+    """Return names, patterns and numbers of the rules that change and split texts, in their order.
 
     Flags are left out, because libraries add some from version to version: what they do is seen in the ids of texts.
     """
@@ -202,7 +201,7 @@ def _rules(described: Mapping[str, Any]) -> list[Any]:
 
 
 def _pieces(described: Mapping[str, Any]) -> Any:
-    """Merges of a BPE tokenizer, or scores of a unigram one: what orders its pieces."""
+    """Return what orders a tokenizer's pieces: the merges of a BPE tokenizer, or the scores of a unigram one."""
     model = described.get("model", {})
     if model.get("merges") is not None:
         return [list(merge.split(" ")) if isinstance(merge, str) else list(merge) for merge in model["merges"]]

@@ -1,4 +1,4 @@
-"""The body of a model: a Hugging Face model without its head, and so the same however it is loaded."""
+"""The body of a model: a Hugging Face model without its head. It is the same in every way of loading it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ POOLER = r"(^|\.)pooler\."
 
 
 def body_of(model: nn.Module) -> nn.Module:
-    """The body of one of our models or of a Hugging Face model; a module of any other kind is its own."""
+    """Return the body of one of our models or of a Hugging Face model; any other module is its own body."""
     backbone = model.backbone if isinstance(model, ReadoutModel) else model
     body = getattr(backbone, "base_model", backbone)
     return body if isinstance(body, nn.Module) else backbone
 
 
 def body_prefix(backbone: nn.Module) -> str:
-    """What the names of the body's tensors begin with in ``backbone``: ``bert.``, say, or nothing."""
+    """Return the prefix of the body's tensor names in ``backbone``, such as ``bert.``; empty if there is none."""
     body = body_of(backbone)
     name = next(name for name, module in backbone.named_modules() if module is body)
     return f"{name}." if name else ""
 
 
 def body_fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the body's weights and persistent buffers without the pooler: the same with a head and without."""
+    """Return the SHA-256 of the body's weights and persistent buffers, the same with a head or a pooler and without."""
     return fingerprint_of(body_of(model), without=POOLER)
 
 
 def body_space(backbone: nn.Module, space: ParameterSpace) -> ParameterSpace:
-    """The space of ``backbone`` under the names that its body's tensors have in the body: indices stay.
+    """Return the space of ``backbone`` with tensors named as in the body; indices stay.
 
     Raises:
         RegionError: a tensor of the space lies outside the body.
@@ -52,7 +52,7 @@ def body_space(backbone: nn.Module, space: ParameterSpace) -> ParameterSpace:
 
 
 def fingerprint_of(model: nn.Module, *, without: str | None = None) -> str:
-    """SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
+    """Return the SHA-256 over names, shapes, dtypes and bytes of all weights and persistent buffers.
 
     Args:
         model: any module.

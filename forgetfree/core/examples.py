@@ -1,4 +1,4 @@
-"""What training needs of a task's rows, however they are kept."""
+"""What training needs from a task's rows, for any way of keeping them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Examples(Protocol):
-    """The rows of one split of one task. `forgetfree.data` has them for texts, and for data sets that can be indexed."""
+    """The rows of one split of one task; `forgetfree.data` implements it for texts and for indexable data sets."""
 
     @property
     def task(self) -> int:
@@ -24,16 +24,16 @@ class Examples(Protocol):
 
     @property
     def lengths(self) -> list[int]:
-        """Length per row, by which batches are put together; all 0 where every row is as long."""
+        """The length of each row, used to group rows into batches; all 0 where rows have one length."""
 
     @property
     def digest(self) -> str:
-        """Names all inputs and labels."""
+        """A hash of all inputs and labels."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The mini-batch of the rows at ``indices``."""
+        """Return the mini-batch of the rows at ``indices``."""
 
     def subset(self, indices: Sequence[int]) -> Examples:
-        """The rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""

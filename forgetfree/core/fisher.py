@@ -18,15 +18,15 @@ from forgetfree.core.steps import OnStep, check_loss, trainable
 def diagonal_fisher(
     model: ReadoutModel, space: ParameterSpace, rows: Examples, on_step: OnStep | None = None
 ) -> Tensor:
-    """For every graftable entry, the mean over rows of (∂ log p(y|x) / ∂θ)², y the row's own label.
+    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label.
 
-    One row per gradient: the square of a mean over rows is another quantity. In float32, dropout off.
+    Each gradient is of one row, because the square of a mean over rows is another quantity; in float32, without dropout.
 
     Args:
-        model: at the θ and with the readout that the gradients are taken at.
+        model: holds the θ and the readout at which gradients are computed.
         space: its parameter space of N entries.
         rows: of one task.
-        on_step: told of every row.
+        on_step: called after every row.
 
     Returns:
         ``(N,)`` on the model's device.

@@ -16,14 +16,14 @@ from forgetfree.core.graft_file import read, serialize
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.tensors import persistent_buffers
+from forgetfree.core.tensors import check_buffers, persistent_buffers
 from forgetfree.errors import GraftError, RegionError
 from forgetfree.files import StrPath, write_atomically
 
 
 @dataclass(frozen=True)
 class Graft:
-    """A region and the values the model takes there. With a space of its own it can go out into the world.
+    """A region and the values that a model takes there. With a parameter space it can be saved and used elsewhere.
 
     Attributes:
         region: γ.
@@ -43,11 +43,11 @@ class Graft:
 
     @classmethod
     def of(cls, model: nn.Module, space: ParameterSpace, region: Region) -> Graft:
-        """What ``model`` holds at ``region``."""
+        """Return a graft of the values that ``model`` holds at ``region``."""
         return cls(region, space.gather(model, region.indices))
 
     def apply_(self, model: nn.Module, space: ParameterSpace | None = None, *, check: bool = True) -> Graft:
-        """Write the graft into ``model`` and return what stood there: applying that undoes this, bit for bit.
+        """Write the graft into ``model`` and return the values it replaced: applying those undoes this, bit for bit.
 
         Args:
             model: any model with the body that the graft was made for, with a head or without one.
@@ -76,10 +76,10 @@ class Graft:
         return before
 
     def save(self, path: StrPath) -> None:
-        """Write it as one file, atomically: see `forgetfree.core.graft_file`.
+        """Write the graft as one file, atomically: see `forgetfree.core.graft_file`.
 
         Raises:
-            GraftError: it has no space of its own, or holds NaN or infinity.
+            GraftError: it has no parameter space, or holds NaN or infinity.
         """
         write_atomically(Path(path), serialize(**vars(self)))
 
@@ -93,7 +93,7 @@ class Graft:
         return cls(**read(Path(path)))
 
     def _check(self, body: nn.Module, fingerprint: bool) -> ParameterSpace:
-        """The graft's own space, if ``body`` is one that the graft was made for."""
+        """Return the graft's own space after checking that ``body`` is one that the graft was made for."""
         if self.space is None:
             raise GraftError(
                 "This graft does not say which tensors its region means. Give the parameter space that it was made in: "
@@ -101,17 +101,11 @@ class Graft:
             )
         try:
             self.space.check(self.region.indices)
-            tensors = self.space.parameters(body)
+            self.space.check_dtypes(body)
         except RegionError as error:
             raise GraftError(f"The graft belongs to a model of another layout: {error}") from error
-        for spec, tensor in zip(self.space.tensors, tensors, strict=True):
-            if tensor.dtype != spec.dtype:
-                raise GraftError(
-                    f"The graft belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
-                    f"{tensor.dtype}. Load the model with dtype={spec.dtype}."
-                )
         origin = self.origin
-        # Of a classifier, the network is the fine-tuned one's: what its head needs may be another than the base model's.
+        # For a classifier, the network is the fine-tuned model's: its head may need another one than the base model's.
         bound = origin is not None and origin.readout != "classifier" and origin.network
         if bound and (differ := network_differences(bound, network_of(body))):
             raise GraftError(
@@ -129,20 +123,20 @@ class Graft:
         return self.space
 
     def _buffers_of(self, body: nn.Module) -> dict[str, Tensor]:
-        """The body's own buffers of the names that the graft has."""
+        """Return those buffers of the body that the graft has values for."""
         found = persistent_buffers(body) if self.buffers else {}
-        for name, wanted in self.buffers.items():
-            if name not in found or found[name].shape != wanted.shape or found[name].dtype != wanted.dtype:
-                raise GraftError(
-                    f"The graft belongs to a model of another layout: it has no buffer {name!r} of shape "
-                    f"{tuple(wanted.shape)} in {wanted.dtype}. Load the model it was made from."
-                )
+        try:
+            check_buffers(found, self.buffers)
+        except RegionError as error:
+            raise GraftError(
+                f"The graft belongs to a model of another layout: {error} Load the model it was made from."
+            ) from error
         return {name: found[name] for name in self.buffers}
 
 
 @contextmanager
 def grafted(model: nn.Module, space: ParameterSpace, graft: Graft) -> Iterator[None]:
-    """The model with ``graft`` inside, and exactly as it was after."""
+    """Apply ``graft`` to the model inside the block, and restore the model exactly afterwards."""
     before = graft.apply_(model, space)
     try:
         yield
@@ -154,17 +148,17 @@ def grafted(model: nn.Module, space: ParameterSpace, graft: Graft) -> Iterator[N
 
 
 def graft_theta(theta_pre: Tensor, theta_ft: Tensor, region: Region) -> Tensor:
-    """Eq. 1: γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre."""
+    """Return θ(γ) of eq. 1: γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre."""
     theta = theta_pre.clone()
     theta[region.indices] = theta_ft[region.indices]
     return theta
 
 
 def pruned_theta(theta_ft: Tensor, region: Region) -> Tensor:
-    """A lottery ticket: γ ⊙ θ_ft, all else set to 0 (paper, fig. 4)."""
+    """Return a lottery ticket: γ ⊙ θ_ft, with all other entries 0 (paper, fig. 4)."""
     return graft_theta(torch.zeros_like(theta_ft), theta_ft, region)
 
 
 def interpolate(theta_pre: Tensor, theta: Tensor, alpha: float) -> Tensor:
-    """WiSE-FT (Wortsman et al., 2022): (1 − α) θ_pre + α θ; exactly θ_pre at α = 0 and θ at α = 1."""
+    """Return (1 − α) θ_pre + α θ (WiSE-FT; Wortsman et al., 2022): exactly θ_pre at α = 0 and θ at α = 1."""
     return torch.lerp(theta_pre, theta, alpha)

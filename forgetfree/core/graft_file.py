@@ -5,32 +5,26 @@
     readout/name        …             the tensors that read out the task
     buffer/name         …             buffers of the body that training changed (BatchNorm's, say)
 
-and as metadata: format, schema, the layout of the body's parameter space and its hash, where the graft comes from (JSON:
+and as metadata: format, schema, the layout of the body's parameter space and its hash, the graft's origin (JSON:
 the task's definition, the readout, the base model's name and fingerprint, the sparsity), and a checksum of all of that.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from forgetfree.core.binding import is_network
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
-from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.core.regions import Region
 from forgetfree.display import brief
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import StrPath, checksum, read_kind, signed_bytes
-from forgetfree.json_file import check, check_fields, is_number, parse_json
-from forgetfree.tasks import TaskDefinition
+from forgetfree.files import StrPath, check_metadata, read_sound, signed_bytes
 
 FORMAT, SCHEMA = "forgetfree.graft", 1
 _KINDS = ("graft", "readout", "buffer")
@@ -45,10 +39,10 @@ def serialize(
     buffers: Mapping[str, Tensor],
     origin: GraftOrigin | None,
 ) -> bytes:
-    """The bytes of the file; for the arguments see `forgetfree.core.graft.Graft`.
+    """Return the bytes of the file; for the arguments see `forgetfree.core.graft.Graft`.
 
     Raises:
-        GraftError: the graft has no space of its own, or holds NaN or infinity.
+        GraftError: the graft has no parameter space, or holds NaN or infinity.
     """
     if space is None:
         raise GraftError(
@@ -66,23 +60,17 @@ def serialize(
         "layout_hash": space.layout_hash,
     }
     if origin is not None:
-        header["origin"] = json.dumps(asdict(origin) | {"task": origin.task.fields})
+        header["origin"] = origin.json
     return signed_bytes(tensors, header)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The attributes of a graft by name, read and verified; see `Graft.load`."""
-    header, tensors = read_kind(path, "graft", FORMAT, GraftError, "make the graft again")
-    try:
-        return _attributes(header, tensors)
-    except RegionError as error:
-        raise GraftError(
-            f"{path} is not a sound graft: {str(error).rstrip('.')}. Restore it from a copy, or make the graft again."
-        ) from error
+    """Read and verify the attributes of a graft, by name; see `Graft.load`."""
+    return read_sound(path, "graft", FORMAT, GraftError, "make the graft again", _attributes)
 
 
 def find_graft(path: StrPath) -> Path:
-    """``path`` itself, or the one graft file in or below a directory.
+    """Return ``path`` itself, or the one graft file in or below a directory.
 
     Raises:
         UsageError: the directory holds none, or several.
@@ -100,11 +88,11 @@ def find_graft(path: StrPath) -> Path:
     return found[0]
 
 
-# -- Parts that a ledger's file has, too -----------------------------------------------------------------
+# -- Parts of a ledger's file, too -----------------------------------------------------------------------
 
 
 def pack(space: ParameterSpace, region: Region, values: Tensor | None = None) -> dict[str, Tensor]:
-    """A region as ``name/index`` by tensor, and its values as ``name/value``."""
+    """Return a region as ``name/index`` for each tensor, and its values as ``name/value``."""
     tensors = {}
     for i, local, where in space.split(region.indices):
         spec = space.tensors[i]
@@ -115,7 +103,7 @@ def pack(space: ParameterSpace, region: Region, values: Tensor | None = None) ->
 
 
 def unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
-    """Region and values from what `pack` made, the values in the space's dtype.
+    """Return region and values from what `pack` returned, the values in the space's dtype.
 
     Raises:
         RegionError: indices or values do not fit the space.
@@ -137,7 +125,7 @@ def unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region
 
 
 def unpack_region(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> Region:
-    """The region from what `pack` made.
+    """Return the region from what `pack` returned.
 
     Raises:
         RegionError: indices do not fit the space.
@@ -151,7 +139,7 @@ def unpack_region(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> Regio
 
 
 def space_of(header: Mapping[str, str]) -> ParameterSpace:
-    """The parameter space of a file, from its ``layout`` and ``layout_hash``.
+    """Return the parameter space of a file, from its ``layout`` and ``layout_hash``.
 
     Raises:
         RegionError: the layout is none, or not the one of that hash.
@@ -163,7 +151,7 @@ def space_of(header: Mapping[str, str]) -> ParameterSpace:
 
 
 def _check_index(spec: TensorSpec, index: Tensor) -> Tensor:
-    """The indices within one tensor, int64."""
+    """Return the indices within one tensor, int64, after checking them."""
     if index.dtype != torch.uint32 or index.dim() != 1:
         raise RegionError(
             f"tensor {spec.name!r}: expected uint32 indices of shape (s,), got {index.dtype} of shape {tuple(index.shape)}."
@@ -180,9 +168,8 @@ def _check_index(spec: TensorSpec, index: Tensor) -> Tensor:
 
 
 def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The attributes of the graft of a file; ``RegionError`` with the reason where it is not sound."""
-    if missing := {"schema", "layout", "layout_hash", "checksum"} - set(header):
-        raise RegionError(f"its metadata lacks {', '.join(sorted(missing))}.")
+    """Return the attributes of a file's graft."""
+    check_metadata(header, ("schema", "layout", "layout_hash", "checksum"))
     if header["schema"] != str(SCHEMA):
         raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema {SCHEMA}.")
     space = space_of(header)
@@ -196,10 +183,10 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
     region, values = unpack(space, named["graft"])
     if damaged := _not_finite(tensors):
         raise RegionError(f"{damaged!r} holds NaN or infinity.")
-    origin = _origin(header["origin"]) if "origin" in header else None
-    # Last, because the checks above say more.
-    if checksum(tensors, header) != header["checksum"]:
-        raise RegionError("its contents do not match its checksum.")
+    try:
+        origin = GraftOrigin.of_json(header["origin"]) if "origin" in header else None
+    except ValueError as error:
+        raise ValueError(f"its origin cannot be read ({error})") from error
     return {
         "region": region,
         "values": values,
@@ -210,37 +197,8 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
     }
 
 
-def _origin(text: str) -> GraftOrigin:
-    try:
-        found = parse_json(text)
-        check_fields(
-            "", found, dict.fromkeys(("readout", "model", "fingerprint"), str) | {"task": dict, "classes": list}
-        )
-        given = found | {"task": TaskDefinition.of_fields(found["task"]), "classes": tuple(found["classes"])}
-        origin = GraftOrigin(**given)
-        for key in ("architecture", "network", "tokenizer"):
-            check(key, getattr(origin, key), isinstance(getattr(origin, key), str), "a string")
-        check(
-            "readout",
-            origin.readout,
-            origin.readout in get_args(ReadoutKind),
-            f"one of {', '.join(get_args(ReadoutKind))}",
-        )
-        check("sparsity", origin.sparsity, is_number(origin.sparsity, 0.0, 1.0), "a share")
-        longest = origin.max_length
-        check("max_length", longest, type(longest) is int and longest >= 0, "a number of tokens")
-        numbered = all(type(number) is int for number in origin.classes)
-        right = numbered and sorted(origin.classes) in ([], list(range(len(origin.task.labels))))
-        check("classes", list(origin.classes), right, "the number of a class for each label")
-        if origin.network and not is_network(origin.network):
-            raise ValueError("the network's configuration is no JSON object")
-    except (ValueError, TypeError) as error:  # TypeError: fields that it does not have
-        raise RegionError(f"its origin cannot be read ({error}).") from error
-    return origin
-
-
 def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The first tensor that holds NaN or infinity."""
+    """Return the name of the first tensor that holds NaN or infinity."""
     return next(
         (name for name, each in tensors.items() if each.is_floating_point() and not bool(torch.isfinite(each).all())),
         None,

@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
+from pydantic import Field
+
+from forgetfree.core.binding import Network
 from forgetfree.core.readout_model import ReadoutKind
+from forgetfree.json_file import check, checked, parse_json
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 
 @dataclass(frozen=True)
 class GraftOrigin:
-    """Where a graft comes from: what else is needed to answer with it.
+    """Where a graft comes from, and what else is needed to answer with it.
 
     Attributes:
-        task: what it was made for.
+        task: the task it was made for.
         readout: how its logits are read: ``linear``, ``prompt``, ``causal`` or ``classifier``.
-        model: the base model's name, as it was asked for.
-        fingerprint: of the base model's body, see `forgetfree.core.body.body_fingerprint`.
+        model: the base model's name, as the user gave it.
+        fingerprint: that of the base model's body, see `forgetfree.core.body.body_fingerprint`.
         sparsity: the share of the space that its region was allowed.
-        architecture: of ``classifier``: the Hugging Face class whose head the readout is.
-        classes: of ``classifier``: of each of the task's labels, the number of the head's class.
-        max_length: tokens a row was read at, at most.
-        network: what the base model computes beside its weights, see `forgetfree.core.binding.network_of`; of
-            ``classifier``, the fine-tuned model. Empty where it is not known.
-        tokenizer: what its tokenizer does, see `forgetfree.core.binding.tokenizer_digest`; empty likewise.
+        architecture: the Hugging Face class whose head is the readout; for ``classifier`` only.
+        classes: the number of the head's class for each of the task's labels; for ``classifier`` only.
+        max_length: the longest row that was read, in tokens.
+        network: what the base model computes apart from its weights, see `forgetfree.core.binding.network_of`; for
+            ``classifier``, what the fine-tuned model computes. Empty if it is not known.
+        tokenizer: what its tokenizer does, see `forgetfree.core.binding.tokenizer_digest`; empty if it is not known.
     """
 
     task: TaskDefinition
     readout: ReadoutKind
     model: str
     fingerprint: str
-    sparsity: float
+    sparsity: Annotated[float, Field(ge=0, le=1)]
     architecture: str = ""
     classes: tuple[int, ...] = ()
-    max_length: int = MAX_LENGTH
-    network: str = ""
+    max_length: Annotated[int, Field(ge=0)] = MAX_LENGTH
+    network: Network = ""
     tokenizer: str = ""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
+
+    @classmethod
+    def of_json(cls, text: str) -> GraftOrigin:
+        """Return the origin that `json` described.
+
+        Raises:
+            ValueError: a field is not known, is missing or does not fit; the message names each.
+        """
+        fields = parse_json(text)
+        origin = replace(checked(cls, fields), task=TaskDefinition.of_fields(fields["task"]))
+        numbered = sorted(origin.classes) in ([], list(range(len(origin.task.labels))))
+        check("classes", origin.classes, numbered, "the number of a class for each label")
+        return origin
+
+    @property
+    def json(self) -> str:
+        """The origin as JSON."""
+        return json.dumps(asdict(self) | {"task": self.task.fields})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from forgetfree.options import Options, option
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions(Options):
-    """How the mask scores S are learned. Defaults: the paper's (§3)."""
+    """How the mask scores S are learned. The defaults are the paper's (§3)."""
 
     learning_rate: float = option(1e7, "of SGD on S; the gradients of S are tiny, see score_init", above=0)
     steps: int = option(100, "SGD steps on S; 0 leaves the base region as it is", at_least=0)
@@ -42,7 +43,7 @@ class MaskOptions(Options):
 
 @dataclass(frozen=True)
 class LearnedRegion:
-    """What the search found.
+    """The result of a search.
 
     Attributes:
         region: the hard mask: at most the budget.
@@ -62,13 +63,15 @@ class LearnedRegion:
 
 
 def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
-    """Eq. 4: γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S), for S and boolean γ_base of one shape."""
+    """Return γ of eq. 4, γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S), for S and a boolean γ_base of one shape."""
     sigma = torch.sigmoid(scores)
     return torch.where(base, 1 - sigma, sigma)
 
 
 def hard_region(climbed: Tensor, start: float, base: Tensor, eligible: Tensor, count: int) -> Region:
-    """The entries of highest γ among the eligible, at most ``count``, for S = ``start + climbed``; of equals the lower index.
+    """Return the at most ``count`` eligible entries with the highest γ, where S = ``start + climbed``.
+
+    Of equal entries those with the lower index win.
 
     γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. Outside, where
     most entries are, ``climbed`` alone ranks them, so no more than ``count`` of them meet those of the base in float64.
@@ -84,6 +87,75 @@ def hard_region(climbed: Tensor, start: float, base: Tensor, eligible: Tensor, c
     scores = climbed[candidates.to(climbed.device)].double().add_(start)
     scores[base[candidates.to(base.device)]] *= -1
     return Region(candidates[top(scores, count).indices]) if len(candidates) > count else Region(candidates)
+
+
+class _Search:
+    """S for one model, and the steps of the search: graft by eq. 4, then descend by eq. 3."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        space: ParameterSpace,
+        theta_pre: Tensor,
+        theta_ft: Tensor,
+        base: Region,
+        how: MaskOptions,
+    ) -> None:
+        self.tensors = space.parameters(model)
+        self.device = self.tensors[0].device
+        self._wide = at_least_float32(space.dtype)
+        self._how, self._base, self._moved = how, base, theta_ft != theta_pre
+        self._is_base = base.mask(len(space)).to(self.device)
+        self._climbed = torch.zeros(len(space), dtype=self._wide, device=self.device)  # S − S_0
+        flat = (theta_pre, theta_ft, self._climbed, self._is_base)
+        self._pieces = list(zip(self.tensors, *map(space.views, flat), strict=True))
+        # float16 gradients of a mean over many rows would vanish without it.
+        self._loss_scale = 1024.0 if how.precision == "fp16" else 1.0
+
+    @torch.no_grad()
+    def graft_(self) -> None:
+        """Put θ(γ) into the model, with γ of eq. 4."""
+        for parameter, pre, ft, climbed, in_base in self._pieces:
+            gamma = soft_mask(self._how.score_init + climbed, in_base)
+            parameter.copy_(torch.lerp(pre.to(self._wide), ft.to(self._wide), gamma))
+            parameter.grad = None
+
+    @torch.no_grad()
+    def descend_(self) -> None:
+        """Take a step down the loss (eq. 3): ∂L/∂S = ∂L/∂θ ⊙ (θ_ft − θ_pre) ⊙ (1 − 2 γ_base) ⊙ σ′(S)."""
+        for parameter, pre, ft, climbed, in_base in self._pieces:
+            if parameter.grad is None:
+                continue
+            sigma = (self._how.score_init + climbed).sigmoid_()
+            slope = sigma.mul_(1 - sigma)  # σ′
+            gradient = (ft.to(self._wide) - pre).mul_(parameter.grad).mul_(torch.where(in_base, -slope, slope))
+            climbed.sub_(gradient, alpha=self._how.learning_rate / self._loss_scale)
+            parameter.grad = None
+
+    def step_(self, batch: Sequence[Batch], forward: Callable[[Tensor, Tensor], Tensor], step: int) -> float:
+        """Move S by the gradient over one batch, and return the mean loss of θ(γ) over its rows."""
+        self.graft_()
+        rows = sum(len(y) for _, y, _ in batch)
+        total = 0.0
+        for x, y, t in batch:
+            with autocast(self._how.precision, self.device.type):
+                logits = forward(x.to(self.device), t.to(self.device))
+            loss = F.cross_entropy(logits.float(), y.to(self.device), reduction="sum") / rows
+            (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
+            total += check_loss(loss, step)
+        self.descend_()
+        return total
+
+    def region(self, step: int, count: int) -> Region:
+        """Return the hard mask after ``step`` steps. An entry that fine-tuning did not move carries nothing."""
+        if step == 0:  # nothing speaks for any entry outside the base region
+            moved = self._moved[self._base.indices.to(self.device)].cpu()
+            return Region(self._base.indices[moved][:count])
+        return hard_region(self._climbed, self._how.score_init, self._is_base, self._moved, count)
+
+    def scores(self) -> Tensor:
+        """Return S itself; the search is over then."""
+        return self._climbed.add_(self._how.score_init)
 
 
 def learn_regions(
@@ -103,7 +175,6 @@ def learn_regions(
     """Localize a skill: learn S by SGD on the loss of θ(γ), then take hard regions (paper, eqs. 3 and 4).
 
     S does not depend on how many entries are taken in the end, so one search from one γ_base serves several sparsities.
-    The gradient is ∂L/∂S = ∂L/∂θ ⊙ (θ_ft − θ_pre) ⊙ (1 − 2 γ_base) ⊙ σ′(S).
 
     Args:
         model: holds the graftable tensors; ends with θ_pre in them, bit for bit.
@@ -115,17 +186,17 @@ def learn_regions(
         sparsities: each asks for a region of at most ``sparsity · N`` entries.
         base: γ_base.
         options: the search.
-        validate: score of the model as it stands, higher is better; asked for hard masks every ``evaluate_every`` steps.
-            The best one wins, the later of equals. Without it the last one does. The base region itself is the answer to 0
-            steps alone: it may be much smaller than the budget.
-        on_step: told of every step.
+        validate: returns the score of the model as it stands, higher is better; asked for hard masks every
+            ``evaluate_every`` steps. The best mask wins, the later of equals; without ``validate``, the last one. The base
+            region itself is the answer to 0 steps alone: it may be much smaller than the budget.
+        on_step: called after every step.
 
     Returns:
         One region a sparsity, each as if it had been asked for alone.
 
     Raises:
         RegionError: θ_pre or θ_ft do not fit the space.
-        OptionError: neither a base region nor a step to learn one.
+        OptionError: there is neither a base region nor a step to learn one.
         TrainingError: the loss is not finite.
     """
     if len(theta_pre) != len(space) or len(theta_ft) != len(space):
@@ -134,78 +205,43 @@ def learn_regions(
         )
     if not len(base) and not options.steps:
         raise OptionError("An empty base region and 0 steps leave no region. Give steps, or another base region.")
-    parameters = space.parameters(model)
-    device = parameters[0].device
-    # float16 gradients of a mean over many rows would vanish without it.
-    loss_scale = 1024.0 if options.precision == "fp16" else 1.0
+    search = _Search(model, space, theta_pre, theta_ft, base, options)
     counts = [budget(len(space), sparsity) for sparsity in sparsities]
-    wide = at_least_float32(space.dtype)
-    climbed = torch.zeros(len(space), dtype=wide, device=device)  # S − S_0
-    is_base = base.mask(len(space)).to(device)
-    moved = theta_ft != theta_pre
-    pieces = list(
-        zip(parameters, *(space.views(flat) for flat in (theta_pre, theta_ft, climbed, is_base)), strict=True)
-    )
-    validation: list[list[tuple[int, float]]] = [[] for _ in counts]
     losses: list[float] = []
-    best: list[tuple[float, int, Region]] = []
+    best: dict[int, tuple[float, int, Region]] = {}  # by budget: score, step and hard mask
+    validation: dict[int, list[tuple[int, float]]] = {count: [] for count in counts}
 
     def consider(step: int) -> None:
-        # An entry that fine-tuning did not move carries nothing. Without a step, nothing speaks for any but the base.
-        for i, count in enumerate(counts):
-            if step == 0:
-                region = Region(base.indices[moved[base.indices.to(device)].cpu()][:count])
-            else:
-                region = hard_region(climbed, options.score_init, is_base, moved, count)
-            value = -math.inf
+        for count, scores in validation.items():
+            region, score = search.region(step, count), -math.inf
             if validate is not None:
                 space.load_(model, theta_pre)
-                with grafted(model, space, Graft(region, theta_ft[region.indices.to(device)])):
-                    value = validate()
-                validation[i].append((step, value))
-            if len(best) == i:
-                best.append((value, step, region))
-            elif value >= best[i][0] or validate is None:
-                best[i] = (value, step, region)
+                with grafted(model, space, Graft(region, theta_ft[region.indices.to(search.device)])):
+                    score = validate()
+                scores.append((step, score))
+            if count not in best or score >= best[count][0]:
+                best[count] = score, step, region
 
     mode = model.training
-    model.eval()
     try:
-        if options.steps == 0:
-            consider(0)
-        with trainable(model, parameters):
-            for step, batch in enumerate(batches, 1):
+        with trainable(model, search.tensors):
+            for step, batch in enumerate(islice(batches, options.steps), 1):
                 model.eval()  # validate may have put it back into training mode
-                with torch.no_grad():
-                    for parameter, pre, ft, climb, in_base in pieces:
-                        gamma = soft_mask(options.score_init + climb, in_base)
-                        parameter.copy_(torch.lerp(pre.to(wide), ft.to(wide), gamma))
-                        parameter.grad = None
-                losses.append(_accumulate(batch, forward, options.precision, device, step, loss_scale))
-                with torch.no_grad():
-                    for parameter, pre, ft, climb, in_base in pieces:
-                        if parameter.grad is None:
-                            continue
-                        sigma = (options.score_init + climb).sigmoid_()
-                        slope = sigma.mul_(1 - sigma)  # σ′
-                        gradient = (ft.to(wide) - pre).mul_(parameter.grad).mul_(torch.where(in_base, -slope, slope))
-                        climb.sub_(gradient, alpha=options.learning_rate / loss_scale)
-                        parameter.grad = None
+                losses.append(search.step_(batch, forward, step))
                 if on_step:
                     on_step(step, losses[-1])
                 if step % options.evaluate_every == 0 or step == options.steps:
                     consider(step)
-                if step == options.steps:
-                    break
+        if not best:  # there was no step, or there were fewer batches than steps
+            model.eval()
+            consider(len(losses))
     finally:
         space.load_(model, theta_pre)
         model.train(mode)
-    if not best:  # there were fewer batches than steps
-        consider(len(losses))
-    scores = climbed.add_(options.score_init)
+    scores = search.scores()
     return [
-        LearnedRegion(region, count, scores, step, tuple(values), tuple(losses))
-        for (_, step, region), count, values in zip(best, counts, validation, strict=True)
+        LearnedRegion(best[count][2], count, scores, best[count][1], tuple(validation[count]), tuple(losses))
+        for count in counts
     ]
 
 
@@ -223,26 +259,6 @@ def learn_region(
     validate: Callable[[], float] | None = None,
     on_step: OnStep | None = None,
 ) -> LearnedRegion:
-    """`learn_regions` for one sparsity."""
+    """Run `learn_regions` for one sparsity."""
     how: Any = {"base": base, "options": options, "validate": validate, "on_step": on_step}
     return learn_regions(model, space, theta_pre, theta_ft, batches, forward, sparsities=[sparsity], **how)[0]
-
-
-def _accumulate(
-    batch: Sequence[Batch],
-    forward: Callable[[Tensor, Tensor], Tensor],
-    precision: str,
-    device: torch.device,
-    step: int,
-    loss_scale: float,
-) -> float:
-    """Gradients of ``loss_scale`` times the mean loss over all rows of ``batch``; returns that mean loss."""
-    rows = sum(len(y) for _, y, _ in batch)
-    total = 0.0
-    for x, y, t in batch:
-        with autocast(precision, device.type):
-            logits = forward(x.to(device), t.to(device))
-        loss = F.cross_entropy(logits.float(), y.to(device), reduction="sum") / rows
-        (loss * loss_scale).backward()  # type: ignore[no-untyped-call]
-        total += check_loss(loss, step)
-    return total

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from forgetfree.errors import ModelError, RegionError
 from forgetfree.json_file import check, parse_json
 
-#: Of the space of a file: more entries than any model has.
+#: The most entries that a file's space may have: more than any model has.
 MOST_ENTRIES = 2**41
 #: LM heads, classifiers and poolers.
 HEADS = (
     r"(^|\.)(lm_head|cls|predictions|vocab_transform|vocab_layer_norm|vocab_projector|decoder_head"
     r"|classifier|score|pooler|readouts)\."
 )
-#: What is never grafted, in all families of models alike: embeddings with all that belongs to them, and heads (paper,
+#: What is never grafted, in any family of models: embeddings with all that belongs to them, and heads (paper,
 #: A.1: embeddings and the LM head are frozen). To the embeddings belongs what their output goes through before the
 #: first layer or between the last and the LM head (norms, projections), and every embedding within a layer (of relative
 #: positions, of segments). So a graft lies in the layers and in what their output goes through, such as a last norm.
@@ -42,7 +42,7 @@ NOT_GRAFTABLE = (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One graftable tensor: its name in the model, its shape, its dtype and where it begins."""
+    """A graftable tensor: its name in the model, its shape, its dtype and its first flat index."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """The number of entries."""
         return torch.Size(self.shape).numel()
 
 
@@ -69,12 +69,12 @@ class ParameterSpace:
     def of(
         cls, model: nn.Module, *, include: Sequence[str] = (r".",), exclude: Sequence[str] = NOT_GRAFTABLE
     ) -> ParameterSpace:
-        """The space of ``model``.
+        """Return the space of ``model``.
 
         Args:
             model: any module.
-            include: regular expressions; a tensor is graftable if one of them is found in its name …
-            exclude: … and none of these is. Default: embeddings, heads and poolers stay out.
+            include: regular expressions; a tensor is graftable if one of them matches in its name
+            exclude: and none of these does. Default: embeddings, heads and poolers.
 
         Raises:
             RegionError: no tensor is left.
@@ -101,10 +101,10 @@ class ParameterSpace:
 
     @classmethod
     def of_layout(cls, layout: str) -> ParameterSpace:
-        """The space of a `layout`.
+        """Return the space that a `layout` describes.
 
         Raises:
-            RegionError: it is none.
+            RegionError: the text describes no layout.
         """
         specs: list[TensorSpec] = []
         offset = 0
@@ -128,27 +128,27 @@ class ParameterSpace:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Of flat vectors: the narrowest dtype that holds every tensor's values exactly."""
+        """The dtype of flat vectors: the narrowest that holds every tensor's values exactly."""
         return reduce(torch.promote_types, (spec.dtype for spec in self.tensors))
 
     @cached_property
     def boundaries(self) -> Tensor:
-        """First flat index of every tensor, and the length at the end: int64 ``(P + 1,)``."""
+        """The first flat index of every tensor, and the length at the end: int64 ``(P + 1,)``."""
         return torch.tensor([spec.offset for spec in self.tensors] + [len(self)])
 
     @cached_property
     def layout(self) -> str:
-        """The layout as canonical JSON: what the ledger file stores."""
+        """The layout as canonical JSON, as files store it."""
         rows = [[t.name, list(t.shape), str(t.dtype).removeprefix("torch.")] for t in self.tensors]
         return json.dumps(rows, separators=(",", ":"))
 
     @cached_property
     def layout_hash(self) -> str:
-        """SHA-256 of the layout: equal for models of one architecture and dtype."""
+        """The SHA-256 of the layout: equal for models of one architecture and dtype."""
         return hashlib.sha256(self.layout.encode()).hexdigest()
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """The model's own tensors, in order.
+        """Return the model's own tensors, in order.
 
         Raises:
             RegionError: the model lacks one, or has it in another shape.
@@ -166,12 +166,20 @@ class ParameterSpace:
             found.append(parameter)
         return found
 
+    def check_dtypes(self, model: nn.Module) -> None:
+        """Raise ``RegionError`` unless the model has all tensors of the space, in their shapes and dtypes."""
+        for spec, tensor in zip(self.tensors, self.parameters(model), strict=True):
+            if tensor.dtype != spec.dtype:
+                raise RegionError(
+                    f"expected {spec.name!r} in {spec.dtype}, got {tensor.dtype}. Load the model with dtype={spec.dtype}."
+                )
+
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The tensors of a flat vector ``(N,)``, as views in their shapes: nothing is copied."""
+        """Return the tensors of a flat vector ``(N,)`` as views in their shapes, without copying."""
         return [flat[spec.offset : spec.offset + spec.size].view(spec.shape) for spec in self.tensors]
 
     def split(self, indices: Tensor) -> Iterator[tuple[int, Tensor, slice]]:
-        """Break sorted flat indices ``(s,)`` up by tensor.
+        """Split sorted flat indices ``(s,)`` by tensor.
 
         Yields:
             ``(i, local, where)`` for each tensor that has any: its number, the indices within it, and the
@@ -185,18 +193,18 @@ class ParameterSpace:
 
     @torch.no_grad()
     def flatten(self, model: nn.Module) -> Tensor:
-        """A copy of all graftable entries: ``(N,)`` on the model's device, in the space's dtype."""
+        """Return a copy of all graftable entries: ``(N,)`` on the model's device, in the space's dtype."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters(model)])
 
     @torch.no_grad()
     def load_(self, model: nn.Module, flat: Tensor) -> None:
-        """Copy ``flat`` ``(N,)`` into the model, each tensor in its own dtype: of what `flatten` gave, bit for bit."""
+        """Copy ``flat`` ``(N,)`` into the model, each tensor in its own dtype: bit for bit what `flatten` returned."""
         for parameter, values in zip(self.parameters(model), self.views(flat), strict=True):
             parameter.copy_(values)
 
     @torch.no_grad()
     def gather(self, model: nn.Module, indices: Tensor) -> Tensor:
-        """The model's values at sorted flat ``indices`` ``(s,)``: a copy ``(s,)`` in the space's dtype."""
+        """Return a copy ``(s,)`` of the model's values at sorted flat ``indices`` ``(s,)``, in the space's dtype."""
         self.check(indices)
         parameters = self.parameters(model)
         values = torch.empty(len(indices), dtype=self.dtype, device=parameters[0].device)
@@ -207,7 +215,7 @@ class ParameterSpace:
 
     @torch.no_grad()
     def scatter_(self, model: nn.Module, indices: Tensor, values: Tensor) -> None:
-        """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)``; touches nothing else.
+        """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)`` and nowhere else.
 
         Each tensor takes them in its own dtype: of what `gather` gave, bit for bit.
         """
@@ -227,7 +235,7 @@ class ParameterSpace:
 
 
 def _is_row(row: Any) -> bool:
-    """Whether it is a tensor's row of a layout, as JSON gives it back."""
+    """Return whether a JSON value describes a tensor of a layout."""
     if not (isinstance(row, list) and [type(part) for part in row] == [str, list, str]):
         return False
     dtype = getattr(torch, row[2], None)
@@ -236,7 +244,7 @@ def _is_row(row: Any) -> bool:
 
 
 def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What to index, and with what, to reach the entries of a tensor in place, whatever its layout in memory.
+    """Return what to index, and with what, to reach entries of a tensor in place, for any layout in memory.
 
     Args:
         tensor: of any shape and strides, such as a convolution's in channels-last.
@@ -249,12 +257,12 @@ def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """What small steps are added up in: half precision would lose them."""
+    """Return the dtype in which to add up small steps, which half precision would lose."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _outside_of_the_body(model: Any) -> set[int]:
-    """Of a Hugging Face model: its head, its input embeddings and the norm of relative ones, whatever their names."""
+    """Return the ids of a Hugging Face model's parameters in its head, its input embeddings and their norms."""
     body = getattr(model, "base_model", None)
     if not isinstance(body, nn.Module) or not hasattr(model, "get_input_embeddings"):
         return set()
@@ -267,7 +275,7 @@ def _outside_of_the_body(model: Any) -> set[int]:
 
 
 def weight_matrices(space: ParameterSpace) -> list[int]:
-    """The numbers of the tensors that are neither a bias nor a normalisation's: those of two dimensions or more.
+    """Return the numbers of the tensors with two dimensions or more: no biases, no normalisations.
 
     Raises:
         ModelError: there is none.
@@ -310,12 +318,12 @@ KINDS: tuple[tuple[str, str], ...] = tuple(
 
 
 def layer_of(name: str) -> str:
-    """The layer a tensor belongs to: the first number in its name, ``"–"`` where there is none."""
+    """Return the layer that a tensor belongs to: the first number in its name, or ``"–"``."""
     number = re.search(r"\.(\d+)\.", f".{name}")
     return number.group(1) if number else "–"
 
 
 def kind_of(name: str) -> str:
-    """The kind of a tensor (query, key, …, LayerNorm) with ``weight`` or ``bias``."""
+    """Return the kind of a tensor (query, key, …, LayerNorm) with ``weight`` or ``bias``."""
     kind = next((kind for kind, pattern in KINDS if re.search(pattern, f".{name}")), "other")
     return f"{kind} {'bias' if name.endswith('bias') else 'weight'}"

@@ -1,4 +1,4 @@
-"""A backbone and readouts by task: ``forward(x, task_labels)``, whatever the backbone reads."""
+"""A backbone and readouts by task, with ``forward(x, task_labels)`` for any kind of input."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from forgetfree.seeds import derive_seed
 #: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
 ReadoutKind = Literal["linear", "prompt", "causal", "classifier"]
 READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
-#: Of forward passes: what `autocast` computes them in.
+#: The precision of forward passes, see `autocast`.
 Precision = Literal["fp32", "bf16", "fp16"]
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
 
 
 class Current(Enum):
-    """In place of task labels: the task in training or evaluation."""
+    """Stands in for task labels: the task in training or evaluation."""
 
     TASK = "current"
 
 
 @dataclass(frozen=True)
 class TaskHead:
-    """What a readout needs to know of a task: name, label count, label-word ids (none for ``linear``)."""
+    """What a readout needs to know about a task: name, number of labels, ids of label words (none for ``linear``)."""
 
     name: str
     n_labels: int
@@ -39,21 +39,21 @@ class TaskHead:
 
 
 class ReadoutModel(nn.Module):
-    """Backbone plus readouts; subclasses say what the backbone reads (`features`, `hidden_size`).
+    """A backbone and readouts; subclasses say what the backbone reads (`features`, `hidden_size`).
 
-    Everything frozen but what a strategy trains is left to the strategies.
+    Strategies decide what is trained and what is frozen.
 
     Args:
-        backbone: from inputs to features, or to the vocabulary's logits.
+        backbone: maps inputs to features, or to the vocabulary's logits.
         readout: ``linear`` adds a layer per task, ``prompt`` and ``causal`` add none.
-        dropout: before the linear layer.
-        graftable: regular expression over parameter names; only tensors it is found in are in `space`.
-        shared_readout: one linear layer for all tasks: where a task is not known at inference, it cannot choose one.
+        dropout: the share dropped before the linear layer.
+        graftable: regular expression; only tensors whose names it matches in are in `space`.
+        shared_readout: use one linear layer for all tasks, as needed where the task is not known at inference.
     """
 
-    #: Of forward passes; logits are float32 in any case.
+    #: The precision of forward passes; logits are float32 in any case.
     precision: str = "fp32"
-    #: The label of the task in training or evaluation, which rows belong to where nothing else is said.
+    #: The label of the task in training or evaluation, to which rows belong unless another is given.
     current_task: int | None = None
 
     def __init__(
@@ -75,12 +75,12 @@ class ReadoutModel(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
+        """Return what the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
         raise NotImplementedError
 
     @property
     def hidden_size(self) -> int:
-        """Width H of the hidden states."""
+        """The width H of the hidden states."""
         raise NotImplementedError
 
     def add_task(self, head: TaskHead, seed: int = 0) -> int:
@@ -98,7 +98,7 @@ class ReadoutModel(nn.Module):
         return len(self.heads) - 1
 
     def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
-        """A task's untrained linear layer."""
+        """Return an untrained linear layer for a task."""
         # Its usual first weights would be drawn from the global generator, and so shift every later draw.
         linear = nn.Linear(self.hidden_size, head.n_labels, device="meta").to_empty(device="cpu")
         name = "shared" if self.shared_readout else head.name
@@ -111,10 +111,10 @@ class ReadoutModel(nn.Module):
         return "shared" if self.shared_readout else str(task)
 
     def task_label(self, name: str) -> int:
-        """The task label of a name.
+        """Return the task label for a name.
 
         Raises:
-            TaskError: no such task.
+            TaskError: there is no such task.
         """
         for label, head in enumerate(self.heads):
             if head.name == name:
@@ -123,27 +123,27 @@ class ReadoutModel(nn.Module):
         raise TaskError(f"The model has no task {name!r}. It reads out: {known or 'none'}.")
 
     def readout_module(self, task: int) -> nn.Module:
-        """The module that reads out task ``task``; without parameters for ``prompt`` and ``causal``."""
+        """Return the module that reads out task ``task``; it has no parameters for ``prompt`` and ``causal``."""
         return self.linears[self._key(task)] if self.readout == "linear" else nn.Module()
 
     def readouts(self) -> list[nn.Parameter]:
-        """The parameters of all readouts, each once."""
+        """Return the parameters of all readouts, each once."""
         return list(self.linears.parameters())
 
     def forward(self, x: Tensor, task_labels: Tensor | int | Current | None = Current.TASK) -> Any:
-        """Logits of the labels, float32.
+        """Return the logits of the labels, float32.
 
         Args:
             x: inputs ``(B, …)``; token ids ``(B, L)`` for language models.
-            task_labels: one task for all rows, or one a row ``(B,)``; ``None``: all tasks. Default: the task in training or
-                evaluation, for plugins and metrics that know of no task labels; where there is one readout, that.
+            task_labels: one task for all rows, or one for each row ``(B,)``; ``None``: all tasks. Default: the task in
+                training or evaluation, for plugins and metrics without task labels; or the only readout.
 
         Returns:
             ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
             does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task.
 
         Raises:
-            TaskError: the model has no such task; or no task labels are given, and no task is in training or evaluation.
+            TaskError: there is no such task; or no task labels are given, and no task is in training or evaluation.
         """
         with autocast(self.precision, x.device.type):
             features = self.features(x)
@@ -181,7 +181,7 @@ class ReadoutModel(nn.Module):
         return logits
 
     def read(self, features: Tensor, task: int) -> Tensor:
-        """Logits ``(B, n)`` of one task from `features`."""
+        """Return the logits ``(B, n)`` of one task from `features`."""
         head = self._head(task)
         if self.readout == "linear":
             linear: Any = self.linears[self._key(task)]
@@ -195,12 +195,12 @@ class ReadoutModel(nn.Module):
         return self.heads[task]
 
     def space(self) -> ParameterSpace:
-        """The backbone's graftable entries."""
+        """Return the space of the backbone's graftable entries."""
         return ParameterSpace.of(self.backbone, include=(self._graftable,))
 
 
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:
-    """Mixed precision on ``device``, for forward passes; a no-op for fp32. Losses are taken outside, in float32."""
+    """Compute forward passes in mixed precision on ``device``, except for fp32; losses stay outside, in float32."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device, dtype=torch.float16 if precision == "fp16" else torch.bfloat16)

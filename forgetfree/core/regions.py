@@ -33,18 +33,18 @@ class Region:
 
     @classmethod
     def of(cls, indices: Tensor | Iterable[int]) -> Region:
-        """A region from indices in any order, repeats allowed."""
+        """Return the region with these indices, given in any order and with repeats."""
         tensor = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), dtype=torch.int64)
         return cls(torch.unique(tensor.to("cpu", torch.int64)))
 
     @classmethod
     def empty(cls) -> Region:
-        """The region without entries."""
+        """Return the region without entries."""
         return cls(torch.empty(0, dtype=torch.int64))
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Region:
-        """The region of a boolean vector ``(N,)``."""
+        """Return the region of a boolean vector ``(N,)``."""
         return cls(mask.nonzero().squeeze(1).cpu())
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Region:
     __hash__ = None  # type: ignore[assignment]  # equal by content, and content is a tensor
 
     def mask(self, size: int) -> Tensor:
-        """The region as a boolean vector ``(size,)``."""
+        """Return the region as a boolean vector ``(size,)``."""
         mask = torch.zeros(size, dtype=torch.bool)
         mask[self.indices] = True
         return mask
@@ -74,12 +74,12 @@ class Region:
         return bool((self.indices == index).any())
 
     def isdisjoint(self, other: Region) -> bool:
-        """True where no entry lies in both."""
+        """Return whether no entry lies in both regions."""
         return len(self & other) == 0
 
 
 def biases(space: ParameterSpace) -> Region:
-    """All entries of tensors that are biases, those of LayerNorm included.
+    """Return the region of all biases, including those of LayerNorm.
 
     Raises:
         ModelError: there is none.
@@ -94,12 +94,12 @@ def biases(space: ParameterSpace) -> Region:
 
 
 def overlap(region: Region, other: Region) -> float:
-    """The share of ``other`` that also lies in ``region``: ``|γ_i ∩ γ_j| / |γ_j|`` (paper, fig. 8)."""
+    """Return the share of ``other`` that also lies in ``region``: ``|γ_i ∩ γ_j| / |γ_j|`` (paper, fig. 8)."""
     return len(region & other) / len(other) if len(other) else 0.0
 
 
 def distribution(region: Region, space: ParameterSpace, by: Callable[[str], str]) -> dict[str, int]:
-    """Entries counted by a property of their tensor's name, e.g. ``layer_of`` (paper, fig. 9) or ``kind_of`` (fig. 10).
+    """Count entries by a property of their tensor's name: ``layer_of`` (paper, fig. 9), ``kind_of`` (fig. 10).
 
     Every group of the space appears, in its order, also where it has none.
     """

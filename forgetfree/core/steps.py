@@ -1,4 +1,4 @@
-"""What every loop over training steps needs: who hears of a step, whose gradients are wanted, whether the loss is finite."""
+"""What every training loop needs: a callback for steps, gradients for some parameters only, a check of the loss."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from forgetfree.errors import TrainingError
 
-#: Told of every finished step: its number from 1, and its loss.
+#: A callback after every step, with its number from 1 and its loss.
 OnStep = Callable[[int, float], None]
 
 
 def check_loss(loss: Tensor, step: int) -> float:
-    """The loss as a number.
+    """Return the loss as a number.
 
     Raises:
         TrainingError: it is not finite.
@@ -30,7 +30,7 @@ def check_loss(loss: Tensor, step: int) -> float:
 
 @contextmanager
 def trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Only ``parameters`` want gradients inside; the model's flags, mode and gradients are put back after."""
+    """Let only ``parameters`` have gradients inside the block; restore flags, mode and gradients afterwards."""
     wanted = {id(parameter) for parameter in parameters}
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     mode = model.training

@@ -7,20 +7,30 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from forgetfree.errors import RegionError
+
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of a module's parameters and persistent buffers, on the CPU."""
+    """Return copies of a module's parameters and persistent buffers, on the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
 
 
 @torch.no_grad()
 def load_tensors_(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors of these names into ``module``, bit for bit."""
+    """Copy tensors with these names into ``module``, bit for bit."""
     for name, tensor in module.state_dict(keep_vars=True).items():
         tensor.copy_(tensors[name])
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that belong to a module's state, such as BatchNorm's: themselves, not copies."""
+    """Return the buffers that belong to a module's state, such as BatchNorm's: themselves, not copies."""
     persistent = module.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+
+
+def check_buffers(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raise ``RegionError`` unless each of the buffers ``wanted`` is among those ``found``, in its shape and dtype."""
+    for name, buffer in wanted.items():
+        got = found.get(name)
+        if got is None or got.shape != buffer.shape or got.dtype != buffer.dtype:
+            raise RegionError(f"it has no buffer {name!r} of shape {tuple(buffer.shape)} in {buffer.dtype}.")

@@ -1,4 +1,4 @@
-"""What a task trains of a backbone: whole tensors, or a region's values as one vector."""
+"""What a task trains in a backbone: whole tensors, or a region's values as one vector."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from forgetfree.core.regions import Region
 
 
 class Trained(Protocol):
-    """What a task trains of the backbone: vectors beside the model, as `RegionParameters` has one.
+    """What a task trains in the backbone: vectors beside the model, such as the one of `RegionParameters`.
 
     Attributes:
-        parameters: what the optimiser moves.
+        parameters: what the optimizer updates.
         touched: the model's tensors that need gradients.
     """
 
@@ -24,33 +24,33 @@ class Trained(Protocol):
     touched: list[nn.Parameter]
 
     def collect(self) -> None:
-        """Take the gradients of ``parameters`` from the tensors', and free those."""
+        """Take the gradients of ``parameters`` from the tensors' gradients, and free those."""
 
     def write(self) -> None:
-        """Put what ``parameters`` say into the tensors."""
+        """Write the values of ``parameters`` into the tensors."""
 
 
 class WholeTensors:
-    """Tensors trained where they stand.
+    """Tensors that are trained in place.
 
     Args:
-        tensors: which.
+        tensors: the model's tensors to train.
     """
 
     def __init__(self, tensors: Iterable[nn.Parameter]) -> None:
         self.parameters = self.touched = list(tensors)
 
     def collect(self) -> None:
-        """The gradients are where they belong."""
+        """Do nothing: the gradients are in place."""
 
     def write(self) -> None:
-        """The values are where they belong."""
+        """Do nothing: the values are in place."""
 
 
 class RegionParameters:
-    """A region's values as one trainable vector ``(s,)``, so that nothing else can move.
+    """The values of a region as one trainable vector ``(s,)``, so that no other entry can change.
 
-    The optimiser sees this vector and not the model's tensors: neither weight decay nor momentum nor rounding can reach
+    The optimizer sees this vector and not the model's tensors: neither weight decay nor momentum nor rounding can reach
     an entry outside the region. Where the tensors are narrower than float32, the vector keeps what they round away. Each
     update: `collect` gradients, step, `write`.
     """
@@ -60,7 +60,7 @@ class RegionParameters:
         device = tensors[0].device
         self._pieces = [(tensors[i], local.to(device), where) for i, local, where in space.split(region.indices)]
         self.values = nn.Parameter(space.gather(model, region.indices).to(at_least_float32(space.dtype)))
-        #: What the optimiser moves.
+        #: What the optimizer updates.
         self.parameters = [self.values]
         #: The model's tensors that hold an entry of the region: the only ones that need gradients.
         self.touched = [tensor for tensor, _, _ in self._pieces]
@@ -78,7 +78,7 @@ class RegionParameters:
 
     @torch.no_grad()
     def write(self) -> None:
-        """Put the region's values into the model's tensors."""
+        """Write the region's values into the model's tensors."""
         for tensor, local, where in self._pieces:
             flat, at = entries(tensor, local)
             flat[at] = self.values[where].to(flat)

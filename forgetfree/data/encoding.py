@@ -1,7 +1,7 @@
-"""From texts to token ids: once, up front, into one ragged tensor per split.
+"""Encoding of texts as token ids: once, before training, into one ragged tensor per split.
 
 A mini-batch is ``(x, y, t)``: token ids ``(B, L)`` padded on the right, labels ``(B,)``, task labels
-``(B,)``, all int64. Everything else a model wants (attention mask, token types, the mask position) follows
+``(B,)``, all int64. Everything else that a model needs (attention mask, token types, the mask position) follows
 from the ids: see `forgetfree.models.tokens`.
 """
 
@@ -55,13 +55,13 @@ class EncodedRows:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens per row."""
+        """The number of tokens in each row."""
         lengths: list[int] = self.offsets.diff().tolist()
         return lengths
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all ids and labels."""
+        """The SHA-256 of all ids and labels."""
         digest = hashlib.sha256()
         for tensor in (self.tokens, self.offsets, self.labels):
             digest.update(tensor.numpy().tobytes())
@@ -69,7 +69,7 @@ class EncodedRows:
 
     @property
     def targets(self) -> list[int]:
-        """Labels per row, under the name Avalanche looks for."""
+        """The label of each row, under the name that Avalanche expects."""
         labels: list[int] = self.labels.tolist()
         return labels
 
@@ -77,7 +77,7 @@ class EncodedRows:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]].long(), int(self.labels[i])
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The mini-batch of the rows at ``indices``, padded to the longest of them."""
+        """Return the mini-batch of the rows at ``indices``, padded to the longest of them."""
         return self.collate([(*self[i], self.task) for i in indices])
 
     def collate(self, items: Sequence[tuple[Any, ...]]) -> Batch:
@@ -88,7 +88,7 @@ class EncodedRows:
         return x, torch.tensor([item[1] for item in items]), torch.tensor([item[-1] for item in items])
 
     def subset(self, indices: Sequence[int]) -> EncodedRows:
-        """The rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
         return EncodedRows.of(rows, [int(self.labels[i]) for i in indices], self.task, self.pad)
 
@@ -97,14 +97,14 @@ _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
 
 
 class Encoder:
-    """Turns rows into ids by a template, within ``max_length`` tokens.
+    """Converts rows to token ids by a template, within ``max_length`` tokens.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        template: ``None`` encodes as the model was pre-trained: the text, or the pair with separators.
+        template: ``None`` encodes as in pre-training: the text, or the pair with separators.
             Otherwise a prompt, see `forgetfree.tasks.TaskDefinition`.
         max_length: the longest row in tokens. The longest text is truncated first; the prompt never is.
-        closed: whether a row ends with the tokens that the tokenizer puts there.
+        closed: whether a row ends with the tokenizer's closing tokens.
 
     Raises:
         ModelError: the tokenizer has no mask token for a template that needs one, or the template is longer
@@ -134,7 +134,7 @@ class Encoder:
             )
 
     def __call__(self, rows: Rows) -> list[list[int]]:
-        """Token ids of every row."""
+        """Return the token ids of every row."""
         texts: list[Sequence[str]] = [rows.first, rows.second] if rows.second else [rows.first]
         if self._parts is None:
             if not self._middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
@@ -151,7 +151,7 @@ class Encoder:
         return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
 
     def source(self, *, pair: bool) -> str:
-        """Python that does the same with ``tokenizer`` and nothing of ours: a function ``encode``, for model cards.
+        """Return python that does the same with ``tokenizer`` alone: a function ``encode``, for model cards.
 
         Args:
             pair: whether it is given two texts.
@@ -182,11 +182,11 @@ class Encoder:
         blank = "" if self._template is not None or self._opening or self._closing else f" or [{self._blank}]"
         lines.append(f"return {' + '.join(pieces)}{blank}")
         encode = "\n".join([f"def encode({', '.join(sorted(texts))}):", *(f"    {line}" for line in lines)])
-        prompted = self._template is not None  # whose label words stand inside, too
+        prompted = self._template is not None  # label words are inside a row, too
         return _TOKENS_SOURCE + _INSIDE_SOURCE * (prompted or "inside(" in encode) + encode
 
     def _prompt_source(self, template: str) -> tuple[dict[str, str], list[str], list[str]]:
-        """The texts in the prompt's order with what reads each, the lines that prepare them, and what the prompt is made of."""
+        """Return the prompt's texts in order with their readers, the lines that prepare them, and its parts."""
         texts: dict[str, str] = {}
         lines: list[str] = []
         pieces: list[str] = []
@@ -217,7 +217,7 @@ class Encoder:
         return ids
 
     def _room(self, texts: int) -> int:
-        """Tokens left for the texts."""
+        """Return the number of tokens left for the texts."""
         if self._parts is None:
             fixed = len(self._middle) if texts == 2 else 0
         else:
@@ -249,14 +249,14 @@ class Encoder:
             parts.append(_tokens(self._tokenizer, [text], inside=inside)[0])
 
 
-#: What stands before a text that does not begin its row.
+#: The text before a text that does not begin its row.
 _LEAD = "a"
 
 
 def _tokens(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
-    """The ids of texts without any special ones; of those ``inside`` a row as they are after other text.
+    """Return the ids of texts without special tokens; ``inside`` a row, as they are after other text.
 
-    Some tokenizers (SentencePiece's) begin whatever they are given by a space, "▁", which in a row is not there.
+    Some tokenizers (SentencePiece's) put a space, "▁", before each text, which a row does not have there.
     """
     # A text that spells a special token ("[SEP]") must not become one: ids alone tell the model where it is.
     how = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -292,7 +292,7 @@ def _literal_source(text: str, *, inside: bool) -> str:
 
 
 def _slot_source(name: str, prefix: str, style: str | None) -> list[str]:
-    """What `_Slot.of` does, as python."""
+    """Return python lines that do what `_Slot.of` does."""
     lines = [f"{name} = {name}.strip()"]
     if style == "bare":
         lines.append(f"{name} = {name}[:-1] if {name}[-1:] in tuple(string.punctuation) else {name}")
@@ -322,8 +322,8 @@ class _Slot:
 def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
     """Shorten one or two token lists to ``room`` tokens in all, always taking from the longest.
 
-    Where both are cut, they end equally long; an odd token stays with the longer, or else with the second.
-    So does ``truncation="longest_first"`` of Hugging Face's fast tokenizers.
+    If both are cut, they become equally long; an odd token stays with the longer, or else with the second.
+    Hugging Face's fast tokenizers do the same with ``truncation="longest_first"``.
     """
     if len(texts) == 1:
         return [texts[0][:room]]
@@ -334,10 +334,10 @@ def truncate(texts: list[list[int]], room: int) -> list[list[int]]:
 
 
 def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]:
-    """The vocabulary ids of the label words, each read as it stands after a space.
+    """Return the vocabulary ids of the label words, each read as it stands after a space.
 
     Raises:
-        ModelError: a word is more than one token (the message offers its first pieces), or two words are one.
+        ModelError: a word is more than one token (the message suggests others), or two words are one token.
     """
     ids = []
     for word in words:

@@ -15,7 +15,7 @@ from forgetfree.data.encoding import EncodedRows
 
 
 class DatasetExamples:
-    """Rows of a data set whose items are ``(x, label, …)``, ``x`` a tensor of one shape.
+    """Rows of a data set whose items are ``(x, label, …)``, where ``x`` is a tensor of one shape.
 
     Args:
         dataset: indexable.
@@ -36,29 +36,29 @@ class DatasetExamples:
 
     @property
     def lengths(self) -> list[int]:
-        """All 0."""
+        """0 for each row."""
         return [0] * len(self)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all inputs and labels, as they are read now."""
+        """The SHA-256 of all inputs and labels, as they are read now."""
         digest = hashlib.sha256(self.labels.numpy().tobytes())
         for row in self._rows:
             digest.update(self._dataset[row][0].contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The mini-batch of the rows at ``indices``."""
+        """Return the mini-batch of the rows at ``indices``."""
         x = torch.stack([self._dataset[self._rows[i]][0] for i in indices])
         return x, self.labels[list(indices)], torch.full((len(indices),), self.task)
 
     def subset(self, indices: Sequence[int]) -> DatasetExamples:
-        """The rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         return DatasetExamples(self._dataset, self._all_labels, self.task, [self._rows[i] for i in indices])
 
 
 class OneLength:
-    """Rows all padded to one length, as data loaders without our ``collate_fn`` need them; the model skips the padding."""
+    """Rows padded to one length, for data loaders without our ``collate_fn``; the model skips the padding."""
 
     def __init__(self, rows: EncodedRows, length: int) -> None:
         self._rows, self._length = rows, length

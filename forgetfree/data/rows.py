@@ -14,7 +14,7 @@ from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
-#: A split that is missing is held out from the training rows: this share of them, at most this many.
+#: How many training rows are held out for a missing split: this share of them, and at most this many.
 _HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
 
 
@@ -31,11 +31,11 @@ class Rows:
 
     @property
     def texts(self) -> list[tuple[str, ...]]:
-        """One text or two a row."""
+        """One tuple of one or two texts for each row."""
         return list(zip(self.first, self.second, strict=True) if self.second else zip(self.first, strict=True))
 
     def take(self, indices: Sequence[int]) -> Rows:
-        """The rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         return Rows(
             tuple(self.first[i] for i in indices),
             tuple(self.second[i] for i in indices) if self.second else (),
@@ -54,17 +54,17 @@ class TaskRows:
 
     @cached_property
     def shared(self) -> dict[str, int]:
-        """How many test rows are also rows of ``train`` and of ``validation``: by their texts, whatever their labels."""
+        """The number of test rows that are also ``train`` or ``validation`` rows: with the same texts and any label."""
         return {
             split: sum(texts in others for texts in self.test.texts)
             for split, others in (("train", set(self.train.texts)), ("validation", set(self.validation.texts)))
         }
 
     def shared_note(self, scored: EvaluatedOn = "test") -> str:
-        """What a user should know of `shared`; nothing where there are none.
+        """Return what a user should know about `shared`; empty where no row is shared.
 
         Args:
-            scored: which rows the test rows are, see `evaluated_on`.
+            scored: the split that the test rows come from, see `evaluated_on`.
         """
         names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
         found = [f"{count:,} are also {names[split]} rows" for split, count in self.shared.items() if count]
@@ -77,7 +77,7 @@ class TaskRows:
         )
 
     def fingerprint(self) -> str:
-        """SHA-256 over every row of every split: two data sets are equal if theirs are."""
+        """Return the SHA-256 over every row of every split: equal data sets have equal fingerprints."""
         digest = hashlib.sha256()
         for split in SPLITS:
             rows: Rows = getattr(self, split)
@@ -85,13 +85,13 @@ class TaskRows:
         return digest.hexdigest()
 
     def evaluated_on(self, split: EvaluatedOn) -> TaskRows:
-        """The task as it is; or for ``validation`` without its test rows, to choose options by.
+        """Return the task with the rows to score models on in place of its test rows.
 
-        Every other validation row of each label then stands in for the test rows, and the rest remain for what training
+        Every other validation row of each label then replaces the test rows, and the rest remain for what training
         itself needs validation rows for, such as choosing a mask.
 
         Raises:
-            UsageError: ``split`` is neither.
+            UsageError: ``split`` is neither ``test`` nor ``validation``.
             DataError: a label has a single validation row.
         """
         if split not in get_args(EvaluatedOn):
@@ -112,7 +112,7 @@ class TaskRows:
 
 
 def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
-    """A task with all three splits.
+    """Return a task with all three splits.
 
     A missing test split is the validation split; a missing validation split is held out from the training
     rows.

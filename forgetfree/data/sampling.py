@@ -1,4 +1,4 @@
-"""Which rows, and in which order: k-shot samples and mini-batches, all by seed."""
+"""The choice and the order of rows: k-shot samples and mini-batches, all by seed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WINDOW = 50
 
 
 def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False) -> Rows:
-    """``shots`` rows of every label, drawn by ``seed``, in the order they stand in (LM-BFF, §3).
+    """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
 
-    With ``or_fewer`` all rows of a label that has fewer.
+    With ``or_fewer``, a label with fewer rows keeps all of them.
 
     Raises:
         UsageError: ``shots`` is below 1, or a label has fewer rows.
@@ -41,18 +41,18 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False)
 def plan_batches(
     lengths: Sequence[int], batch_size: int, batches: int, seed: int, *, group_by_length: bool = True
 ) -> list[list[int]]:
-    """Row numbers of ``batches`` mini-batches: every epoch holds each row once.
+    """Return the row numbers of ``batches`` mini-batches, where every epoch holds each row once.
 
-    Batches are drawn evenly at random. Data of more than one window may be grouped by length, which saves padding: each
+    Batches are drawn evenly at random. Data with more rows than a window may be grouped by length, which saves padding: each
     random window of rows is sorted, and the batches of an epoch then come in random order. No row is favoured: the rows of
     smaller batches are drawn before any sorting, and every other batch is equally likely to come at any place.
 
     Args:
-        lengths: of all rows.
+        lengths: the lengths of all rows.
         batch_size: rows per batch. What is left of an epoch makes a smaller one, of two rows at least where that can be:
             BatchNorm cannot train on a single row.
-        batches: how many.
-        seed: of all that is drawn.
+        batches: the number of batches.
+        seed: the seed of all random choices.
         group_by_length: put rows of similar length together where the data is larger than a window.
 
     Raises:
@@ -79,23 +79,23 @@ def plan_batches(
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Row numbers of batches that hold every row once, shortest rows first: for evaluation."""
+    """Return row numbers of batches that hold every row once, shortest rows first, for evaluation."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
 def evenly(total: int, count: int | None) -> list[int]:
-    """At most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
+    """Return at most ``count`` row numbers spread evenly over ``total`` rows; all of them for ``None``."""
     if count is None or count >= total:
         return list(range(total))
     return [i * total // count for i in range(count)]
 
 
 def representative(labels: Sequence[int], count: int | None) -> list[int]:
-    """At most ``count`` row numbers that hold the labels in nearly the shares that all rows do, and each at least once.
+    """Return at most ``count`` row numbers with nearly the same shares of labels as all rows, and each label once.
 
     They are spread evenly; where that misses labels, because of their order or because they are rare, evenly within each
-    label. Of more labels than ``count``, the rarest are left out.
+    label. If there are more labels than ``count``, the rarest are left out.
     """
     rows, total = evenly(len(labels), count), Counter(labels)
     found = Counter(labels[row] for row in rows)

@@ -1,4 +1,4 @@
-"""What a data directory says of a task in ``source.json``, and what is inferred where it says nothing."""
+"""The description of a task in a data directory's ``source.json``, and what is inferred where it says nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_notes(folder: Path) -> dict[str, Any]:
 
 
 def _are_names(names: Any) -> bool:
-    """Whether these are different texts that are not blank, or whole numbers that stand for names."""
+    """Return whether these are different texts that are not blank, or whole numbers used as names."""
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
         return False
     plain = {str(name).strip() for name in names}
@@ -56,7 +56,7 @@ def _are_names(names: Any) -> bool:
 
 
 def infer(name: str, kind: Kind, notes: Mapping[str, Any], train: Rows, table: Table) -> TaskDefinition:
-    """A task that is not registered; its labels are those of the rows, unless ``notes`` name them."""
+    """Return the definition of a task that is not registered, with labels from ``source.json`` or from the rows."""
     present = sorted(set(train.labels))
     if not notes.get("label_names") and present != list(range(len(present))):
         gap = next(label for label in range(len(present)) if label not in present)
@@ -110,7 +110,7 @@ def _template(notes: Mapping[str, Any], key: str, default: str, expected: Sequen
 
 
 def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskDefinition:
-    """The registered task with its labels in the data's own order; label words follow their labels."""
+    """Return the registered task with its labels in the data's own order; label words follow their labels."""
     if len(labels) != len(task.labels):
         raise DataError(
             f"{path} names {len(labels)} labels, but task {task.name!r} has {len(task.labels)}: "
@@ -123,5 +123,5 @@ def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskD
 
 
 def _plain(label: str) -> str:
-    """A label name without case and punctuation: "Sci/Tech" and "sci_tech" are one."""
+    """Return a label name without case and punctuation: "Sci/Tech" and "sci_tech" are equal."""
     return re.sub(r"[\W_]+", "", label).lower()

@@ -2,14 +2,15 @@
 
 A directory holds ``NAME/{train,validation,test}.{parquet,jsonl,csv}`` with the columns ``text`` or
 ``text_a``, ``text_b``, and an integer ``label``. ``NAME/source.json`` may give ``label_names``,
-``label_words``, ``template``, ``causal_template`` and ``metric``; they go before what the registry says.
-For a task that is not registered, what is not given is inferred.
+``label_words``, ``template``, ``causal_template`` and ``metric``; they override the registry.
+For a task that is not registered, missing values are inferred.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
 from forgetfree.tasks import SPLITS, EvaluatedOn, Kind, slots
 
-#: What else people call a split, and the files that they keep rows in.
+#: Other common names for a split, and common suffixes of files with rows.
 _ALIASES = {"validation": ("dev", "eval", "val", "valid")}
 _TABLES = (".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tsv", ".txt", ".xlsx")
 #: The environment variable with the directory that ``--data`` is by default.
@@ -29,10 +30,10 @@ DATA_VARIABLE = "FORGETFREE_DATA"
 
 
 def default_data() -> str:
-    """What ``--data`` means when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
+    """Return what ``--data`` is when it is not given: ``FORGETFREE_DATA`` if set, else the hub.
 
     Raises:
-        UsageError: it is set to what has no UTF-8 form.
+        UsageError: its value has no UTF-8 form.
     """
     data = os.environ.get(DATA_VARIABLE) or "hub"
     if not is_text(data):
@@ -41,16 +42,16 @@ def default_data() -> str:
 
 
 def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> list[TaskRows]:
-    """The tasks of a stream with their rows.
+    """Load the tasks of a stream with their rows.
 
     Args:
         stream: a registered stream, or task names separated by commas.
         data: ``hub``, ``demo``, or a directory.
-        evaluate_on: which rows to have as test rows, see `TaskRows.evaluated_on`.
+        evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
 
     Raises:
         UsageError: the stream is empty, names a task twice or a plug-in that is broken, or the directory does not exist.
-        UnknownNameError: a name that neither the registry nor ``data`` knows.
+        UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what its task needs.
     """
     streams = registry.streams()
@@ -64,48 +65,49 @@ def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> lis
             "once and for all, so it can be learned once; to learn it again, give the data a second name."
         )
     source = _open_source(data)
-    known = set(registry.tasks()) | set(source.names())
     for name in names:
-        if name not in known and not source.holds(name):
-            if reason := registry.broken("streams").get(name):
-                raise UsageError(reason)
-            kind = "task" if len(names) > 1 or not streams else "stream or task"
-            raise UnknownNameError(kind, name, known | (set(streams) if len(names) == 1 else set()), source.hint)
+        _check_known(name, source, streams if len(names) == 1 else ())
     return [source.load(name).evaluated_on(evaluate_on) for name in names]
 
 
 def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRows:
-    """One task with its rows.
+    """Load one task with its rows.
 
     Args:
-        name: of a task, registered or in ``data``.
+        name: the name of a task, registered or in ``data``.
         data: ``hub``, ``demo``, or a directory.
-        evaluate_on: which rows to have as test rows, see `TaskRows.evaluated_on`.
+        evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
 
     Raises:
         UsageError: the name is a stream's, or of a plug-in that is broken, or the directory does not exist.
-        UnknownNameError: a name that neither the registry nor ``data`` knows.
+        UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what the task needs.
     """
     source = _open_source(data)
-    known = set(registry.tasks()) | set(source.names())
-    if name in known or source.holds(name):
-        return source.load(name).evaluated_on(evaluate_on)
-    if reason := registry.broken("streams").get(name):
-        raise UsageError(reason)
     members = registry.streams().get(name) or name.split(",")
-    if len(members) > 1:
+    if len(members) > 1 and not source.holds(name):
         raise UsageError(
             f"Expected one task, got the {len(members)} of {name!r}: {', '.join(members)}. Give one of them."
         )
-    raise UnknownNameError("task", name, known, source.hint)
+    _check_known(name, source)
+    return source.load(name).evaluated_on(evaluate_on)
+
+
+def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
+    """Raise unless the registry or ``source`` has a task of this name; ``streams`` are names to suggest, too."""
+    known = {*registry.tasks(), *source.names()}
+    if name in known or source.holds(name):
+        return
+    if reason := registry.broken("streams").get(name):
+        raise UsageError(reason)
+    raise UnknownNameError("stream or task" if streams else "task", name, {*known, *streams}, source.hint)
 
 
 # -- Sources ---------------------------------------------------------------------------------------------
 
 
 class _Directory:
-    """``--data DIR``."""
+    """The source ``--data DIR``."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -124,7 +126,7 @@ class _Directory:
         )
 
     def holds(self, name: str) -> bool:
-        """Whether there is a folder, whatever is in it: `load` says what is missing."""
+        """Return whether there is a folder, with any content: `load` says what is missing."""
         return any(path.name == name and path.is_dir() for path in self.root.iterdir())
 
     def load(self, name: str) -> TaskRows:
@@ -166,7 +168,7 @@ class _Directory:
 
 
 def _check_left_out(name: str, folder: Path, split: str) -> None:
-    """Raise ``DataError`` if a split is missing, and a file is there that may be meant for it."""
+    """Raise ``DataError`` if a split is missing and there is a file that may be meant for it."""
     for path in sorted(folder.iterdir()):
         if path.stem.lower() in (split, *_ALIASES.get(split, ())) and path.suffix.lower() in _TABLES:
             raise DataError(
@@ -176,7 +178,7 @@ def _check_left_out(name: str, folder: Path, split: str) -> None:
 
 
 class _Hub:
-    """``--data hub``: through the ``datasets`` library."""
+    """The source ``--data hub``, through the ``datasets`` library."""
 
     hint = "For data of your own, give --data DIR; the embedded tasks need --data demo."
 
@@ -225,7 +227,7 @@ class _Hub:
 
 
 def _hub_texts(table: Any, column: str) -> list[Any]:
-    """A column of the hub, or the texts that a template makes of several; what a row lacks is left out of its text."""
+    """Return a column of the hub, or the texts that a template makes of several, without missing values."""
     names = slots(column)
     if not names:
         return list(table[column])
@@ -235,7 +237,7 @@ def _hub_texts(table: Any, column: str) -> list[Any]:
 
 
 class _Embedded:
-    """``--data demo`` and whatever else the registry lists as a source."""
+    """A source that the registry lists, such as ``--data demo``."""
 
     def __init__(self, name: str) -> None:
         self._load = registry.SOURCES[name].load()
@@ -258,7 +260,10 @@ class _Embedded:
         return complete(task, rows)
 
 
-def _open_source(data: str) -> _Directory | _Hub | _Embedded:
+_Source = _Directory | _Hub | _Embedded
+
+
+def _open_source(data: str) -> _Source:
     if data == "hub":
         return _Hub()
     if data in registry.SOURCES:

@@ -1,4 +1,4 @@
-"""What one file of a data directory holds: parquet, jsonl or csv, read and checked row by row."""
+"""The files of a data directory (parquet, jsonl or csv), read and checked row by row."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ FORMATS = ("parquet", "jsonl", "csv")
 #: The columns of a pair of texts.
 PAIR = ("text_a", "text_b")
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
-#: The largest file that is read: bytes, unpacked where it is packed; rows; characters of a line of csv or jsonl.
+#: The largest file that is read: in bytes (unpacked), in rows, and in characters for a line of csv or jsonl.
 MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
-#: Digits that a label may have: any fits into 64 bits.
+#: The most digits of a label: all such numbers fit into 64 bits.
 _DIGITS = 18
 
 
 @dataclass(frozen=True)
 class Table:
-    """What one file holds, column by column.
+    """The content of one file, column by column.
 
     Attributes:
         where: the file, for messages.
         columns: column name to values.
-        numbers: how the file itself numbers its rows: parquet from 0, csv records from 1, jsonl by line.
+        numbers: the numbers of the rows, for messages: parquet and csv count records from 1, jsonl counts lines.
     """
 
     where: str
@@ -42,7 +42,7 @@ class Table:
     numbers: Sequence[int]
 
     def rows(self, kind: Kind) -> Rows:
-        """The rows of a task of that kind.
+        """Return the rows of a task of that kind.
 
         Raises:
             DataError: a column is missing or empty, or a row holds something else than texts and a label from 0.
@@ -63,7 +63,7 @@ class Table:
         return Rows(texts[0], texts[1] if kind == "pair" else (), labels)
 
     def check_labels(self, rows: Rows, task: TaskDefinition) -> None:
-        """Raise ``DataError`` unless every label is one of the task's."""
+        """Raise ``DataError`` unless every label is one of the task's labels."""
         count = len(task.labels)
         for i, label in enumerate(rows.labels):
             if label >= count:
@@ -96,7 +96,7 @@ class Table:
 
 
 def read_table(folder: Path, split: str) -> Table | None:
-    """The file of a split, whatever its format; ``None`` where there is none.
+    """Read the file of a split, in any of the formats; ``None`` if there is none.
 
     Raises:
         DataError: there are several, or it cannot be read.
@@ -139,7 +139,9 @@ def _read_parquet(path: Path) -> Table:
         _check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
         _check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", MOST_BYTES)
         parts, held = [file.schema_arrow.empty_table()], 0
-        for batch in file.iter_batches(batch_size=2048):  # a text that stands there once may be repeated without end
+        for batch in file.iter_batches(
+            batch_size=2048
+        ):  # a text that is stored once may be repeated any number of times
             columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch.columns]
             held += sum(column.nbytes for column in columns)
             _check_size(path, held, "bytes or more when unpacked", MOST_BYTES)
@@ -149,7 +151,7 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    """The lines of a file, none of which may be without end."""
+    """Yield the lines of a file, and refuse a line without end."""
     number = 0
     while line := file.readline(MOST_LINE + 1):
         number += 1
@@ -163,7 +165,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """The csv module takes texts of 131,072 characters at most; here they may be as long as a line."""
+    """Let texts be as long as a line: the csv module reads at most 131,072 characters by default."""
     before = csv.field_size_limit(MOST_LINE)
     try:
         yield
@@ -223,6 +225,6 @@ def _read_jsonl(path: Path) -> Table:
 
 
 def _shown(value: Any) -> str:
-    """A value as a reader of the file sees it, shortened."""
+    """Return a value as a reader of the file sees it, shortened."""
     text = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:60]}…"

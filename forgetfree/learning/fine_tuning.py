@@ -1,4 +1,4 @@
-"""θ_ft: the model fine-tuned on one task alone, under a key that names everything that determines it."""
+"""θ_ft, the model fine-tuned on one task alone, and the key that names everything that determines it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from forgetfree.models.state import ModelState
 
 
 def full_steps(options: TrainingOptions, task: StreamTask) -> int:
-    """``options.steps``, or the paper's rule."""
+    """Return ``options.steps``, or the steps of the paper's rule."""
     return options.steps or paper_steps(len(task.definition.labels), task.shots)
 
 
 def fine_tuned_key(
     loaded: LoadedModel, task: StreamTask, pre: ModelState, options: TrainingOptions, seed: int, device: torch.device
 ) -> str:
-    """The beginning of the task's name and a digest of everything that determines its fine-tuned model.
+    """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
 
     Args:
         loaded: the model.
         task: the task, its sample drawn.
         pre: θ_pre, with the task's untrained readout.
-        options: how; what is no training option does not count.
-        seed: of the run; that of batches and dropout derives from it.
-        device: where it is trained.
+        options: how to train; only training options count.
+        seed: that of the run, from which the seeds of batches and dropout are derived.
+        device: where the model is trained.
     """
     model = loaded.model
     training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
@@ -55,7 +55,7 @@ def fine_tuned_key(
         "threads": torch.get_num_threads(),
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, which may not be of any length
+    return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
 
 
 def fine_tuned_state(
@@ -66,15 +66,17 @@ def fine_tuned_state(
     seed: int,
     on_step: OnStep | None = None,
 ) -> ModelState:
-    """Fine-tune θ_pre on ``task``; the model holds θ_pre before and after, and the readouts of other tasks stay.
+    """Fine-tune θ_pre on ``task``.
+
+    The model holds θ_pre before and afterwards, and the readouts of other tasks do not change.
 
     Args:
         loaded: the model.
         task: the task, its sample drawn.
         pre: θ_pre, with the task's untrained readout.
-        options: how.
-        seed: of batches and dropout.
-        on_step: told of every update.
+        options: how to train.
+        seed: for batches and dropout.
+        on_step: called after every update.
     """
     model = loaded.model
     pre.load_(model, [task.name])

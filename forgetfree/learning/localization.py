@@ -1,8 +1,9 @@
-"""Localizing the skill of one task: from a fine-tuned model and its rows to a region (paper, §2, eqs. 3 and 4)."""
+"""Localizes the skill of one task: from a fine-tuned model and rows to a region (paper, §2, eqs. 3 and 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from forgetfree.seeds import derive_seed
 
 @dataclass(frozen=True, kw_only=True)
 class LocalizationOptions(TrainingOptions):
-    """Fine-tuning, then localizing."""
+    """How a task is fine-tuned and then localized."""
 
     sparsity: float = option(
         1e-4, "share of the graftable entries a region may have; the paper: 1e-4", above=0, at_most=1
@@ -63,14 +64,14 @@ class LocalizationOptions(TrainingOptions):
 
 
 def check_localization(options: LocalizationOptions, space: ParameterSpace) -> None:
-    """Raise ``OptionError`` unless the sparsity leaves an entry, and something chooses the region."""
+    """Raise ``OptionError`` unless the sparsity allows an entry, and something chooses the region."""
     budget(len(space), options.sparsity)
     if options.base == "empty" and options.mask_steps == 0:
         raise OptionError("base=empty with mask_steps=0 leaves no region. Set mask_steps above 0, or base=movement.")
 
 
 def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int) -> MaskOptions:
-    """How S is learned on ``rows`` training rows, after as many updates of fine-tuning."""
+    """Return how S is learned on ``rows`` training rows, after this many updates of fine-tuning."""
     size = min(options.mask_batch_size, rows)
     steps = options.mask_steps
     if steps is None:
@@ -97,17 +98,17 @@ def choose_base(
     seed: int,
     fisher_rows: int,
 ) -> Region:
-    """γ_base of any kind, of at most ``count`` entries.
+    """Choose γ_base of any kind, with at most ``count`` entries.
 
     Args:
-        kind: which.
+        kind: the kind of γ_base.
         model: holds θ_pre and the task's fine-tuned readout.
         rows: the task's training rows.
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
-        count: entries.
-        seed: of random entries.
-        fisher_rows: read at most so many rows for the Fisher information, spread evenly.
+        count: the number of entries.
+        seed: for random entries.
+        fisher_rows: the most rows that are read for the Fisher information, spread evenly.
     """
     if kind == "bias":
         return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
@@ -118,18 +119,18 @@ def choose_base(
 
 
 def base_size(options: LocalizationOptions, mask: MaskOptions, count: int) -> int:
-    """Entries of γ_base for a region of at most ``count``: all of them where no S is learned."""
+    """Return the size of γ_base for a region of at most ``count`` entries: all of them if no S is learned."""
     return count if mask.steps == 0 else max(1, int(options.base_fraction * count + 1e-6))
 
 
 def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Region | None, space_size: int) -> int:
-    """How many searches for S the sparsities take: one, or one each where each has a γ_base of its own size.
+    """Return how many searches for S the sparsities need: one, or one for each γ_base of its own size.
 
     Args:
-        options: the kind of base, where none is given.
-        sparsities: of the regions.
-        base: γ_base, if it is given: of one that is too large the most moved entries are taken.
-        space_size: entries of the parameter space.
+        options: name the kind of base, if no base is given.
+        sparsities: those of the regions.
+        base: γ_base, if it is given; one that is too large is cut to its most moved entries.
+        space_size: the number of entries of the parameter space.
     """
     smallest = budget(space_size, min(sparsities))
     sized = options.base != "empty" if base is None else len(base) > smallest
@@ -153,19 +154,21 @@ def localize(
     base: Region | None = None,
     on_step: OnStep | None = None,
 ) -> list[LearnedRegion]:
-    """γ of one task by eqs. 3 and 4, with the fine-tuned readout: one a sparsity, each as if asked for alone.
+    """Find γ of one task by eqs. 3 and 4, with the fine-tuned readout: one for each sparsity.
+
+    Each is found as if it were the only one.
 
     Args:
-        model: holds θ_pre, before and after.
+        model: holds θ_pre, before and afterwards.
         task: its training rows teach S, its validation rows choose between hard masks.
         pre: θ_pre.
         fine_tuned: θ_ft, with the task's readout.
         options: base, rows to validate on.
         mask: how S is learned, see `mask_options`.
         sparsities: the shares of the space that the regions may have.
-        seed: of a random base and of the batches.
-        base: γ_base; of a larger one the most moved of its entries. Default: of the kind the options name.
-        on_step: told of every step.
+        seed: for a random base and for the batches.
+        base: γ_base, cut to its most moved entries if it is too large. Default: of the kind that the options name.
+        on_step: called after every step.
     """
     space = model.space()
     if searches(options, sparsities, base, len(space)) > 1:
@@ -175,7 +178,6 @@ def localize(
             how: dict[str, Any] = {"sparsities": [each], "seed": seed, "base": base, "on_step": told}
             found += localize(model, task, pre, fine_tuned, options, mask, **how)
         return found
-    counts = [budget(len(space), sparsity) for sparsity in sparsities]
     device = next(model.parameters()).device
     theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
     validation = task.validation.subset(representative(task.validation.labels.tolist(), options.validation_rows))
@@ -184,39 +186,21 @@ def localize(
         logits = predict(model, validation, batch_size=options.evaluation_batch_size, precision=options.precision)
         return Predictions(logits.numpy(), validation.labels.numpy()).score(task.definition.metric)
 
-    def batches() -> Iterator[list[Batch]]:
-        draw = derive_seed(seed, "batches")
-        # Each step moves every score: rows of one length would speak for their kind alone.
-        for rows in plan_batches(task.train.lengths, mask.batch_size, mask.steps, draw, group_by_length=False):
-            yield [task.train.batch(part) for part in micro_batches(rows, mask.micro_batch_size)]
-
-    readout = model.readout_module(task.label)
-    untrained = tensors_of(readout)
-    load_tensors_(readout, fine_tuned.readouts[task.name])
-    # BatchNorm's statistics of the task: a mask is judged as the trained region will be.
-    _load_buffers(model, fine_tuned)
-    mode = model.training
-    model.eval()  # no dropout, the readout's included
-    try:
+    with _reading_as(fine_tuned, pre, model, task):
+        count = budget(len(space), sparsities[0])
         if base is None:
+            size, draw = base_size(options, mask, count), derive_seed(seed, "base")
             base = choose_base(
-                options.base,
-                model,
-                task.train,
-                theta_pre,
-                theta_ft,
-                base_size(options, mask, counts[0]),
-                seed=derive_seed(seed, "base"),
-                fisher_rows=options.fisher_rows,
+                options.base, model, task.train, theta_pre, theta_ft, size, seed=draw, fisher_rows=options.fisher_rows
             )
-        elif len(base) > counts[0]:
-            base = most_moved(theta_pre, theta_ft, counts[0], among=base)
+        elif len(base) > count:
+            base = most_moved(theta_pre, theta_ft, count, among=base)
         return learn_regions(
             model.backbone,
             space,
             theta_pre,
             theta_ft,
-            batches(),
+            _batches(task.train, mask, derive_seed(seed, "batches")),
             model,
             sparsities=sparsities,
             base=base,
@@ -224,6 +208,28 @@ def localize(
             validate=score,
             on_step=on_step,
         )
+
+
+def _batches(rows: Examples, mask: MaskOptions, seed: int) -> Iterator[list[Batch]]:
+    """Yield the mini-batches of each step."""
+    # Each step changes every score, so it must not depend on rows of one length alone.
+    for batch in plan_batches(rows.lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
+        yield [rows.batch(part) for part in micro_batches(batch, mask.micro_batch_size)]
+
+
+@contextmanager
+def _reading_as(fine_tuned: ModelState, pre: ModelState, model: ReadoutModel, task: StreamTask) -> Iterator[None]:
+    """Give the model the fine-tuned readout and buffers, without dropout; restore it after the block.
+
+    A mask is judged as the trained region will be: with BatchNorm's statistics of the task.
+    """
+    readout, mode = model.readout_module(task.label), model.training
+    untrained = tensors_of(readout)
+    load_tensors_(readout, fine_tuned.readouts[task.name])
+    _load_buffers(model, fine_tuned)
+    model.eval()
+    try:
+        yield
     finally:
         model.train(mode)
         load_tensors_(readout, untrained)

@@ -1,4 +1,4 @@
-"""What a strategy tells the world while it works. The silent monitor is the default; the command line shows it."""
+"""Reports of a strategy's progress. The silent monitor is the default; the command line shows a visible one."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ PHASE_NAMES: dict[Phase, str] = {
 
 
 class Monitor:
-    """Hears of every phase and step, and shows nothing."""
+    """Is told of every phase and step, and shows nothing."""
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """One phase of one task.
+        """Give a callback for the steps of one phase of one task.
 
         Args:
             task: its name.
-            phase: which.
-            steps: how many steps it will take.
+            phase: the phase.
+            steps: the number of steps it will take.
 
         Yields:
-            What to call after each step, with its number and its loss (NaN where there is none).
+            A callback for each step, with its number and its loss (NaN if there is none).
         """
         yield lambda step, loss: None
 
 
 class Stopwatch(Monitor):
-    """Passes everything on to another monitor, and adds up the seconds of each phase.
+    """Passes everything on to another monitor, and sums up the seconds of each phase.
 
     Attributes:
-        seconds: by phase, of those that took place.
+        seconds: the seconds of each phase so far.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -54,7 +54,7 @@ class Stopwatch(Monitor):
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """One phase of one task."""
+        """Measure one phase of one task."""
         begin = time.perf_counter()
         try:
             with self._monitor.phase(task, phase, steps) as on_step:
@@ -64,14 +64,14 @@ class Stopwatch(Monitor):
 
 
 class PlainMonitor(Monitor):
-    """A line when a phase begins, at most one every 20 seconds while it lasts, and one when it ends."""
+    """Prints a line when a phase ends, and at most one every 20 seconds before."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Lines such as ``qnli-agnews-sst2 · fine-tune · seed 0 · qnli · train 40/800 loss 0.61 (2:31 left)``."""
+        """Print lines such as ``… · fine-tune · seed 0 · qnli · train 40/800 loss 0.61 (2:31 left)``."""
         start = spoken = time.monotonic()
         done, last = 0, math.nan
 
@@ -92,7 +92,7 @@ class PlainMonitor(Monitor):
 
 
 def shown_loss(loss: float) -> str:
-    """The loss behind a step; nothing for NaN."""
+    """Return the text of a loss; empty for NaN."""
     return "" if math.isnan(loss) else f" loss {loss:.3f}"
 
 

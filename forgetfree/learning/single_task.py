@@ -51,11 +51,11 @@ class SingleTask:
         rows: the task and its rows.
         shots: training rows per label; default: all.
         or_fewer: take all rows of a label that has fewer, instead of refusing.
-        seed: of the sample and of all training.
+        seed: for the sample and all training.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         device: where to train.
-        store: where fine-tuned models are kept and shared; default: in memory.
-        monitor: hears of phases and steps.
+        store: keeps and shares fine-tuned models; default: in memory.
+        monitor: is told of phases and steps.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SingleTask:
     # -- Models ----------------------------------------------------------------------------------------------
 
     def fine_tuned(self, options: TrainingOptions) -> ModelState:
-        """θ_ft: made once under everything that determines it, and the very one that strategies make and share."""
+        """Return θ_ft, made once for everything that determines it and shared with strategies."""
 
         def make() -> ModelState:
             seed = derive_seed(self.seed, "fine_tune", self.task.name)
@@ -93,7 +93,7 @@ class SingleTask:
         return self._store.get_or_make(self.key(options), make)
 
     def key(self, options: TrainingOptions) -> str:
-        """The key of θ_ft in the store."""
+        """Return the key of θ_ft in the store."""
         return fine_tuned_key(self.loaded, self.task, self.pre, options, self.seed, self.device)
 
     def localized(
@@ -103,13 +103,15 @@ class SingleTask:
         sparsities: Sequence[float] | None = None,
         base: Region | None = None,
     ) -> list[LearnedRegion]:
-        """γ by eqs. 3 and 4: one a sparsity, each as if asked for alone; from an empty γ_base in one search.
+        """Find γ by eqs. 3 and 4: one for each sparsity, independent of the others.
+
+        From an empty γ_base, one search finds all.
 
         Args:
             fine_tuned: θ_ft.
-            options: how.
-            sparsities: default: that of the options.
-            base: γ_base; of a larger one the most moved of its entries. Default: of the kind that the options name.
+            options: how to localize.
+            sparsities: the shares that the regions may have; default: that of the options.
+            base: γ_base, cut to its most moved entries if too large. Default: of the kind that the options name.
         """
         wanted = [options.sparsity] if sparsities is None else list(sparsities)
         for sparsity in wanted:
@@ -132,7 +134,7 @@ class SingleTask:
             )
 
     def base(self, kind: BaseKind, fine_tuned: ModelState, count: int, fisher_rows: int = 256) -> Region:
-        """A region that is not learned, of at most ``count`` entries: see `choose_base`."""
+        """Choose a region that is not learned, of at most ``count`` entries: see `choose_base`."""
         seed = derive_seed(derive_seed(self.seed, "localize", self.task.name), "base")
         theta_pre, theta_ft = self.pre.theta.to(self.device), fine_tuned.theta.to(self.device)
         with self.holding(replace(fine_tuned, theta=self.pre.theta)):
@@ -148,17 +150,17 @@ class SingleTask:
             )
 
     def grafted(self, fine_tuned: ModelState, region: Region) -> ModelState:
-        """θ(γ) of eq. 1, with the fine-tuned readout."""
+        """Return θ(γ) of eq. 1, with the fine-tuned readout."""
         return replace(fine_tuned, theta=graft_theta(self.pre.theta, fine_tuned.theta, region))
 
     def retrained(self, start: ModelState, region: Region, options: TrainingOptions) -> ModelState:
-        """θ_pre with ``region`` alone trained on the task, and the readout with it (paper, §3.1).
+        """Train ``region`` of θ_pre alone on the task, together with the readout (paper, §3.1).
 
-        With AdamW the rate is that of fine-tuning times √(N/s) for s of N entries, so that an update is as long as there.
+        With AdamW the rate is that of fine-tuning times √(N/s) for s of N entries, so that updates are equally long.
 
         Args:
-            start: whose readout is trained on; its θ does not matter.
-            region: what is trained, from θ_pre.
+            start: the state whose readout is trained further; its θ is not used.
+            region: what is trained, starting from θ_pre.
             options: those of fine-tuning.
         """
         rate = options.learning_rate
@@ -177,10 +179,10 @@ class SingleTask:
             return ModelState.of(self.model, [self.task.name])
 
     def graft(self, fine_tuned: ModelState, region: Region, sparsity: float) -> Graft:
-        """The skill on its own: what `grafted` holds at ``region``, to be saved and put into the same model elsewhere.
+        """Return what `grafted` holds at ``region`` as a graft, which can be saved and applied elsewhere.
 
         Args:
-            fine_tuned: whose values, readout and buffers it takes.
+            fine_tuned: the state with the graft's values, readout and buffers.
             region: γ.
             sparsity: the share of the space that the region was allowed.
         """
@@ -209,7 +211,7 @@ class SingleTask:
 
     @contextmanager
     def holding(self, state: ModelState) -> Iterator[None]:
-        """The model with ``state`` inside, θ_pre after."""
+        """Load ``state`` into the model; it holds θ_pre again after the block."""
         try:
             state.load_(self.model, [self.task.name])
             yield
@@ -221,7 +223,7 @@ class SingleTask:
     def answers(
         self, state: ModelState, rows: Examples | None = None, options: TrainingOptions | None = None
     ) -> Predictions:
-        """What the model answers.
+        """Return the model's predictions.
 
         Args:
             state: its θ and readout.
@@ -235,6 +237,6 @@ class SingleTask:
         return Predictions(logits.numpy(), rows.labels.numpy())
 
     def encode(self, rows: Rows) -> EncodedRows:
-        """Rows of another data set, read as this task's: by its prompt, for its readout."""
+        """Encode rows of another data set as this task's rows, by its prompt and for its readout."""
         encoder = self.loaded.encoder(self.task.definition)
         return EncodedRows.of(encoder(rows), list(rows.labels), self.task.label, self.loaded.pad)

@@ -21,13 +21,13 @@ class StreamTask:
     """One task of a stream, encoded for its model.
 
     Attributes:
-        definition: what it is.
+        definition: the task's definition.
         label: its position in the stream; in mini-batches its task label, unless the stream withholds that.
-        shots: training rows per label that were asked for; where all are taken, those of the rarest label, at most 512:
+        shots: the training rows per label that were asked for; if all are used, those of the rarest label, at most 512:
             more rows mean no more updates (`paper_steps`).
-        train, validation, test: the rows.
-        fingerprint: of all the task's rows, before sampling.
-        classes: the labels it may have, as its rows and the logits number them.
+        train, validation, test: the encoded rows.
+        fingerprint: that of all the task's rows, before sampling.
+        classes: the numbers of its labels in rows and logits.
     """
 
     definition: TaskDefinition
@@ -47,10 +47,10 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """How a task's labels are numbered among those that its readout tells apart.
+    """How a task's labels are numbered among those that its readout distinguishes.
 
     Attributes:
-        width: of the logits; ``None``: the task's own label count.
+        width: the width of the logits; ``None``: the number of the task's labels.
         first: the number of the task's first label.
         task_known: whether mini-batches carry the task's label, or 0.
     """
@@ -70,14 +70,14 @@ def encode_task(
     test_limit: int | None = None,
     labels: LabelSpace = LabelSpace(),  # frozen
 ) -> StreamTask:
-    """Add the task's readout to the model, draw its sample, tokenise once.
+    """Add the task's readout to the model, draw its sample, and tokenize once.
 
     Args:
         rows: the task and all its rows.
-        loaded: the model; it gets one readout more.
+        loaded: the model, to which a readout is added.
         shots: training rows per label; default: all.
-        or_fewer: take all rows of a label that has fewer, instead of refusing.
-        seed: of the sample and of the readout's first weights.
+        or_fewer: accept labels with fewer rows, and take all of those.
+        seed: for the sample and the readout's first weights.
         test_limit: keep at most this many test rows, spread evenly; default: all.
         labels: how its labels are numbered.
 
@@ -110,7 +110,7 @@ def encode_task(
 
 
 def _check_metric(rows: TaskRows) -> None:
-    """F1 is 0 for every model on rows without label 1: it would choose the first of all masks, and report it as a failure."""
+    """Raise ``DataError`` if F1 cannot be measured: it is 0 for every model on rows without label 1."""
     for split in ("validation", "test"):
         if rows.task.metric == "f1" and 1 not in getattr(rows, split).labels:
             raise DataError(
@@ -123,7 +123,7 @@ def _check_metric(rows: TaskRows) -> None:
 def label_spaces(
     tasks: Sequence[TaskDefinition], loaded: LoadedModel, scenario: Scenario
 ) -> tuple[list[TaskDefinition], list[LabelSpace]]:
-    """Definitions and label numbers of each task, as the scenario has them.
+    """Return definitions and label numbers of each task for the scenario.
 
     Raises:
         UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.

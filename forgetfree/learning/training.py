@@ -1,7 +1,7 @@
-"""Training on one task: options, optimiser, the step, and the plain loop around it.
+"""Training on one task: options, optimizer, the update, and the plain loop around it.
 
 The Avalanche strategies run their own loop around the same `Update`, on the same batches and seeds, and so
-end in the same bits (a test holds them together).
+end with the same bits (a test compares them).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forgetfree.seeds import derive_seed
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(Options):
-    """How a task is trained. Defaults are the paper's (A.2 and §3) where nothing else is said."""
+    """How a task is trained. The defaults are the paper's (A.2 and §3) unless something else is said."""
 
     optimizer: Literal["sgd", "adamw"] = option(
         "sgd", "the paper fine-tunes by SGD: its moves localize well (§3.2, fig. 5)"
@@ -58,12 +58,12 @@ class TrainingOptions(Options):
     evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
 
 
-#: So many shots set the number of updates where there are thousands.
+#: The number of shots that determines the number of updates if there are thousands.
 MOST_SHOTS = 512
 
 
 def paper_steps(n_labels: int, shots: int) -> int:
-    """The paper's number of updates: 16·n·k for k shots, 16·n·512 from 4096 shots on (A.2).
+    """Return the paper's number of updates: 16·n·k for k shots, 16·n·512 from 4096 shots on (A.2).
 
     >>> paper_steps(2, 64), paper_steps(2, 4096)
     (2048, 16384)
@@ -72,7 +72,7 @@ def paper_steps(n_labels: int, shots: int) -> int:
 
 
 def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
-    """The factor on the learning rate after ``done`` of ``steps`` updates: up over the warm-up, then by the schedule."""
+    """Return the factor on the learning rate after ``done`` of ``steps`` updates: warm-up, then the schedule."""
     rising = round(options.warmup * steps)
     if done < rising:
         return (done + 1) / rising
@@ -80,14 +80,14 @@ def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
 
 
 class Update:
-    """One optimiser with its schedule, penalty and precision: `backward` per mini-batch, `step` per update.
+    """One optimizer with its schedule, penalty and precision: `backward` per mini-batch, `step` per update.
 
     Args:
         backbone: graftable tensors (or a region's values) to train.
         readout: the task's own tensors.
-        options: how.
-        steps: updates to come, for the schedule.
-        anchors: θ_pre of ``backbone``, tensor by tensor: what the ℓ1 penalty pulls towards.
+        options: how to train.
+        steps: the number of updates, for the schedule.
+        anchors: θ_pre of ``backbone``, tensor by tensor, towards which the ℓ1 penalty pulls.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Update:
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def before_step(self) -> None:
-        """Make the gradients true: unscaled, with the penalty's, clipped."""
+        """Unscale the gradients, add the penalty's, and clip them."""
         if self._options.precision == "fp16":
             self._scaler.unscale_(self.optimizer)
         for parameter, anchor in zip(self._backbone, self._anchors, strict=False):
@@ -132,7 +132,7 @@ class Update:
             nn.utils.clip_grad_norm_(self.trained, self._options.max_gradient_norm)
 
     def step(self) -> None:
-        """Move the weights."""
+        """Update the weights."""
         scale = self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
@@ -141,13 +141,13 @@ class Update:
 
 
 def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int) -> list[list[int]]:
-    """Row numbers of every batch of a training phase."""
+    """Return the row numbers of every batch of a training phase."""
     return plan_batches(lengths, options.batch_size, steps, derive_seed(seed, "batches"))
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one forward pass takes of a batch: its rows, their share of it, and whether it opens or closes an update."""
+    """The input of one forward pass: rows, their share of the batch, and whether they open or close an update."""
 
     rows: Sequence[int]
     share: float
@@ -156,7 +156,7 @@ class Part:
 
 
 def parts(batch: Sequence[int], accumulation: int) -> Iterator[Part]:
-    """A batch cut into ``accumulation`` parts of nearly equal size (fewer where it has fewer rows)."""
+    """Cut a batch into ``accumulation`` parts of nearly equal size; fewer if it has fewer rows."""
     count = min(accumulation, len(batch))
     for i in range(count):
         rows = batch[len(batch) * i // count : len(batch) * (i + 1) // count]
@@ -164,7 +164,7 @@ def parts(batch: Sequence[int], accumulation: int) -> Iterator[Part]:
 
 
 def training_mode(model: nn.Module, dropout: bool) -> None:
-    """Put ``model`` into training mode; without ``dropout`` only what gathers statistics, such as BatchNorm."""
+    """Set ``model`` to training mode; without ``dropout``, only modules with statistics, such as BatchNorm."""
     model.train(dropout)
     if not dropout:
         for module in model.modules():
@@ -182,15 +182,15 @@ def fine_tune(
     on_step: OnStep | None = None,
     trained: Trained | None = None,
 ) -> None:
-    """Fine-tune graftable entries and the task's readout, from the weights the model has, in place.
+    """Fine-tune graftable entries and the task's readout in place, from the weights that the model has.
 
     Args:
         model: the model; its backbone and the readout of ``rows.task`` change, nothing else.
         rows: the training rows of one task.
-        options: how.
-        steps: updates.
-        seed: of batches and dropout.
-        on_step: told of every update.
+        options: how to train.
+        steps: the number of updates.
+        seed: for batches and dropout.
+        on_step: called after every update.
         trained: what is trained of the backbone; default: all graftable tensors.
 
     Raises:
@@ -224,7 +224,7 @@ def fine_tune(
 
 @torch.no_grad()
 def predict(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
-    """Logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode."""
+    """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode."""
     device = next(model.parameters()).device
     mode = model.training
     model.eval()

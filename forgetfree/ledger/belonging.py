@@ -1,4 +1,4 @@
-"""Whether a ledger belongs to what is to answer with it. Each check raises ``LedgerError`` and says what differs."""
+"""Checks that a ledger belongs to a model. Each raises ``LedgerError`` and says what differs."""
 
 from __future__ import annotations
 
@@ -8,40 +8,29 @@ from torch import nn
 
 from forgetfree.core.binding import Binding, network_differences, network_of
 from forgetfree.core.body import POOLER, fingerprint_of
-from forgetfree.core.tensors import persistent_buffers
+from forgetfree.core.tensors import check_buffers, persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import TaskDefinition
 
 
 def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None = None) -> None:
-    """Layout, configuration and weights of the base model.
+    """Check that ``backbone`` has the layout, the configuration and the weights of the ledger's base model.
 
     Args:
-        ledger: which.
-        backbone: the base model. It may have a pooler that the ledger's was loaded without: nothing of one is grafted.
-        fingerprint: the model's, where it is known already.
+        ledger: the ledger to check.
+        backbone: the base model. It may have a pooler that the ledger's model lacks, because no pooler is grafted.
+        fingerprint: the model's, if it is known already.
     """
     try:
-        tensors = ledger.space.parameters(backbone)
+        ledger.space.check_dtypes(backbone)
+        buffers = persistent_buffers(backbone)
+        for record in ledger.records:
+            check_buffers(buffers, record.buffers)
     except RegionError as error:
         raise LedgerError(
             f"The ledger belongs to a model of another layout: {error} Load the model the stream was trained on."
         ) from error
-    for spec, tensor in zip(ledger.space.tensors, tensors, strict=True):
-        if tensor.dtype != spec.dtype:
-            raise LedgerError(
-                f"The ledger belongs to a model of another layout: expected {spec.name!r} in {spec.dtype}, got "
-                f"{tensor.dtype}. Load the model the stream was trained on."
-            )
-    buffers = persistent_buffers(backbone)
-    for record in ledger.records:
-        for name, buffer in record.buffers.items():
-            if name not in buffers or buffers[name].shape != buffer.shape or buffers[name].dtype != buffer.dtype:
-                raise LedgerError(
-                    f"The ledger belongs to a model of another layout: it has no buffer {name!r} of shape "
-                    f"{tuple(buffer.shape)} in {buffer.dtype}. Load the model the stream was trained on."
-                )
     if ledger.binding and (differ := network_differences(ledger.binding.network, network_of(backbone))):
         raise LedgerError(
             f"The ledger belongs to a model that computes otherwise: {'; '.join(differ)}. Load it with the config.json that "
@@ -56,11 +45,11 @@ def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None =
 
 
 def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
-    """What answers depend on beside weights; a ledger of version 0.2 does not say it, and passes.
+    """Check what answers depend on besides weights; ledgers of version 0.2 do not say it, and pass.
 
     Args:
-        ledger: which.
-        now: what is to answer.
+        ledger: the ledger to check.
+        now: the binding of the model that will answer.
         where: the ledger's file, for the message.
     """
     if ledger.binding and (differ := ledger.binding.differences(now)):
@@ -71,12 +60,12 @@ def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
 
 
 def check_definitions(ledger: Ledger, tasks: Mapping[str, TaskDefinition], where: str) -> None:
-    """Labels in order, and prompts; of tasks that both have.
+    """Check that tasks have the same labels in the same order, and the same prompts, as in the ledger.
 
     Args:
-        ledger: which.
+        ledger: the ledger to check.
         tasks: definitions by name.
-        where: who has them, for the message.
+        where: where these definitions are, for the message.
     """
     readout = ledger.binding.readout if ledger.binding else "linear"
     for record in ledger.records:

@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from forgetfree.core.binding import Binding
@@ -34,21 +36,33 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.display import brief
 from forgetfree.errors import RegionError
-from forgetfree.files import signed_bytes
-from forgetfree.json_file import parse_json
+from forgetfree.files import check_metadata, signed_bytes
+from forgetfree.json_file import check, checked, parse_json
 from forgetfree.ledger.records import COMPOSITIONS, Contents, Record
 from forgetfree.tasks import TaskDefinition
 
 FORMAT, SCHEMA = "forgetfree.ledger", 3
-#: More than any readout has.
-MOST_CLASSES = 2**31
+#: The number of a class in a readout; no readout has more.
+_Class = Annotated[int, Field(ge=0, lt=2**31)]
 _METADATA = ("format", "schema", "composition", "layout", "layout_hash", "fingerprint", "checksum")
 
 
+@dataclass(frozen=True)
+class _Row:
+    """What the file says about a record besides its tensors."""
+
+    task: str
+    sparsity: Annotated[float, Field(ge=0, le=1)]
+    definition: TaskDefinition | None
+    classes: tuple[_Class, ...]
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
+
+
 def serialize(ledger: Contents) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     space, records = ledger.space, ledger.records
-    about = [
+    rows = [
         {
             "task": record.task,
             "sparsity": record.sparsity,
@@ -57,7 +71,7 @@ def serialize(ledger: Contents) -> bytes:
         }
         for record in records
     ]
-    tensors = {"records": torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)}
+    tensors = {"records": torch.frombuffer(bytearray(json.dumps(rows).encode()), dtype=torch.uint8)}
     for kind, regions in (
         ("owned", [record.owned.region for record in records]),
         ("shared", [record.region - record.owned.region for record in records]),
@@ -85,15 +99,14 @@ def serialize(ledger: Contents) -> bytes:
     return signed_bytes(tensors, header)
 
 
-# -- What of it is sound: each raises ``RegionError`` with the reason where it is not --------------------------
+# -- Reading: each function raises ``RegionError`` or ``ValueError`` with the reason if the file is not sound -----
 
 
 def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tuple[str, ...]) -> ParameterSpace:
-    """The parameter space of a file that has these metadata."""
+    """Check a file's metadata and return its parameter space."""
     if header.get("schema", schemas[0]) not in schemas:
         raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema 1 to {SCHEMA}.")
-    if missing := set(keys) - set(header):
-        raise RegionError(f"its metadata lacks {', '.join(sorted(missing))}.")
+    check_metadata(header, keys)
     composition = header.get("composition", "union")
     if composition not in COMPOSITIONS:
         raise RegionError(f"its composition is {brief(composition)}, expected one of {', '.join(COMPOSITIONS)}.")
@@ -101,17 +114,17 @@ def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tupl
 
 
 def joined(task: str, owned: Region, shared: Region) -> Region:
-    """A task's region: what it owns, and what earlier tasks own of it."""
+    """Return a task's region: the entries it owns, and those of its entries that earlier tasks own."""
     if not shared.isdisjoint(owned):
         raise RegionError(f"task {task!r} shares entries that no earlier task owns.")
     return owned | shared
 
 
 def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
-    """The contents of a file of this schema, but for its checksum."""
+    """Return the contents of a file with this schema, without comparing its checksum."""
     space = check_header(header, _METADATA, (str(SCHEMA),))
     composition: Any = header["composition"]
-    binding, about = _binding(header), _about(tensors)
+    binding, about = _binding(header), _rows(tensors)
     expected = {"records"} | {f"{kind}/{part}" for kind in ("owned", "shared") for part in ("count", "index")}
     expected |= {f"owned/value/{_name(dtype)}" for dtype in {spec.dtype for spec in space.tensors}}
     numbers = {str(k): k for k in range(len(about))}
@@ -127,32 +140,20 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
     values = _values(space, tensors, torch.cat([torch.empty(0, dtype=torch.int64), *(each.indices for each in owned)]))
     records = [
         Record(
-            row["task"],
-            joined(row["task"], own, rest_of),
+            row.task,
+            joined(row.task, own, rest_of),
             Graft(own, held),
-            row["sparsity"],
+            row.sparsity,
             own_tensors["readout"],
             own_tensors["buffer"],
-            _definition(row),
-            tuple(row["classes"]),
+            row.definition,
+            row.classes,
         )
         for row, own, rest_of, held, own_tensors in zip(
             about, owned, shared, torch.split(values, [len(region) for region in owned]), named, strict=True
         )
     ]
     return Contents(space, header["fingerprint"], composition, binding, tuple(records))
-
-
-def _definition(row: Mapping[str, Any]) -> TaskDefinition | None:
-    if row["definition"] is None:
-        return None
-    try:
-        found = TaskDefinition.of_fields(row["definition"])
-    except ValueError as error:
-        raise RegionError(f"the definition of task {row['task']!r} cannot be read ({error}).") from error
-    if found.name != row["task"] or len(found.labels) != len(row["classes"]):
-        raise RegionError(f"the definition of task {row['task']!r} is another task's, or of another number of labels.")
-    return found
 
 
 def _binding(header: Mapping[str, str]) -> Binding | None:
@@ -162,34 +163,26 @@ def _binding(header: Mapping[str, str]) -> Binding | None:
         raise RegionError(f"its binding cannot be read ({error}).") from error
 
 
-def _about(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """What is said of every record."""
+def _rows(tensors: Mapping[str, Tensor]) -> list[_Row]:
+    """Return what the file says about every record."""
     text = tensors.get("records")
     if text is None or text.dtype != torch.uint8 or text.dim() != 1:
         raise RegionError("its tensor 'records' is missing, or no text.")
     try:
-        rows = parse_json(text.numpy().tobytes().decode())
+        rows = checked(list[_Row], parse_json(text.numpy().tobytes().decode()))
+        for row in rows:
+            check("classes", row.classes, len(set(row.classes)) == len(row.classes), "different numbers")
+            if row.definition is not None:
+                definition = TaskDefinition.of_fields(row.definition.fields)
+                own = (definition.name, len(definition.labels)) == (row.task, len(row.classes))
+                check("definition", definition.name, own, f"that of task {row.task!r} with a class for each label")
     except ValueError as error:
-        raise RegionError(f"its records are not valid JSON ({error}).") from error
-    right = isinstance(rows, list) and all(
-        isinstance(row, dict)
-        and row.keys() == {"task", "sparsity", "definition", "classes"}
-        and isinstance(row["task"], str)
-        and type(row["sparsity"]) in (int, float)
-        and 0 <= row["sparsity"] <= 1
-        and isinstance(row["definition"], dict | None)
-        and isinstance(row["classes"], list)
-        and all(type(label) is int and 0 <= label < MOST_CLASSES for label in row["classes"])
-        and len(set(row["classes"])) == len(row["classes"])
-        for row in rows
-    )
-    if not right:
-        raise RegionError("its records are no list of tasks, each with sparsity, definition and classes.")
-    return list(rows)
+        raise RegionError(f"its records cannot be read ({error}).") from error
+    return rows
 
 
 def _regions(space: ParameterSpace, tensors: Mapping[str, Tensor], kind: str, records: int) -> list[Region]:
-    """The regions of one kind, one a record."""
+    """Return the regions of one kind, one for each record."""
     count, index = tensors.get(f"{kind}/count"), tensors.get(f"{kind}/index")
     if count is None or index is None:
         raise RegionError(f"its tensors '{kind}/count' and '{kind}/index' do not come together.")
@@ -210,7 +203,7 @@ def _regions(space: ParameterSpace, tensors: Mapping[str, Tensor], kind: str, re
 
 
 def _values(space: ParameterSpace, tensors: Mapping[str, Tensor], indices: Tensor) -> Tensor:
-    """The values at concatenated owned indices, in the space's dtype."""
+    """Return the values at concatenated owned indices, in the space's dtype."""
     values = torch.empty(len(indices), dtype=space.dtype)
     for dtype, held in _by_dtype(space, indices):
         name, count = f"owned/value/{_name(dtype)}", int(held.sum())
@@ -223,10 +216,10 @@ def _values(space: ParameterSpace, tensors: Mapping[str, Tensor], indices: Tenso
 
 
 def _by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype, Tensor]]:
-    """Each dtype of the space, and a mask of the indices that lie in its tensors."""
+    """Return each dtype of the space, with a mask of the indices that lie in tensors of that dtype."""
     dtypes = list(dict.fromkeys(spec.dtype for spec in space.tensors))
     of_tensor = torch.tensor([dtypes.index(spec.dtype) for spec in space.tensors])
-    # Of an empty tensor's boundary the last counts: no entry lies in an empty one.
+    # At the boundary of an empty tensor the last one counts: no entry lies in an empty tensor.
     held = of_tensor[torch.searchsorted(space.boundaries, indices, right=True) - 1]
     return [(dtype, held == number) for number, dtype in enumerate(dtypes)]
 

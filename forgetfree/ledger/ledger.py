@@ -14,24 +14,23 @@ from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.errors import LedgerError, RegionError, TaskError, nearest
-from forgetfree.files import StrPath, write_atomically
-from forgetfree.ledger.file import serialize
-from forgetfree.ledger.load import read
+from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
+from forgetfree.files import StrPath, read_sound, write_atomically
+from forgetfree.ledger import file, legacy_file
 from forgetfree.ledger.records import Composition, Contents, Record
 
 
 class Ledger:
-    """The records of a stream over one base model.
+    """The records of a stream on one base model.
 
-    Beside the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
-    from 32,767 tasks on), in memory alone. So nothing it is asked takes longer the more tasks it holds.
+    Besides the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
+    from 32,767 tasks on), in memory only. So the time of an answer does not grow with the number of tasks.
 
     Args:
         space: the parameter space of the base model.
-        fingerprint: of the base model, see `forgetfree.models.loading.fingerprint_of`.
+        fingerprint: that of the base model, see `forgetfree.core.body.fingerprint_of`.
         composition: what a task is inferred with.
-        binding: what else its answers depend on; ``None`` where it is not known, as in files of version 0.2.
+        binding: what else answers depend on; ``None`` if it is not known, as in files of version 0.2.
     """
 
     def __init__(
@@ -47,22 +46,22 @@ class Ledger:
         self.binding = binding
         self._records: list[Record] = []
         self._positions: dict[str, int] = {}
-        # Of every entry the position of the first task that owns it, from 1; 0 where none does. NumPy's zeros take no memory
+        # For every entry the position of the first task that owns it, from 1, or 0. NumPy's zeros take no memory
         # before they are written, so a file that claims a giant space costs none.
         self._owners = torch.from_numpy(np.zeros(len(space), dtype=np.int16))
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """All records, in the order of learning."""
+        """All records, in the order in which the tasks were learned."""
         return tuple(self._records)
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks learned, in order."""
+        """The names of the learned tasks, in order."""
         return list(self._positions)
 
     def position(self, task: str) -> int:
-        """Where a task stands in the order, from 0.
+        """Return the position of a task in the order, from 0.
 
         Raises:
             TaskError: the ledger does not hold it.
@@ -73,9 +72,9 @@ class Ledger:
         return self._positions[task]
 
     def owned(self, upto: str | None = None) -> Region:
-        """The union of all regions up to and including task ``upto``; of all of them if ``None``.
+        """Return the union of all regions up to and including task ``upto``; of all regions if ``None``.
 
-        Where tasks stand alone it counts an entry once, however many tasks have a value for it.
+        Where tasks stand alone, an entry counts once, even if several tasks have a value for it.
         """
         owned = self._owners > 0
         if upto is not None:
@@ -83,7 +82,7 @@ class Ledger:
         return Region.from_mask(owned)
 
     def owners(self, region: Region) -> Tensor:
-        """Of every entry of ``region`` the position of the first task that owns it, −1 where none does: ``(s,)``.
+        """Return for each entry of ``region`` the position of the first task that owns it, or −1: ``(s,)``.
 
         Raises:
             RegionError: the region does not fit the space.
@@ -92,11 +91,11 @@ class Ledger:
         return self._owners[region.indices] - 1
 
     def free(self, region: Region) -> Region:
-        """What of ``region`` the next task would own: what no task owns yet, or all of it where tasks stand alone."""
+        """Return the entries of ``region`` that the next task would own: unowned ones; all, where tasks stand alone."""
         return region if self.composition == "alone" else Region(region.indices[self.owners(region) < 0])
 
     def graft(self, task: str) -> Graft:
-        """What ``task`` is inferred with, on top of θ_pre: a copy."""
+        """Return a copy of what ``task`` is inferred with on top of θ_pre."""
         last = self.position(task)
         if self.composition == "alone":
             return self._records[last].owned
@@ -110,12 +109,12 @@ class Ledger:
         return Graft(region, union.values[torch.searchsorted(union.region.indices, region.indices)])
 
     def owner(self, index: int) -> str | None:
-        """The task that owns the entry of flat index ``index``, or ``None``; where tasks stand alone, the first of them."""
+        """Return the first task that owns the entry with flat index ``index``, or ``None``."""
         position = int(self.owners(Region.of([index])))
         return None if position < 0 else self._records[position].task
 
     def overlap(self) -> list[list[float]]:
-        """``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
+        """Return ``|γ_i ∩ γ_j| / |γ_j|`` for all pairs of localized regions: ``T × T`` (paper, fig. 8)."""
         regions = [record.region.indices for record in self._records]
         count, sizes = len(regions), torch.tensor([len(indices) for indices in regions], dtype=torch.int64)
         entries, order = torch.cat([torch.empty(0, dtype=torch.int64), *regions]).sort(stable=True)
@@ -134,7 +133,7 @@ class Ledger:
 
         Raises:
             TaskError: the task is already in it.
-            LedgerError: the record takes an entry that is owned, leaves a free one of its region out, or does not fit the
+            LedgerError: the record takes an entry that is owned, omits a free one of its region, or does not fit the
                 space.
         """
         self.check_new(record.task)
@@ -170,7 +169,7 @@ class Ledger:
         self._records.append(_frozen(record))
 
     def check_new(self, task: str) -> None:
-        """Raise ``TaskError`` where the ledger holds ``task`` already."""
+        """Raise ``TaskError`` if the ledger already holds ``task``."""
         if task in self._positions:
             raise TaskError(
                 f"Task {task!r} is already in the ledger (record {self.position(task)}), and what a task owns is frozen. "
@@ -179,30 +178,44 @@ class Ledger:
 
     @property
     def contents(self) -> Contents:
-        """All that its file holds."""
+        """Everything that the ledger's file holds."""
         return Contents(self.space, self.fingerprint, self.composition, self.binding, self.records)
 
     @property
     def size_in_bytes(self) -> int:
-        """Size of the file this ledger is saved as."""
-        return len(serialize(self.contents))
+        """The size of the file that `save` would write."""
+        return len(file.serialize(self.contents))
 
     def save(self, path: StrPath) -> None:
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
-        write_atomically(Path(path), serialize(self.contents))
+        write_atomically(Path(path), file.serialize(self.contents))
 
     @classmethod
     def load(cls, path: StrPath) -> Ledger:
-        """Read a ledger and verify everything about it: layout, bounds, order, disjointness, dtypes, checksum.
+        """Read a ledger and check all of it: layout, bounds, order, disjointness, dtypes, checksum.
 
         Raises:
             LedgerError: with the reason; a damaged file is never half-read.
         """
-        return read(Path(path), cls._of)
+        path = Path(path)
+        if path.is_dir():
+            raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
+
+        def make(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
+            parse = legacy_file.parse if header.get("schema") in legacy_file.SCHEMAS else file.parse
+            return cls._of(parse(header, tensors))
+
+        try:
+            return read_sound(path, "ledger", file.FORMAT, LedgerError, "run the stream again", make, unnamed=True)
+        except MemoryError as error:
+            raise LedgerError(
+                f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "
+                "machine; if no such model was trained, restore the file from a copy."
+            ) from error
 
     @classmethod
     def _of(cls, contents: Contents) -> Ledger:
-        """The ledger of a file's contents.
+        """Return the ledger with a file's contents.
 
         Raises:
             RegionError: its records do not fit together.
@@ -214,7 +227,7 @@ class Ledger:
                 raise RegionError(f"task {record.task!r} shares entries that no earlier task owns.")
             try:
                 ledger.append(record)
-            except (TaskError, LedgerError) as error:  # its remedy is for who trains, not for who reads
+            except (TaskError, LedgerError) as error:  # without its remedy, which is about training
                 raise RegionError(str(error).partition(". ")[0]) from error
         return ledger
 
@@ -228,7 +241,7 @@ def _check_finite(where: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _frozen(record: Record) -> Record:
-    """A record with copies of its own on the CPU: what the caller does to the originals cannot reach it."""
+    """Return a record with its own copies on the CPU, which later changes of the originals cannot reach."""
 
     def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Ledgers of version 0.2: schema 1, and schema 2 of those that are no unions. They are read; nothing writes them any more.
+"""Ledgers of version 0.2: schema 1, and schema 2 for other compositions than unions. They are read and no longer written.
 
 For record ``k`` and tensor ``name``:
 
@@ -14,33 +14,35 @@ fingerprint, the composition (``union`` where it is not given), and a checksum. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
+from pydantic import Field
 from torch import Tensor
 
 from forgetfree.core.graft import Graft
 from forgetfree.core.graft_file import unpack, unpack_region
 from forgetfree.display import brief
 from forgetfree.errors import RegionError
-from forgetfree.json_file import is_number, parse_json
+from forgetfree.json_file import checked, parse_json
 from forgetfree.ledger.file import check_header, joined
 from forgetfree.ledger.records import Contents, Record
 
+_Made = TypeVar("_Made")
 SCHEMAS = ("1", "2")
 _METADATA = ("schema", "tasks", "sparsity", "layout", "layout_hash", "fingerprint", "checksum")
 _KINDS = {"owned": ("index", "value"), "shared": ("index",), "readout": (), "buffer": ()}
 
 
 def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
-    """The contents of a file of these schemas, but for its checksum.
+    """Return the contents of a file with one of these schemas, without comparing its checksum.
 
     Raises:
-        RegionError: it is not sound; with the reason.
+        RegionError: the file is not sound; the message says why.
     """
     space = check_header(header, _METADATA, SCHEMAS)
-    tasks = _listed(header, "tasks", lambda name: isinstance(name, str))
-    sparsity = _listed(header, "sparsity", lambda share: is_number(share, 0.0, 1.0))
+    tasks = _listed(header, "tasks", list[str])
+    sparsity = _listed(header, "sparsity", list[Annotated[float, Field(ge=0, le=1)]])
     if len(tasks) != len(sparsity):
         raise RegionError(f"it names {len(tasks)} tasks but {len(sparsity)} sparsities.")
     composition: Any = header.get("composition", "union")
@@ -66,11 +68,8 @@ def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
     return Contents(space, header["fingerprint"], composition, None, tuple(records))
 
 
-def _listed(header: Mapping[str, str], key: str, right: Callable[[Any], bool]) -> list[Any]:
+def _listed(header: Mapping[str, str], key: str, kind: type[_Made]) -> _Made:
     try:
-        values = parse_json(header[key])
+        return checked(kind, parse_json(header[key]))
     except ValueError as error:
-        raise RegionError(f"its {key} are not valid JSON.") from error
-    if not isinstance(values, list) or not all(map(right, values)):
-        raise RegionError(f"its {key} are not a list of the expected kind.")
-    return values
+        raise RegionError(f"its {key} cannot be read ({error}).") from error

@@ -14,7 +14,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.tasks import TaskDefinition
 
-#: What a task is inferred with, on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
+#: What a task is inferred with on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
 #: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap.
 Composition = Literal["union", "selection", "alone"]
 COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
@@ -22,17 +22,17 @@ COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
 
 @dataclass(frozen=True)
 class Record:
-    """What one task put into the ledger.
+    """What one task added to the ledger.
 
     Attributes:
         task: its name.
         region: γ_k, as localized.
-        owned: γ_k minus all that earlier tasks own, with the trained values; all of γ_k where tasks stand alone.
+        owned: γ_k without what earlier tasks own, with the trained values; all of γ_k where tasks stand alone.
         sparsity: the share of the space that γ_k was allowed.
         readout: the task's own readout tensors by name.
         buffers: the model's buffers that training changed, by name.
-        definition: what the task is: its labels in order, and its prompt; ``None`` where tasks are no texts.
-        classes: the numbers of its labels in the readout, which may tell other tasks' labels apart too; empty: all of them.
+        definition: the task's labels in order, its prompt and so on; ``None`` if its rows are no texts.
+        classes: the numbers of its labels in the readout, which may have other tasks' labels, too; empty: all of them.
     """
 
     task: str
@@ -47,11 +47,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a ledger's file holds.
+    """Everything that a ledger's file holds.
 
     Attributes:
         space: the parameter space of the base model.
-        fingerprint: of the base model.
+        fingerprint: that of the base model.
         composition: what a task is inferred with.
         binding: what else its answers depend on; ``None`` in files of version 0.2.
         records: in the order of learning.

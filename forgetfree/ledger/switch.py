@@ -1,4 +1,4 @@
-"""Moving one model between θ_pre and what the tasks of a ledger are inferred with."""
+"""Changing one model between θ_pre and what the tasks of a ledger are inferred with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forgetfree.ledger.ledger import Ledger
 
 
 class LedgerSwitch:
-    """Moves one model between θ_pre and what the tasks of a ledger are inferred with, bit for bit.
+    """Changes one model, bit for bit, between θ_pre and what the tasks of a ledger are inferred with.
 
     In a ledger of unions, owned regions are disjoint, so going from one task to a later one writes the records between
     them, and going back writes θ_pre there: a switch touches the entries it must change and nothing else. In the others,
@@ -26,8 +26,8 @@ class LedgerSwitch:
     Args:
         ledger: the records.
         backbone: the base model; it must hold θ_pre now.
-        check: compare layout, configuration and fingerprint with the ledger's first (reads the whole model once).
-        fingerprint: the model's, where it is known already.
+        check: first compare layout, configuration and fingerprint with the ledger's (reads the whole model once).
+        fingerprint: the model's, if it is known already.
 
     Raises:
         LedgerError: the ledger belongs to another model.
@@ -47,11 +47,11 @@ class LedgerSwitch:
 
     @property
     def stage(self) -> int:
-        """How many records the model carries now."""
+        """The number of records that the model carries now."""
         return self._stage
 
     def to(self, stage: int) -> None:
-        """Make the model the one that infers the task of record ``stage``, counted from 1; 0 is θ_pre.
+        """Make the model infer the task of record ``stage``, counted from 1; 0 is θ_pre.
 
         In a ledger of unions it carries the first ``stage`` records, so ``len(ledger.records)`` is the union of all.
         """
@@ -84,29 +84,29 @@ class LedgerSwitch:
         self._stage = stage
 
     def to_task(self, task: str) -> None:
-        """Make the model the one that infers ``task``."""
+        """Make the model infer ``task``."""
         self.to(self.ledger.position(task) + 1)
 
     def committed(self) -> None:
-        """Take note that the model already carries the record just appended, with ``θ_pre`` known from `remember`."""
+        """Note that the ledger now has the record that the model already carries; `remember` knows its θ_pre."""
         if self.ledger.composition == "union":
             self._stage = len(self.ledger.records)
         else:
             self.revert_uncommitted()
 
     def remember(self, region: Region) -> None:
-        """Keep θ_pre at ``region``, which is about to be trained as the next record's owned region."""
+        """Keep θ_pre at ``region``, which will be trained as the next record's owned region."""
         del self._pre[len(self.ledger.records) if self.ledger.composition == "union" else 0 :]
         self._pre.append(Graft.of(self._backbone, self.ledger.space, region))
 
     def revert_uncommitted(self) -> None:
-        """Write θ_pre at the region last given to `remember`, whose training is not committed, and its buffers back."""
+        """Restore θ_pre at the region last given to `remember`, which was not committed, and the buffers."""
         self._pre[-1].apply_(self._backbone, self.ledger.space)
         self._restore_buffers()
 
     @contextmanager
     def task(self, task: str) -> Iterator[nn.Module]:
-        """The model as it infers ``task``, inside; θ_pre after."""
+        """Give the model as it infers ``task``; it holds θ_pre again after the block."""
         self.to_task(task)
         try:
             yield self._backbone
@@ -122,7 +122,7 @@ class LedgerSwitch:
 
 
 def changed_buffers(backbone: nn.Module, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The persistent buffers that are not what they were."""
+    """Return the persistent buffers that differ from ``before``."""
     return {
         name: buffer
         for name, buffer in persistent_buffers(backbone).items()

@@ -1,4 +1,4 @@
-"""What a Hugging Face configuration says of how its model is read."""
+"""How a model is read, according to its Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Literal
 
 from forgetfree.errors import ModelError
 
-#: What loads a language model, by its readout.
+#: The class that loads a language model, by its readout.
 LANGUAGE_MODELS = {"prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}
-#: What loads the encoder of an encoder-decoder.
+#: The class that loads the encoder of an encoder-decoder.
 TEXT_ENCODER = "AutoModelForTextEncoding"
-#: What the names of causal language models hold, and of some that are not.
+#: What the names of causal language models, and of some others, contain.
 CAUSAL_HEAD = "ForCausalLM|LMHeadModel"
-#: Pre-trained to tell replaced tokens, not to fill in masked ones.
+#: Models that were pre-trained to detect replaced tokens, not to fill in masked ones.
 _DISCRIMINATORS = ("ElectraForPreTraining", "FunnelForPreTraining")
 
 
 def language_model(config: Any) -> Literal["prompt", "causal"] | None:
-    """The readout of an architecture's language model: masked ones, causal ones, or none."""
+    """Return the readout of an architecture's language model: ``prompt`` if masked, ``causal``, or none."""
     masked = config.model_type in _masked_kinds()
     for architecture in config.architectures or ():
         if architecture.endswith("WithLMHeadModel"):  # XLM's and FlauBERT's may be either
@@ -38,15 +38,15 @@ def language_model(config: Any) -> Literal["prompt", "causal"] | None:
     return None
 
 
-#: Of the encoder-decoders that are read, what loads the part that is: BART whole, as its own classifier is; of T5 the encoder.
+#: What loads the part of an encoder-decoder that is read: all of BART, as its own classifier does; the encoder of T5.
 _ENCODER_DECODERS = {"bart": "AutoModel", **dict.fromkeys(("t5", "mt5", "umt5"), TEXT_ENCODER)}
 
 
 def body_loader(config: Any, name: str) -> str:
-    """The class of ``transformers`` that loads what a linear readout reads.
+    """Return the class of ``transformers`` that loads what a linear readout reads.
 
     Raises:
-        ModelError: it is an encoder-decoder of which nothing says where it is read.
+        ModelError: it is an encoder-decoder of a type without a known place to read it.
     """
     if config.is_encoder_decoder and config.model_type not in _ENCODER_DECODERS:
         raise ModelError(
@@ -57,10 +57,10 @@ def body_loader(config: Any, name: str) -> str:
 
 
 def reads_last(config: Any) -> bool:
-    """Whether a linear readout reads a row's last token rather than its first.
+    """Return whether a linear readout reads a row's last token rather than its first.
 
-    So it is where a token sees only those before it (by the head, or without one by what its kind of model is for), and in
-    encoder-decoders, which are trained to end a text by a token of its own and not to begin it by one.
+    It does where a token sees only those before it (by the head, or else by the purpose of its kind of model), and in
+    encoder-decoders, which are trained to end a text with a special token and not to begin it with one.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -74,7 +74,7 @@ def _is_decoder(config: Any) -> bool:
 
 
 def _masked_kinds() -> Container[str]:
-    """The kinds of models that have a masked language model in ``transformers``."""
+    """Return the kinds of models that have a masked language model in ``transformers``."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     return MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -1,6 +1,6 @@
-"""The files of a model in Hugging Face layout: read as data alone, and refused where they are not what its network needs.
+"""The files of a model in Hugging Face layout, read as data only and refused if they do not fit its network.
 
-Nothing here runs code that comes with a model: weights are read from safetensors alone, never unpickled, and no class is
+Nothing here runs code that comes with a model: weights are read from safetensors files and never unpickled, and no class is
 loaded from a model's own files.
 """
 
@@ -24,21 +24,21 @@ from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.models.architecture import TEXT_ENCODER
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: Buffers that older versions of transformers wrote to the files, and that networks make by themselves.
+#: Buffers that older versions of transformers wrote to files, and that networks now make themselves.
 _BUFFERS = (
     r"(^|\.)(position_ids|token_type_ids|inv_freq|(attn|attention)\.((masked_)?bias|causal_mask|scale_attn)|version)$"
 )
-#: safetensors' names of the types that weights may have; they are read in float32.
+#: The types that weights may have, as safetensors names them; they are read in float32.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt", "model.bin")
-#: What a configuration calls the number of its layers.
+#: The names of the number of layers in configurations.
 _LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
-#: Layers of any kind that a config.json may ask for.
+#: The most layers of any kind that a config.json may ask for.
 MOST_LAYERS = 1000
 
 
 def read_config(path: str, name: str) -> Any:
-    """The Hugging Face configuration of a directory or hub name.
+    """Read the Hugging Face configuration of a directory or hub name.
 
     Raises:
         ModelError: it cannot be read, or is of a network without layers, of quantized weights, or of weights in files of
@@ -81,17 +81,17 @@ def _check_config(config: Any) -> None:
 
 
 def read_tokenizer(path: str, name: str) -> Any:
-    """The Hugging Face tokenizer of a directory or hub name.
+    """Read the Hugging Face tokenizer of a directory or hub name.
 
     Raises:
-        ModelError: there is none, or its class comes with its files.
+        ModelError: there is none, or its class is code that comes with its files.
     """
     import transformers
 
     with explained(name), quiet(transformers):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        tokenizer("a text", truncation=True)  # what it says of itself is used here first
-    # Of a class that it does not know, transformers takes the vocabulary all the same.
+        tokenizer("a text", truncation=True)  # its settings are used for the first time here
+    # For a class that it does not know, transformers still reads the vocabulary.
     known = type(tokenizer) is not transformers.PreTrainedTokenizerFast
     if not known and "AutoTokenizer" in (tokenizer.init_kwargs.get("auto_map") or ()):
         raise _needs_code(name)
@@ -104,16 +104,16 @@ def read_tokenizer(path: str, name: str) -> Any:
 
 
 def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, list[str]]:
-    """A Hugging Face model in float32, and the names of its tensors that the files lack.
+    """Read a Hugging Face model in float32, and list the names of its tensors that the files lack.
 
     Args:
         path: directory or hub name.
         loader: a class of ``transformers``, e.g. ``AutoModel``.
-        name: of the model, for messages.
-        extra: what else the loader is told.
+        name: the model's name, for messages.
+        extra: more arguments for the loader.
 
     Raises:
-        ModelError: the files cannot be read, do not fit their config.json, or hold weights that are no finite floats.
+        ModelError: the files cannot be read, do not fit their config.json, or hold weights that are not finite floats.
     """
     import transformers
 
@@ -143,14 +143,14 @@ def read_weights(path: str, loader: str, name: str, **extra: Any) -> tuple[Any, 
         left = [key for key in left if not re.search(r"(^|\.)decoder\.", key)]
     _refuse_unused(backbone, held, left, name)
     _refuse_not_finite(backbone, name)
-    backbone.config.return_dict = True  # how its outputs are read here, whatever its config.json says
+    backbone.config.return_dict = True  # its outputs are read by name, even if its config.json says otherwise
     if hasattr(backbone.base_model, "set_attention_type"):  # BigBird would change it for good at the first short batch
         backbone.base_model.set_attention_type("original_full")
     return backbone, sorted(map(str, info["missing_keys"]))
 
 
 def weight_files(path: str, name: str) -> list[str]:
-    """The safetensors files of a directory or hub name.
+    """Return the safetensors files of a directory or hub name.
 
     Raises:
         ModelError: it has none, or is a PEFT adapter.
@@ -182,7 +182,7 @@ def weight_files(path: str, name: str) -> list[str]:
 
 
 def _listed(path: str) -> list[str]:
-    """All files of the weights; none if they are not in safetensors."""
+    """Return all files of the weights; none if they are not in safetensors."""
     if single := _find(path, WEIGHTS):
         return [single]
     if not (index := _find(path, INDEX)):
@@ -190,7 +190,7 @@ def _listed(path: str) -> list[str]:
     shards = read_json(Path(index), ModelError, "Put back the file that was saved with the weights.", _check_index)[
         "weight_map"
     ]
-    # One that is lacking is missed when the weights are read.
+    # A missing file is reported when the weights are read.
     return [found for shard in sorted(set(shards.values())) if (found := _find(path, shard))]
 
 
@@ -201,7 +201,7 @@ def _check_index(index: Any) -> None:
 
 
 def _find(path: str, file: str) -> str | None:
-    """Where a file of a directory or hub name lies, if there is one."""
+    """Return the path of a file of a directory or hub name, if there is one."""
     from transformers.utils.hub import cached_file
 
     found: str | None = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
@@ -209,7 +209,10 @@ def _find(path: str, file: str) -> str | None:
 
 
 def _conversion(path: str, name: str) -> str:
-    """The command that writes pickled weights as safetensors: of a directory in place, of a hub name into a new directory."""
+    """Return the command that writes pickled weights as safetensors.
+
+    A directory is converted in place, a hub name into a new directory.
+    """
     import transformers
 
     architectures = [each for each in read_config(path, name).architectures or () if hasattr(transformers, each)]
@@ -222,7 +225,7 @@ def _conversion(path: str, name: str) -> str:
 
 
 def _check_size(make: Callable[..., nn.Module], config: Any, files: Iterable[str], name: str) -> None:
-    """Raise ``ModelError`` if config.json asks for a network that its weights come nowhere near: it would be made first."""
+    """Raise ``ModelError`` if config.json asks for a network far larger than its weights, before it is made."""
     stored = sum(Path(file).stat().st_size for file in files)
     with torch.device("meta"):
         wanted = sum(parameter.numel() for parameter in make(config, trust_remote_code=False).parameters())
@@ -237,7 +240,7 @@ def _check_size(make: Callable[..., nn.Module], config: Any, files: Iterable[str
 
 
 def _held(files: Iterable[str], name: str) -> dict[str, str]:
-    """All tensors of the files with their types, from the headers alone."""
+    """Return the dtype of each tensor in the files, from the headers alone."""
     from safetensors import safe_open
 
     held: dict[str, str] = {}
@@ -249,7 +252,7 @@ def _held(files: Iterable[str], name: str) -> dict[str, str]:
 
 
 def _refuse_integers(backbone: Any, held: Mapping[str, str], name: str) -> None:
-    """Raise ``ModelError`` if a tensor of floats is read from one of another type."""
+    """Raise ``ModelError`` if a tensor of floats is stored in another type."""
     prefix = f"{backbone.base_model_prefix}."
     floats = {key.removeprefix(prefix) for key, tensor in backbone.state_dict().items() if tensor.is_floating_point()}
     for key, dtype in held.items():
@@ -265,7 +268,7 @@ def _quantized(name: str, reason: str) -> ModelError:
 
 
 def _refuse_unused(backbone: Any, held: Iterable[str], unexpected: Iterable[str], name: str) -> None:
-    """Raise ``ModelError`` if a tensor of the body is left over, such as a layer more than config.json says.
+    """Raise ``ModelError`` if the network has no place for a tensor of the body, such as a layer too many.
 
     In a file of a model with a head, the names of the body's tensors have a prefix; in one of a body alone they have none.
     """
@@ -306,7 +309,7 @@ def _needs_code(name: str) -> ModelError:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Whatever goes wrong inside is a ``ModelError`` about the model ``name``."""
+    """Raise every error inside the block as a ``ModelError`` about the model ``name``."""
     try:
         yield
     except ModelError:
@@ -326,7 +329,7 @@ def explained(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Without the bars and notes that loading prints: missing weights are our own error."""
+    """Silence progress bars and notes about missing weights, for which we raise our own error."""
     logging = transformers.utils.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

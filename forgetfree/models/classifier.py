@@ -1,4 +1,4 @@
-"""A sequence classifier as people fine-tune them: a body with one head, its own."""
+"""A sequence classifier that was fine-tuned elsewhere: a body with its own head."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forgetfree.models.tokens import TokenLayout
 
 
 class ClassifierModel(TaskModel):
-    """A Hugging Face ``…ForSequenceClassification``, read by its own head, which stays as it is.
+    """A Hugging Face ``…ForSequenceClassification``, read by its own head, which does not change.
 
     Args:
         backbone: body and head.
         tokens: the special ids of its tokenizer.
-        classes: of each of the task's labels, the number of the head's class.
+        classes: the number of the head's class for each of the task's labels.
         graftable: see `ReadoutModel`.
     """
 
@@ -32,26 +32,26 @@ class ClassifierModel(TaskModel):
         config.pad_token_id = tokens.pad  # causal ones find a row's last token by it
 
     def features(self, x: Tensor) -> Tensor:
-        """The head's logits ``(B, C)``."""
+        """Return the head's logits ``(B, C)``."""
         logits: Tensor = self.backbone(**self.inputs(x)).logits
         return logits
 
     def read(self, features: Tensor, task: int) -> Tensor:
-        """Logits ``(B, n)`` in the order of the task's labels."""
+        """Return the logits ``(B, n)`` in the order of the task's labels."""
         return features[:, list(self.classes)]
 
     @property
     def architecture(self) -> str:
-        """The Hugging Face class."""
+        """The name of the Hugging Face class."""
         return type(self.backbone).__name__
 
     def head_tensors(self) -> dict[str, Tensor]:
-        """Copies of the head's tensors under their names in the backbone: what a pre-trained body lacks."""
+        """Return copies of the head's tensors, by their names in the backbone: what a pre-trained body lacks."""
         named = self.backbone.state_dict(keep_vars=True)
         return {name: named[name].detach().cpu().clone() for name in head_names(self.backbone)}
 
 
 def head_names(model: nn.Module) -> list[str]:
-    """Of a Hugging Face model with a head: what lies outside its body, and the body's pooler."""
+    """Return the names of a Hugging Face model's tensors that lie outside its body, and of the body's pooler."""
     prefix = body_prefix(model)
     return [name for name in model.state_dict() if not name.startswith(prefix) or re.search(POOLER, name)]

@@ -1,8 +1,8 @@
-"""θ_ft from a model directory that was fine-tuned elsewhere, in Hugging Face layout.
+"""Loads θ_ft from a model directory in Hugging Face layout that was fine-tuned elsewhere.
 
-What head it has says how it is read: a sequence classifier by its own head, which stays as it is; masked and causal
+Its head determines how it is read: a sequence classifier by its own head, which does not change; masked and causal
 language models by label words; a token classifier by its linear layer at the first token (the last, for causal models).
-A body beside a file of a linear readout, as ``forgetfree apply`` writes some, is read by that layer in the same way.
+A body with a separate file of a linear readout, as ``forgetfree apply`` may write it, is read by that layer in the same way.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
-#: The part of an architecture's name that tells its head, how that is read, and what loads it.
+#: The part of an architecture's name that names its head, how that is read, and the class that loads it.
 _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
 )
 #: The file of a linear readout that no head of the architecture can hold; its metadata has the ``labels``.
 READOUT = "readout.safetensors"
-#: What changes answers and shows in no tensor's shape.
+#: Settings that change answers and that no tensor's shape shows.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
 
 
 @dataclass(frozen=True)
 class FineTunedModel:
-    """A fine-tuned model beside the pre-trained one that it was made from.
+    """A fine-tuned model and the pre-trained model that it was made from.
 
     Attributes:
         architecture: its Hugging Face class.
-        fingerprint: of all its weights.
-        loaded: the pre-trained model, read as the fine-tuned one is: under its head, if that is a classifier's.
-        given: the fine-tuned model as it is, all tensors its own.
-        head: the tensors of a linear readout, in the order of the task's labels; else none.
-        left_out: tensors that differ though they are neither graftable nor of the head. A graft does not carry them.
+        fingerprint: that of all its weights.
+        loaded: the pre-trained model with the fine-tuned model's readout; that may be its classification head.
+        given: the fine-tuned model, with all its own tensors.
+        head: the tensors of a linear readout, in the order of the task's labels; empty for other readouts.
+        left_out: tensors that differ and are neither graftable nor of the head. A graft does not have them.
     """
 
     architecture: str
@@ -63,20 +63,20 @@ class FineTunedModel:
 
     @property
     def theta(self) -> Tensor:
-        """θ_ft ``(N,)``."""
+        """θ_ft, ``(N,)``."""
         return self.given.space().flatten(self.given.backbone)
 
     def add_task(self, task: TaskDefinition) -> None:
-        """Let `given` read out the task."""
+        """Add a readout for the task to `given`."""
         label = self.given.add_task(self.loaded.head(task))
         load_tensors_(self.given.readout_module(label), self.head)
 
 
 def readout_of(directory: str) -> ReadoutKind:
-    """How a fine-tuned model is read.
+    """Return how a fine-tuned model is read.
 
     Raises:
-        UsageError: it is no model directory, or has no head.
+        UsageError: it is no model directory, or the model has no head.
         ModelError: its config.json is damaged.
     """
     return _head(directory)[0]
@@ -90,7 +90,7 @@ def load_fine_tuned(
     graftable: str | None = None,
     max_length: int = MAX_LENGTH,
 ) -> FineTunedModel:
-    """Load a fine-tuned model, and the pre-trained one under the same readout.
+    """Load a fine-tuned model, and the pre-trained one with the same readout.
 
     Args:
         directory: in Hugging Face layout; a tokenizer is not needed.
@@ -104,30 +104,23 @@ def load_fine_tuned(
         ModelError: one of the two cannot be loaded.
     """
     kind, loader = _head(directory)
+    bare = loader == "AutoModel"  # a body, with its readout in a separate file
+    own: dict[str, Tensor] = {}
     classes: tuple[int, ...] = ()  # label words need none
-    own_readout = loader == "AutoModel"
     if kind in ("classifier", "linear"):  # what the labels tell comes before any weight is loaded
-        if own_readout:
+        names: Mapping[int, str]
+        if bare:
             labels, own = read_readout(Path(directory) / READOUT)
             names = dict(enumerate(labels))
         else:
             names = read_config(directory, directory).id2label
         classes = label_order(names, task, directory)
-    readout = "linear" if kind == "classifier" else kind
-    loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
-    backbone, missing = read_weights(directory, loader, directory)
-    if own_readout:  # reads no pooler
-        missing = [name for name in missing if not re.search(POOLER, name)]
-    if missing:
-        raise ModelError(
-            f"The fine-tuned model {directory!r} lacks {len(missing)} weights of a {type(backbone).__name__}, e.g. "
-            f"{missing[0]!r}: they would be random. Save the model again with save_pretrained."
-        )
+    loaded = load_model(model, "linear" if kind == "classifier" else kind, graftable=graftable, max_length=max_length)
+    backbone = _read_whole(directory, loader, pooled=not bare)
     architecture, fingerprint = type(backbone).__name__, fingerprint_of(backbone)
-    pre = loaded.model.backbone
+    pre, space = loaded.model.backbone, loaded.model.space()
     theirs: Any = body_of(backbone) if kind in ("classifier", "linear") else backbone
     _check_same_body(pre, theirs, model, directory)
-    space = loaded.model.space()
     if torch.equal(space.flatten(pre), space.flatten(theirs)):
         raise UsageError(
             f"{directory!r} is not fine-tuned: all {len(space)} graftable entries are those of {model!r}. Give the "
@@ -145,19 +138,30 @@ def load_fine_tuned(
         loaded = replace(loaded, model=grafted, readout="classifier")
     else:
         if kind == "linear":
-            named = own if own_readout else _outside(backbone)
-            head = _linear_head(named, classes, loaded.model.hidden_size, directory)
+            head = _linear_head(own or _outside(backbone), classes, loaded.model.hidden_size, directory)
         given = copy.deepcopy(loaded.model)
         given.backbone.load_state_dict(theirs.state_dict(), strict=False)
     return FineTunedModel(architecture, fingerprint, loaded, given, head, left_out)
 
 
+def _read_whole(directory: str, loader: str, *, pooled: bool) -> Any:
+    """Read the model of a directory, of which no weight may be missing; the pooler may, unless ``pooled``."""
+    backbone, missing = read_weights(directory, loader, directory)
+    missing = [name for name in missing if pooled or not re.search(POOLER, name)]
+    if missing:
+        raise ModelError(
+            f"The fine-tuned model {directory!r} lacks {len(missing)} weights of a {type(backbone).__name__}, e.g. "
+            f"{missing[0]!r}: they would be random. Save the model again with save_pretrained."
+        )
+    return backbone
+
+
 def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) -> tuple[int, ...]:
-    """Of each of the task's labels, the number of the model's class: by name, or by position where classes have none.
+    """Return for each of the task's labels the number of the model's class: by name, or else by position.
 
     Args:
         names: the model's classes, ``id2label`` of its config.json.
-        task: whose labels.
+        task: the task whose labels are matched.
         directory: the model's, for the message.
 
     Raises:
@@ -179,7 +183,7 @@ def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) 
 
 
 def _head(directory: str) -> tuple[ReadoutKind, str]:
-    """How a fine-tuned model is read, and what loads it."""
+    """Return how a fine-tuned model is read, and the class that loads it."""
     path = Path(directory)
     weighed = any(path.glob("model*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     if not weighed or not (path / "config.json").is_file():
@@ -230,12 +234,12 @@ def _check_same_body(pre: nn.Module, theirs: nn.Module, model: str, directory: s
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of all tensors but the pooler's, which is the head's."""
+    """Return the shapes of all tensors except the pooler's, which belongs to the head."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not re.search(POOLER, name)}
 
 
 def _differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[str, ...]:
-    """The tensors that differ, but for the graftable ones and the pooler's; tied ones count once."""
+    """Return the tensors that differ and are neither graftable nor the pooler's; tied ones count once."""
     others = theirs.state_dict()
     ours = {**dict(pre.named_parameters()), **persistent_buffers(pre)}
     return tuple(
@@ -246,7 +250,7 @@ def _differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[
 
 
 def _outside(backbone: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model with a head that lie outside its body."""
+    """Return the tensors of a model with a head that lie outside its body."""
     named = backbone.state_dict()
     return {name: named[name] for name in head_names(backbone)}
 
@@ -257,10 +261,10 @@ def write_readout(path: Path, readout: Mapping[str, Tensor], labels: Sequence[st
 
 
 def read_readout(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
-    """Labels and tensors of what `write_readout` wrote.
+    """Read labels and tensors from the file that `write_readout` wrote.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: the file is damaged.
     """
     remedy = "Write the directory again with `forgetfree apply`."
     header, tensors = read_signed(path, ModelError, remedy, unsigned=("labels", "format"))
@@ -280,7 +284,7 @@ def read_readout(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
 
 
 def _linear_head(named: Mapping[str, Tensor], order: tuple[int, ...], width: int, directory: str) -> dict[str, Tensor]:
-    """A linear layer ``(n, width)`` among the tensors ``named``, its rows in the order of the task's labels."""
+    """Return the linear layer ``(n, width)`` in ``named``, with rows in the order of the task's labels."""
     layer = {name.rpartition(".")[2]: tensor for name, tensor in named.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.items()}
     if len(named) != 2 or shapes != {"weight": (len(order), width), "bias": (len(order),)}:
@@ -294,5 +298,5 @@ def _linear_head(named: Mapping[str, Tensor], order: tuple[int, ...], width: int
 
 
 def _plain(label: str) -> str:
-    """A label name without case and punctuation."""
+    """Return a label name without case and punctuation."""
     return re.sub(r"[\W_]+", "", label).casefold()

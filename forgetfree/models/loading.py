@@ -1,4 +1,4 @@
-"""From a name or a directory to a `TaskModel` and its tokenizer."""
+"""Loads a `TaskModel` and its tokenizer by a name or from a directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 from forgetfree import registry
 from forgetfree.core.binding import Binding, network_of, tokenizer_digest
 from forgetfree.core.body import fingerprint_of
-from forgetfree.core.readout_model import READOUTS, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout_model import READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
@@ -33,14 +33,14 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A pre-trained model with what is needed to read texts and to know it again.
+    """A pre-trained model with what is needed to read texts and to recognise the model.
 
     Attributes:
-        name: as it was asked for.
+        name: the name that the user gave.
         model: backbone and readouts; no tasks yet.
         tokenizer: the Hugging Face tokenizer; none for models that read no text.
-        readout: which readout it has.
-        fingerprint: SHA-256 of the backbone's weights and buffers.
+        readout: the kind of its readout.
+        fingerprint: the SHA-256 of the backbone's weights and buffers.
         max_length: the longest row it is given, in tokens.
     """
 
@@ -53,11 +53,11 @@ class LoadedModel:
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """SHA-256 of what the tokenizer does; empty where there is none."""
+        """The SHA-256 of what the tokenizer does; empty if there is none."""
         return "" if self.tokenizer is None else tokenizer_digest(self.tokenizer)
 
-    def binding(self, precision: str) -> Binding:
-        """What answers depend on beside weights, where they are computed in ``precision``."""
+    def binding(self, precision: Precision) -> Binding:
+        """Return what answers depend on besides weights, if they are computed in ``precision``."""
         max_length = 0 if self.tokenizer is None else self.max_length
         return Binding(network_of(self.model.backbone), self.tokenizer_digest, self.readout, max_length, precision)
 
@@ -68,14 +68,14 @@ class LoadedModel:
         return int(tokens.pad)
 
     def encoder(self, task: TaskDefinition) -> Encoder:
-        """Texts of ``task`` to ids, as this model's readout reads them."""
+        """Return the encoder of the texts of ``task`` for this model's readout."""
         self._check_prompt(task)
         template = {"prompt": task.template, "causal": task.causal_template}.get(self.readout)
         # A causal model is read where the label word would follow, so nothing may close the row.
         return Encoder(self.tokenizer, template, self.max_length, closed=self.readout != "causal")
 
     def head(self, task: TaskDefinition) -> TaskHead:
-        """The readout of ``task`` in this model's vocabulary."""
+        """Return the readout of ``task`` in this model's vocabulary."""
         words: list[int] = []
         if self.readout in ("prompt", "causal"):
             self._check_prompt(task)
@@ -134,7 +134,10 @@ def load_model(
 
 
 def config_of(backbone: nn.Module) -> Any:
-    """What training depends on beside weights, as JSON: also what decides no answer, such as dropout (see `network_of`)."""
+    """Return what training depends on besides weights, as JSON.
+
+    Unlike `network_of`, it has what decides no answer, such as dropout.
+    """
     config = getattr(backbone, "config", None)
     if config is None:
         return repr(backbone)
@@ -142,7 +145,7 @@ def config_of(backbone: nn.Module) -> Any:
 
 
 def locate(name: str) -> str:
-    """What ``from_pretrained`` takes for a model's name: a directory, or a name on the hub.
+    """Return what ``from_pretrained`` needs for a model's name: a directory, or a name on the hub.
 
     Raises:
         UsageError, ModelError: the name is not known anywhere, or its directory does not exist or is no model.
@@ -234,7 +237,7 @@ def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str,
 
 
 def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
-    """The token id that fills short rows: one that no row ends with, for a row's end is found by it.
+    """Return the token id that fills short rows: no row may end with it, because a row's end is found by it.
 
     It is that for padding, or for the end of a text, unless each row is closed by it, or an unknown word at its end gives it.
     """
@@ -254,7 +257,7 @@ def _filler(tokenizer: Any, kind: ReadoutKind, name: str) -> int:
 
 
 def _without_pooler(config: Any) -> dict[str, Any]:
-    """The pooler is never read, so it is not loaded: some checkpoints lack it."""
+    """Return the arguments that leave the pooler out: it is never read, and some checkpoints lack it."""
     from transformers import MODEL_MAPPING
 
     network: Any = MODEL_MAPPING.get(type(config), None)
@@ -271,7 +274,7 @@ def _head_dropout(config: Any) -> float:
 
 
 def _positions(backbone: nn.Module) -> int:
-    """The longest row that a model can read, in tokens."""
+    """Return the length of the longest row that a model can read, in tokens."""
     names = ("max_position_embeddings", "max_seq_len")  # GPT-2 maps n_positions; MPT's ALiBi ends there
     positions: int = next((size for name in names if (size := getattr(backbone.config, name, None))), -1)
     if positions < 0:  # relative ones

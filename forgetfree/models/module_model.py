@@ -12,12 +12,12 @@ from forgetfree.errors import ModelError
 
 
 class ModuleModel(ReadoutModel):
-    """A network whose last linear layer is the readout: of each task its own, or one for all.
+    """A network whose last linear layer is the readout: one for each task, or one for all.
 
     Args:
-        network: from inputs to logits. It is copied, and left as it is.
-        head: name of the linear layer that reads out; default: the last one there is.
-        graftable, shared_readout: see `ReadoutModel`. All readouts start from the network's own.
+        network: maps inputs to logits. It is copied, and not changed.
+        head: the name of the linear layer that is the readout; default: the last linear layer.
+        graftable, shared_readout: see `ReadoutModel`. All readouts start from the network's layer.
 
     Raises:
         ModelError: there is no such layer.
@@ -43,27 +43,27 @@ class ModuleModel(ReadoutModel):
         super().__init__(backbone, "linear", graftable=graftable, shared_readout=shared_readout)
         #: Name of the layer in the network.
         self.head_name = name
-        self._head_layer = [copy.deepcopy(layers[name])]  # in a list: not a module of this model
+        self._head_layer = [copy.deepcopy(layers[name])]  # in a list, so that it is no module of this model
 
     @property
     def hidden_size(self) -> int:
-        """Width of what the readouts read."""
+        """The width of what the readouts read."""
         return self._head_layer[0].in_features
 
     @property
     def n_labels(self) -> int:
-        """Width of every readout: the network's own."""
+        """The width of every readout: the network's own."""
         return self._head_layer[0].out_features
 
     def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
-        """The network's own layer, untrained."""
+        """Return a copy of the network's own layer, untrained."""
         return copy.deepcopy(self._head_layer[0])
 
     def space(self) -> ParameterSpace:
-        """All of the network but its last layer: no name is set apart, as a language model's embeddings are."""
+        """Return the space of the network without its last layer, and without any tensor excluded by its name."""
         return ParameterSpace.of(self.backbone, include=(self._graftable,), exclude=())
 
     def features(self, x: Tensor) -> Tensor:
-        """What the network gives its last layer: ``(B, H)``."""
+        """Return what the network gives to its last layer: ``(B, H)``."""
         features: Tensor = self.backbone(x)
         return features

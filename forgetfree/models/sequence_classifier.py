@@ -33,7 +33,7 @@ from forgetfree.models.classifier import head_names
 EPSILON = 2.0**-12
 #: How far from the readout's own logits the classifier's may be, on the rows that it is measured by.
 TOLERANCE = 1e-4
-#: What ModernBERT's configuration says of its head: the token it stands on, f, and whether U has a bias.
+#: The settings of ModernBERT's head: the token it reads, f, and whether U has a bias.
 _MODERNBERT = {"classifier_pooling": "cls", "classifier_activation": "linear", "classifier_bias": True}
 
 
@@ -44,10 +44,10 @@ def sequence_classifier(
     rows: Sequence[Mapping[str, Tensor]],
     position: int,
 ) -> Any:
-    """The architecture's sequence classifier with ``readout`` inside; ``None`` where none computes the same.
+    """Return the architecture's sequence classifier with ``readout`` inside, or ``None`` if it cannot hold it.
 
     Args:
-        config: of the model, with the task's labels; for ModernBERT, what it says of the head is changed.
+        config: the model's configuration, with the task's labels; for ModernBERT, its settings of the head are changed.
         body: the body's tensors; there may be more.
         readout: ``weight`` ``(n, H)`` and ``bias`` ``(n,)``.
         rows: what the model is called with, one row ``(1, L)`` each, to measure by.
@@ -84,13 +84,13 @@ def sequence_classifier(
 
 
 def _head(network: nn.Module) -> list[nn.Module]:
-    """The modules of the head that have parameters, a pooler's among them, in order."""
+    """Return the modules of the head that have parameters, including a pooler's, in order."""
     names = dict.fromkeys(name.rpartition(".")[0] for name in head_names(network))
     return [network.get_submodule(name) for name in names]
 
 
 def _fill_layer(layer: nn.Linear, readout: Mapping[str, Tensor], constant: Tensor) -> None:
-    """V = W, or W + b vᵀ without a bias of its own."""
+    """Set V = W; for a layer without a bias, V = W + b vᵀ."""
     layer.weight.copy_(readout["weight"])
     if layer.bias is not None:
         layer.bias.copy_(readout["bias"])
@@ -99,7 +99,7 @@ def _fill_layer(layer: nn.Linear, readout: Mapping[str, Tensor], constant: Tenso
 
 
 def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Mapping[str, Tensor], *, normalized: bool) -> None:
-    """U with εW and −εW, V with their difference."""
+    """Fill U with εW and −εW, and V with their difference."""
     n = len(readout["bias"])
     for parameter in (*inner.parameters(), *outer.parameters()):
         parameter.zero_()
@@ -112,11 +112,11 @@ def _fill_layers(inner: nn.Linear, outer: nn.Linear, readout: Mapping[str, Tenso
 
 
 def _constant(body: nn.Module, hidden: Tensor) -> Tensor:
-    """The vector v ``(H,)`` with v·h = 1 for all hidden states ``(B, H)`` of a body that ends in a LayerNorm; float64."""
+    """Return v ``(H,)`` with v·h = 1 for all hidden states ``(B, H)`` of a body that ends in a LayerNorm; float64."""
     found = [torch.zeros(hidden.shape[1], dtype=torch.float64)]
     for norm in body.modules():
         if isinstance(norm, nn.LayerNorm) and norm.bias is not None and norm.weight.shape == hidden[0].shape:
             inverse = norm.weight.double().reciprocal()
             found.append(inverse / (inverse * norm.bias.double()).sum())
-    # Modules stand in any order, so what tells the last norm is that its v fits.
+    # Modules have any order, so the last norm is recognised by a v that fits.
     return min(found, key=lambda v: float((hidden.double() @ v - 1).abs().max().nan_to_num(torch.inf)))

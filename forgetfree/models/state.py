@@ -1,4 +1,4 @@
-"""The weights of a model that training may change, as one value: kept, put back, saved, shared."""
+"""The weights of a model that training may change, as one object that can be loaded, saved and shared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelState:
 
     @classmethod
     def of(cls, model: ReadoutModel, tasks: Iterable[str] | None = None) -> ModelState:
-        """What ``model`` holds now, with the readouts of ``tasks`` (default: all)."""
+        """Return what ``model`` holds now, with the readouts of ``tasks`` (default: all)."""
         names = [head.name for head in model.heads] if tasks is None else list(tasks)
         if model.shared_readout:
             readouts = dict.fromkeys(names, tensors_of(model.readout_module(0)))
@@ -50,10 +50,10 @@ class ModelState:
 
     @torch.no_grad()
     def load_(self, model: ReadoutModel, tasks: Iterable[str] | None = None) -> None:
-        """Put it back into ``model``, bit for bit: with the readouts of ``tasks`` (default: all it has).
+        """Load the state into ``model``, bit for bit, with the readouts of ``tasks`` (default: all it has).
 
         Raises:
-            ModelError: it is of another model, or lacks a readout; nothing is changed.
+            ModelError: the state is another model's, or lacks a readout; nothing is changed.
         """
         tasks = list(self.readouts if tasks is None else tasks)
         self.check_fits(model, tasks)
@@ -64,7 +64,7 @@ class ModelState:
             buffer.copy_(self.buffers[name])
 
     def check_fits(self, model: ReadoutModel, tasks: Iterable[str]) -> None:
-        """Raise ``ModelError`` unless it has what ``model`` takes: θ, buffers, and the readouts of ``tasks``."""
+        """Raise ``ModelError`` unless the state fits ``model``: θ, buffers, and the readouts of ``tasks``."""
         expected: dict[str, tuple[int, ...]] = {"theta": (len(model.space()),)}
         got: dict[str, tuple[int, ...]] = {"theta": tuple(self.theta.shape)}
         buffers = persistent_buffers(model.backbone)
@@ -83,13 +83,13 @@ class ModelState:
 
     @property
     def size_in_bytes(self) -> int:
-        """Of all its tensors."""
+        """The size of all tensors in bytes."""
         readouts = {id(named): named for named in self.readouts.values()}.values()  # a shared one counts once
         tensors = [self.theta, *self.buffers.values(), *(tensor for named in readouts for tensor in named.values())]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def save(self, path: StrPath) -> None:
-        """Write it as one safetensors file, atomically."""
+        """Write the state as one safetensors file, atomically."""
         tensors = {"theta": self.theta}
         tensors |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
         for task, named in self.readouts.items():
@@ -100,7 +100,7 @@ class ModelState:
 
     @classmethod
     def load(cls, path: StrPath) -> ModelState:
-        """Read what `save` wrote.
+        """Read a state that `save` wrote.
 
         Raises:
             ModelError: the file is damaged or missing, or not sound.
@@ -116,11 +116,11 @@ class ModelState:
 def _parts(
     header: Mapping[str, str], tensors: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """θ, readouts and buffers of a file; ``ValueError`` where they are not sound."""
+    """Return θ, readouts and buffers of a file, or raise ``ValueError`` if they are not sound."""
     theta = tensors.get("theta")
     if theta is None or theta.dim() != 1 or not theta.is_floating_point():
         raise ValueError(f"theta must be one vector, got {'none' if theta is None else (theta.dtype, *theta.shape)}")
-    named = "tasks" in header  # files of before do not say them
+    named = "tasks" in header  # old files do not name them
     tasks = parse_json(header["tasks"]) if named else []
     right = isinstance(tasks, list) and all(map(is_text, tasks)) and len(set(tasks)) == len(tasks)
     check("tasks", tasks, right, "a list of different task names")
@@ -145,10 +145,10 @@ def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, 
 
 
 class StateStore:
-    """States by key, each made once: in memory, or as files that several runs may share.
+    """Model states by key, each made once; in memory, or in files that several runs may share.
 
     Args:
-        directory: where the files are; ``None`` keeps them in memory.
+        directory: the directory of the files; ``None`` keeps states in memory.
     """
 
     def __init__(self, directory: StrPath | None = None) -> None:
@@ -159,7 +159,7 @@ class StateStore:
         return key in self._memory if self._directory is None else (self._directory / f"{key}.safetensors").is_file()
 
     def get(self, key: str) -> ModelState | None:
-        """The state under ``key``, or ``None``; a damaged file counts as none."""
+        """Return the state under ``key``, or ``None``; a damaged file counts as none."""
         if self._directory is None:
             return self._memory.get(key)
         path = self._directory / f"{key}.safetensors"
@@ -176,13 +176,13 @@ class StateStore:
             state.save(self._directory / f"{key}.safetensors")
 
     def discard(self, key: str) -> None:
-        """Forget what is under ``key``."""
+        """Remove the state under ``key``."""
         self._memory.pop(key, None)
         if self._directory is not None:
             (self._directory / f"{key}.safetensors").unlink(missing_ok=True)
 
     def get_or_make(self, key: str, make: Callable[[], ModelState]) -> ModelState:
-        """The state under ``key``, made and kept if it is not there."""
+        """Return the state under ``key``; make and keep it first if there is none."""
         state = self.get(key)
         if state is None:
             state = make()

@@ -7,7 +7,7 @@ Three readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 - ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal models and
   encoder-decoders: BART's decoder's, as in its own classifier, and T5's encoder's).
 
-A model that was fine-tuned elsewhere may bring a fourth, its own head: `forgetfree.models.classifier`.
+A model that was fine-tuned elsewhere may have a fourth, its own head: `forgetfree.models.classifier`.
 
 ``prompt`` and ``causal`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
 """
@@ -25,12 +25,12 @@ from forgetfree.models.tokens import TokenLayout
 
 
 class TaskModel(ReadoutModel):
-    """A Hugging Face model plus readouts: what `ReadoutModel` says, for token ids.
+    """A Hugging Face model with readouts: a `ReadoutModel` of token ids.
 
     Args:
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
         tokens: the special ids of its tokenizer.
-        readout: which of the three.
+        readout: one of the three.
         read_last: whether ``linear`` reads the last token rather than the first.
         dropout: before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
@@ -55,14 +55,14 @@ class TaskModel(ReadoutModel):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states."""
+        """The width of the hidden states."""
         config: Any = self.backbone.config
         return int(getattr(config, "word_embed_proj_dim", config.hidden_size))  # OPT's last projection
 
     def inputs(self, x: Tensor) -> dict[str, Tensor]:
-        """What the backbone is called with."""
+        """Return the arguments for the backbone."""
         mask = self.tokens.attention_mask(x)
-        longest = int(mask.sum(1).max())  # rows padded to one length for a data loader's sake cost nothing more
+        longest = int(mask.sum(1).max())  # padding that a data loader added costs nothing
         x, mask = x[:, :longest], mask[:, :longest]
         inputs = {"input_ids": x, "attention_mask": mask}
         types = self.tokens.token_types(x)
@@ -71,7 +71,7 @@ class TaskModel(ReadoutModel):
         return inputs
 
     def features(self, x: Tensor) -> Tensor:
-        """What the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
+        """Return what the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
         inputs = self.inputs(x)
         x = inputs["input_ids"]
         rows, position = torch.arange(len(x), device=x.device), self._position(x)
@@ -79,13 +79,13 @@ class TaskModel(ReadoutModel):
             hidden: Tensor = self.backbone(**inputs).last_hidden_state
             return hidden[rows, position]
         body, head = _body_and_head(self.backbone)
-        if head is None:  # an architecture whose head we cannot call by itself: all positions, then one
+        if head is None:  # the head cannot be called alone: compute all positions, then take one
             logits: Tensor = self.backbone(**inputs).logits
             return logits[rows, position]
         return head(body(**inputs).last_hidden_state[rows, position].unsqueeze(1)).squeeze(1)
 
 
-#: Where the logits are the head's own output. Others scale or cap them (Gemma 2), and so are called as a whole.
+#: Heads whose output is the logits. Other models scale or cap them (Gemma 2), and so are called as a whole.
 _HEADS = {
     "bert": "cls",
     "gpt2": "lm_head",
@@ -99,7 +99,7 @@ _HEADS = {
 
 
 def _body_and_head(backbone: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None]:
-    """The encoder and its LM head, where the head is one module from hidden states to logits."""
+    """Return the encoder, and its LM head if that is one module from hidden states to logits."""
     config: Any = backbone.config
     head = getattr(backbone, _HEADS.get(config.model_type, ""), None)
     return (backbone.base_model, head) if isinstance(head, nn.Module) else (backbone, None)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""What token ids alone say: attention mask, token types, mask position."""
+"""What follows from token ids alone: attention mask, token types, mask position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TokenLayout:
     """The special ids of one tokenizer.
 
     Attributes:
-        pad: fills short rows on the right. It may also be a real token (GPT-2 pads with end-of-text).
+        pad: the token that fills short rows on the right. It may also be a real token (GPT-2 pads with end-of-text).
         mask: the mask token, or ``None``.
         separator: the token that ends the first text, for models with token types; else ``None``.
     """
@@ -25,13 +25,13 @@ class TokenLayout:
     separator: int | None = None
 
     def attention_mask(self, x: Tensor) -> Tensor:
-        """1 for each row's first token and up to its last that is not padding: int64 ``(B, L)``."""
+        """Return 1 from each row's first token to its last that is not padding, else 0: int64 ``(B, L)``."""
         real = x.ne(self.pad).long()
         real[:, :1] = 1
         return real.flip(1).cummax(1).values.flip(1)
 
     def token_types(self, x: Tensor) -> Tensor | None:
-        """0 for the first text and its separator, 1 for the second: ``(B, L)``, or ``None`` without types."""
+        """Return 0 for the first text and its separator, 1 for the second: ``(B, L)``, or ``None`` without types."""
         if self.separator is None:
             return None
         separators = (x == self.separator).long()
@@ -39,11 +39,11 @@ class TokenLayout:
         return (before == 1).long() * self.attention_mask(x)
 
     def last(self, x: Tensor) -> Tensor:
-        """Each row's last position that is not padding: int64 ``(B,)``."""
+        """Return each row's last position that is not padding: int64 ``(B,)``."""
         return self.attention_mask(x).sum(1) - 1
 
     def masked(self, x: Tensor) -> Tensor:
-        """Each row's mask position: int64 ``(B,)``.
+        """Return each row's mask position: int64 ``(B,)``.
 
         Raises:
             ModelError: a row has none, or more than one.

@@ -30,11 +30,11 @@ class WrittenModel:
     """What `apply_graft` wrote.
 
     Attributes:
-        directory: where.
+        directory: the directory.
         architecture: its Hugging Face class.
         loader: the class of ``transformers`` that loads it by the name of its directory.
         usual: whether ``pipeline("text-classification")`` answers as the graft's own model does.
-        note: what a user should know, if anything.
+        note: a note for the user, if there is one.
     """
 
     directory: Path
@@ -48,7 +48,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     """Put ``graft`` into ``model`` and write the result to ``out``: config, weights, tokenizer, model card.
 
     A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` answers as it
-    does. Where an architecture has no such class, it is a file of its own beside the body. What is read in another way has
+    does. If an architecture has no such class, it is written to a separate file. What is read in another way has
     no classes in its config.json, so that this call fails and does not answer by a random head.
 
     Args:
@@ -71,7 +71,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
             f"The graft was made with another tokenizer than model {model!r} has: expected {origin.tokenizer[:12]}, got "
             f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
         )
-    # Under some heads a body lacks a part (BERT's pooler) that whoever loads the body alone should find all the same.
+    # Some heads use a body without a part (BERT's pooler) that loading the body alone needs.
     config = read_config(locate(model), model)
     whole, missing = read_weights(locate(model), body_loader(config, model), model)
     body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}
@@ -120,7 +120,7 @@ def _check_free(out: Path) -> None:
 def _network(
     loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin
 ) -> tuple[Any, Any, Reading]:
-    """The Hugging Face model to write with graft and head, its tokenizer, and how it is read."""
+    """Return the Hugging Face model to write with graft and head, its tokenizer, and how it is read."""
     backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
     reading = Reading(
         "AutoModelForSequenceClassification",
@@ -142,7 +142,10 @@ def _network(
 def _classifying(
     loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin, position: int
 ) -> tuple[Any, Any]:
-    """A sequence classifier, and the tokenizer with which the usual call reads texts as our encoder does; either may lack."""
+    """Return a sequence classifier, and the tokenizer for the usual call; either may be ``None``.
+
+    With that tokenizer the call reads texts as our encoder does.
+    """
     task, model = origin.task, cast(Any, loaded.model)
     rows = _probes(loaded, pair=task.kind == "pair")
     inputs = [model.inputs(torch.tensor([ids])) for ids in loaded.encoder(task)(rows)]
@@ -163,14 +166,14 @@ def _classifying(
 
 
 def _probes(loaded: LoadedModel, *, pair: bool) -> Rows:
-    """Rows by which to see whether a tokenizer by itself reads texts as ours does: too long ones, and special tokens."""
+    """Return rows that show whether a tokenizer reads texts as ours: long ones, and ones with special tokens."""
     long = "it was " * min(loaded.max_length, 10_000)
     texts = ("a", "What was it?", " ".join(loaded.tokenizer.all_special_tokens), long)
     return Rows(texts, texts[::-1] if pair else (), (0,) * len(texts))
 
 
 def _tokenizer(loaded: LoadedModel, inputs: list[str]) -> Any:
-    """The model's tokenizer, which without more words reads texts as our encoder does, if it can.
+    """Return the model's tokenizer, set to read texts as our encoder does, if it can.
 
     Args:
         loaded: the model.
@@ -193,7 +196,7 @@ def _tokenizer(loaded: LoadedModel, inputs: list[str]) -> Any:
 
 
 def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Whether ``tokenizer`` makes ``inputs`` of ``rows``, called as the pipeline calls it."""
+    """Return whether ``tokenizer``, called as in the pipeline, makes ``inputs`` of ``rows``."""
     texts = zip(rows.first, rows.second, strict=True) if rows.second else zip(rows.first)
     return all(
         dict(tokenizer(*each, truncation=True)) == {name: tensor[0].tolist() for name, tensor in expected.items()}
@@ -202,7 +205,7 @@ def _reads_alike(tokenizer: Any, rows: Rows, inputs: Sequence[Mapping[str, Tenso
 
 
 def _name_labels(config: Any, labels: tuple[str, ...], classes: tuple[int, ...] = ()) -> None:
-    """Say in ``config`` which class is which label; without labels, that there are no classes."""
+    """Write into ``config`` which class is which label; without labels, that there are no classes."""
     numbers = classes or tuple(range(len(labels)))
     if sorted(numbers) != list(range(len(labels))):
         raise GraftError(
@@ -222,7 +225,7 @@ def _check_linear(readout: Mapping[str, Tensor], labels: int, width: int) -> Non
 
 
 def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin) -> Any:
-    """The sequence classifier that the readout is the head of, with the base model's body."""
+    """Return the sequence classifier whose head is the readout, with the base model's body."""
     import transformers
 
     kind = getattr(transformers, origin.architecture, None)
@@ -254,7 +257,7 @@ def _classifier(config: Any, body: Mapping[str, Tensor], readout: Mapping[str, T
 
 
 def _load_body(network: nn.Module, body: Mapping[str, Tensor]) -> bool:
-    """Fill the body of ``network``, and say whether nothing is lacking there; ``body`` may have more."""
+    """Load the body of ``network``, and return whether it is complete; ``body`` may have more tensors."""
     return not body_of(network).load_state_dict(body, strict=False).missing_keys
 
 

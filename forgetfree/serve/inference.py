@@ -1,4 +1,4 @@
-"""Answering from a finished run: its model with what the ledger holds for a task."""
+"""Answers from a finished run: its model with what the ledger holds for a task."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree.core.readout_model import Precision
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
@@ -36,8 +37,8 @@ class Predictor:
 
     Args:
         loaded: the base model, with no tasks yet.
-        ledger: of the run.
-        tasks: definitions of its tasks in the order of the stream, where something beside the ledger says them. They must be
+        ledger: the run's ledger.
+        tasks: definitions of its tasks in the order of the stream, if they are known apart from the ledger. They must equal
             the ledger's own, which ledgers of version 0.2 do not have.
         shared_labels: of a ledger of version 0.2: whether all tasks' labels had one readout (``scenario=class``).
         precision: of a ledger of version 0.2: what it answered in.
@@ -53,7 +54,7 @@ class Predictor:
         tasks: Sequence[TaskDefinition] = (),
         *,
         shared_labels: bool = False,
-        precision: str = "fp32",
+        precision: Precision = "fp32",
     ) -> None:
         self._loaded, self.ledger = loaded, ledger
         self._precision = ledger.binding.precision if ledger.binding else precision
@@ -89,13 +90,13 @@ class Predictor:
     def of_run(
         cls, directory: StrPath, seed: int | None = None, strategy: str | None = None, model: str | None = None
     ) -> Predictor:
-        """The predictor of a run directory.
+        """Return the predictor of a run directory.
 
         Args:
             directory: what ``forgetfree run --out`` wrote.
-            seed: whose ledger; default: the first there is.
-            strategy: whose ledger; default: ``grafting-continual``'s, else the first there is.
-            model: the run's model, where it lies elsewhere now; its weights must be the same.
+            seed: the seed of the ledger; default: the first.
+            strategy: the strategy of the ledger; default: ``grafting-continual``, or else the first.
+            model: the run's model, if it has moved; its weights must be the same.
 
         Raises:
             RunError: it is no run directory, or holds no ledger.
@@ -123,7 +124,7 @@ class Predictor:
             raise type(error)(f"{error} The run was made with the model {own!r}.") from error
 
     def definition(self, task: str) -> TaskDefinition:
-        """The task's definition.
+        """Return the task's definition.
 
         Raises:
             TaskError: the ledger does not hold it.
@@ -132,7 +133,7 @@ class Predictor:
         return self._tasks[task]
 
     def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
-        """Logits ``(n, n_labels)`` of rows by the model that infers ``task``."""
+        """Return the logits ``(n, n_labels)`` of rows from the model that infers ``task``."""
         definition = self.definition(task)
         model = self._loaded.model
         label = model.task_label(task)
@@ -141,11 +142,11 @@ class Predictor:
             return predict(model, encoded, batch_size=batch_size, precision=self._precision)
 
     def answer(self, task: str, texts: Sequence[str | tuple[str, ...]]) -> list[Answer]:
-        """Labels of texts (or pairs of texts).
+        """Return the labels of texts (or pairs of texts).
 
         Args:
             task: a task of the ledger.
-            texts: one tuple a row: of one text, or of two where the task is about pairs. A text alone is a tuple of one.
+            texts: a tuple for each row, with one text, or two if the task is about pairs; a text alone is a tuple of one.
 
         Raises:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
@@ -177,15 +178,15 @@ class Predictor:
         ]
 
 
-def _precision_of(config: Mapping[str, Any], strategy: str) -> str:
-    """What a strategy of a run of version 0.2 answered in."""
+def _precision_of(config: Mapping[str, Any], strategy: str) -> Precision:
+    """Return the precision in which a strategy answered in a run of version 0.2."""
     options = config.get("options")
     own = options.get(strategy) if isinstance(options, dict) else None
     return "bf16" if isinstance(own, dict) and own.get("precision") == "bf16" else "fp32"
 
 
 def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
-    """The file of a run's ledger; see `Predictor.of_run`.
+    """Return the path of a run's ledger; see `Predictor.of_run`.
 
     Raises:
         RunError: the run holds none.
@@ -209,12 +210,12 @@ def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None)
 
 
 def _rows(tensor: Tensor, classes: list[int]) -> Tensor:
-    """The rows of a task's labels; all of them where the readout has no others."""
+    """Return the rows of a task's labels; all rows where the readout has no others."""
     return tensor if max(classes, default=-1) >= len(tensor) else tensor[classes]
 
 
 def _first_labels(tasks: Sequence[TaskDefinition]) -> dict[str, int]:
-    """Where each task's labels begin among those of all tasks."""
+    """Return the first label of each task among the labels of all tasks."""
     sizes = [len(task.labels) for task in tasks]
     return {task.name: sum(sizes[:i]) for i, task in enumerate(tasks)}
 

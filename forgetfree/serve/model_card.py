@@ -1,4 +1,4 @@
-"""The README.md of a model with a graft inside: what it is, and python that classifies with transformers alone."""
+"""The README.md of a model that contains a graft: a description, and python that classifies with transformers alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reading:
         encoder: python that defines ``encode``, see `Encoder.source`.
         position: of the token that a linear readout is on: 0, or −1 for causal models.
         separator: the token between two texts, for models with token types that tell them apart; else ``None``.
-        own_readout: whether the linear layer is in a file of its own.
+        own_readout: whether the linear layer is in a separate file.
         usual: whether ``pipeline("text-classification")`` reads it so, too.
     """
 
@@ -34,12 +34,12 @@ class Reading:
 
 
 def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) -> str:
-    """Markdown.
+    """Return the model card as Markdown.
 
     Args:
         graft: what was put into the model.
         origin: where it comes from.
-        model: the base model, as it was asked for.
+        model: the base model's name, as the user gave it.
         reading: how to read the written model.
     """
     task, labels, model = _plain(origin.task.name), _plain(", ".join(origin.task.labels)), _plain(model)
@@ -176,7 +176,7 @@ def _code(origin: GraftOrigin, reading: Reading) -> str:
 
 
 def _plain(text: str) -> str:
-    """A name in markdown, in a table and between backticks too: nothing in it ends the line, the cell or the code."""
+    """Return a name that is safe in markdown: it cannot end a line, a table's cell or code between backticks."""
     return escaped(text).replace("`", "'").replace("|", "/")
 
 
