@@ -315,7 +315,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
     [
         (changed("schema", to=2), r"schema must be 1, got 2: another version of forgetfree wrote it"),
         (without("schema"), r"schema must be 1, got None:"),
-        (without("tasks"), r"tasks is missing, it must be a list\. Restore it"),
+        (without("tasks"), r"tasks is missing, it must be a list of different task names\. Restore it"),
         (changed("stream", to=3), r"stream must be a string, got 3\. Restore it"),
         (
             changed("tasks", to=["a", "a"]),
@@ -352,7 +352,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         (changed("runs", 0, "ece", 0, to=0.5), r"runs\[0\]\.ece must be 3 rows of 2 numbers"),
         (
             without("runs", 0, "summary", "fwt"),
-            r"runs\[0\]\.summary\.fwt must be a number or null, got 'nothing'",
+            r"runs\[0\]\.summary\.fwt is missing, it must be a number or null\.",
         ),
         (changed("runs", 0, "summary", "bwt", to="x"), r"runs\[0\]\.summary\.bwt must be a number or null"),
         (
@@ -365,7 +365,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         ),
         (
             without("runs", 0, "ledger"),
-            r"runs\[0\]\.ledger is missing, it is null for a strategy that keeps none",
+            r"runs\[0\]\.ledger is missing, it must be an object, or null for a strategy that keeps none",
         ),
         (
             changed("runs", 0, "ledger", "tasks", to=["a"]),
