@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forgetfree.errors import ReportError
-from forgetfree.json_file import read_json
 from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent
 from forgetfree.results.run_results import USUAL
 from forgetfree.results.schema import check_graft
+from forgetfree.results.stored import find_results, read_stored
 
 Json = Mapping[str, Any]
 
@@ -24,11 +23,7 @@ def load_graft_results(path: Path) -> Json:
     Raises:
         ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
     """
-    file = path / "results.json" if path.is_dir() else path
-    results: Json = read_json(
-        file, ReportError, "Restore it from a copy, or graft again with another --out.", check_graft
-    )
-    return results
+    return read_stored(find_results(path), check_graft, "Restore it from a copy, or graft again with another --out.")
 
 
 def lay_out_graft(results: Json) -> Page:

@@ -17,8 +17,9 @@ from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
 from forgetfree.results.rendering import NULL
 from forgetfree.results.schema import check_run
+from forgetfree.results.stored import find_results, read_stored, to_csv
 
-__all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
+__all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "one_file", "with_timings"]
 
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
@@ -71,7 +72,7 @@ def load_results(path: StrPath) -> Json:
     """Reads and checks the results of a finished run.
 
     Args:
-        path: a run directory, or the results.json in it.
+        path: a run directory, the results.json in it, or a CSV file that says the same.
 
     Returns:
         The content of results.json, and under `source` the path it was read from.
@@ -79,14 +80,13 @@ def load_results(path: StrPath) -> Json:
     Raises:
         ReportError: the file is missing, not JSON, or not of this schema; the message names file and key.
     """
-    path = Path(path)
-    file = path / "results.json" if path.is_dir() else path
+    file = find_results(path)
     if not file.exists():
         raise ReportError(
             f"{file} does not exist. A run writes it when its first strategy is done: give the directory of "
             "such a run, or finish this one with `forgetfree run ... --resume`."
         )
-    results = read_json(file, ReportError, "Restore it from a copy, or run again with another --out.", check_run)
+    results = read_stored(file, check_run, "Restore it from a copy, or run again with another --out.")
     return {**with_timings(results, file.parent), "source": str(path)}
 
 
@@ -167,6 +167,21 @@ def merge(results: Sequence[Json]) -> Comparison:
         ),
         sources=sources,
     )
+
+
+def one_file(results: Sequence[Json]) -> str:
+    """All runs of several directories as the text of one CSV file, with the settings of the first.
+
+    Raises:
+        ReportError: as `merge`, or there are two configurations of one strategy.
+    """
+    strategies = merge(results).strategies
+    if len({entry.runs[0]["strategy"] for entry in strategies}) < len(strategies):
+        raise ReportError(
+            f"One CSV file holds one configuration of a strategy, got {', '.join(entry.label for entry in strategies)}. "
+            "Write a file for each."
+        )
+    return to_csv({**results[0], "runs": [run for entry in strategies for run in entry.runs]})
 
 
 # ---- merging --------------------------------------------------------------------------------------------

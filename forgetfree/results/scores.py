@@ -123,14 +123,15 @@ def scores_of_rows(rows: Iterable[Mapping[str, Any]], measured: Collection[str])
 def rows_of_scores(scores: Iterable[Score]) -> list[dict[str, Any]]:
     """Put scores of the same thing back together: undoes `scores_of_rows`, but that all numbers are floats."""
     found: list[dict[str, Any]] = []
-    last: Any = None
+    scores, last = list(scores), None
+    timed = any(score.after != 1 for score in scores)
     for score in scores:
         name, _, place = score.metric.partition("[")
         what = (dict(score.of), score.task, score.after, score.rows)
         if what != last or (not place and name in found[-1]):
             last = what
             found.append({"task": score.task, **score.of})
-            found[-1] |= {"after": score.after} if score.after != 1 else {}
+            found[-1] |= {"after": score.after} if timed else {}
             found[-1] |= {"test_rows": score.rows} if score.rows else {}
         if place:
             found[-1].setdefault(name, []).append(score.value)

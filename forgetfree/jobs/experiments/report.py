@@ -12,9 +12,10 @@ from forgetfree.errors import ReportError, RunError, first_line
 from forgetfree.files import StrPath, write_atomically
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.rows import Row
-from forgetfree.json_file import check, read_json
+from forgetfree.json_file import check
 from forgetfree.results.rendering import Page, Table, render_page
 from forgetfree.results.schema import check_experiment
+from forgetfree.results.stored import find_results, read_stored
 from forgetfree.tasks import MAX_LENGTH
 
 #: What a setting means that was written before one of these could be chosen.
@@ -27,8 +28,7 @@ def load_experiment_results(path: StrPath) -> dict[str, Any]:
     Raises:
         ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
     """
-    file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
-    results = read_json(file, ReportError, "Give what `forgetfree experiment --out` wrote.", _validate)
+    results = read_stored(find_results(path), _validate, "Give what `forgetfree experiment --out` wrote.")
     return _with_defaults(results)
 
 
