@@ -10,16 +10,32 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, first_line
 from forgetfree.files import size_of
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+_Made = TypeVar("_Made")
 #: The largest file that is read, and how deep its lists and objects may lie in each other.
 MOST_BYTES, MOST_DEPTH = 256 * 2**20, 100
+#: The most faults that one message names.
+MOST_FAULTS = 5
 
+#: How messages of pydantic say what ours say.
+_WORDS = {
+    "a valid array": "a list",
+    "a valid integer": "an integer",
+    "a valid ": "a ",
+    "greater than or equal to ": "at least ",
+    "less than or equal to ": "at most ",
+}
 _KIND_NAMES = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
 Fields = Mapping[str, type]
 
@@ -114,6 +130,52 @@ def _inside(value: list[Any] | dict[str, Any]) -> Any:
 
 
 # -- Checks ----------------------------------------------------------------------------------------------
+
+
+def checked(kind: type[_Made], value: Any, context: Mapping[str, Any] | None = None) -> _Made:
+    """Return a JSON value as an object of ``kind``, say a dataclass, whose annotations say what is right (pydantic, strict).
+
+    Args:
+        kind: what the value must describe. Keys that it does not know are refused where its ``__pydantic_config__`` forbids
+            them.
+        value: what `parse_json` returned, or an object of ``kind`` that was made without a check.
+        context: what validators of ``kind`` compare with.
+
+    Raises:
+        ValueError: for each fault the place, what is expected there and what was found.
+    """
+    from pydantic import ValidationError
+
+    adapter: TypeAdapter[_Made] = _adapter(kind)  # type: ignore[arg-type]  # a type can be hashed
+    try:
+        if is_dataclass(value):
+            return adapter.validate_python(value, strict=True)
+        return adapter.validate_json(json.dumps(value), strict=True, context=context)
+    except ValidationError as error:
+        faults = [_fault(each) for each in error.errors(include_url=False)]
+        more = [f"{len(faults) - MOST_FAULTS} more faults"] * (len(faults) > MOST_FAULTS)
+        raise ValueError("; ".join(faults[:MOST_FAULTS] + more)) from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    """Return pydantic's description of one fault in our words."""
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
+    key, message = place or "the content", str(fault["msg"])
+    if fault["type"] == "missing":
+        return f"{key} is missing"
+    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{key} is not known here"
+    expected = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    for theirs, ours in _WORDS.items():
+        expected = expected.replace(theirs, ours)
+    return f"{key} must be {expected}, got {brief(fault['input'])}"
 
 
 def check(key: str, value: Any, right: bool, expected: str) -> None:

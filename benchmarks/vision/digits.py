@@ -194,7 +194,7 @@ def measure(
         constant = round(statistics.fmean(map(metrics.constant_score, tests)), 4)
         for strategy in strategies:
             for line, options in variants(strategy, stream):
-                found = []
+                found: list[dict[str, Any]] = []
                 for seed in seeds:
                     start = time.perf_counter()
                     matrix = learn(strategy, make_stream(stream, seed), seed, steps, options)

@@ -46,7 +46,7 @@ def command(options: argparse.Namespace) -> int:
         return 0
     if options.format == "json":
         raise UsageError(
-            f"--format json is for runs: the results.json of a {kind} is JSON already. Give another format."
+            f"--format json is for runs of strategies: the results.json of a {kind} is JSON already. Give another format."
         )
     if options.format == "csv" and len(paths) > 1:
         raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
@@ -54,17 +54,17 @@ def command(options: argparse.Namespace) -> int:
 
     load, lay_out = _reader(kind)
     all_results = [load(path) for path in paths]
-    for results in all_results:
-        _print(
-            to_csv(results) if options.format == "csv" else render_page(lay_out(results), options.format),
-            options.format,
-        )
     if options.draw:
         from forgetfree.jobs.environment import make_directory
         from forgetfree.jobs.experiments import draw_outcome
 
         make_directory(Path(options.draw), "--draw")
-        for results in all_results:
+    for results in all_results:
+        _print(
+            to_csv(results) if options.format == "csv" else render_page(lay_out(results), options.format),
+            options.format,
+        )
+        if options.draw:
             draw_outcome(results, Path(options.draw))
     return 0
 

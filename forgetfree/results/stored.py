@@ -176,7 +176,8 @@ def of_csv(text: str) -> Json:
     elif command == "graft":
         results["rows"] = [{"sparsity": None, "entries": None, **row} for row in rows]
     else:
-        keys, units = results.pop("unit"), []
+        keys = results.pop("unit")
+        units: list[Json] = []
         for row in rows:
             unit = {key: row[key] for key in keys}
             if not units or units[-1]["unit"] != unit:

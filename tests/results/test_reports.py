@@ -132,7 +132,7 @@ def test_a_constant_answer_has_the_last_row() -> None:
 
 @pytest.mark.parametrize("constant", [None, [0.5], [0.5, 1.5], ["0.5", 0.5], 0.5])
 def test_floors_that_are_none_are_refused(constant: Any, tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"results.json: floors\.constant must be"):
+    with pytest.raises(ReportError, match=r"results.json: floors\.constant(\[\d\])? must be"):
         load_results(write(tmp_path / "run", results_of(floors={"constant": constant})))
 
 
@@ -315,7 +315,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
     [
         (changed("schema", to=2), r"schema must be 1, got 2: another version of forgetfree wrote it"),
         (without("schema"), r"schema must be 1, got None:"),
-        (without("tasks"), r"tasks is missing, it must be a list of different task names\. Restore it"),
+        (without("tasks"), r"json: tasks is missing\. Restore it"),
         (changed("stream", to=3), r"stream must be a string, got 3\. Restore it"),
         (
             changed("tasks", to=["a", "a"]),
@@ -327,13 +327,13 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         ),
         (
             changed("tasks", to=[{}]),
-            r"tasks must be a list of different task names, got \[\{\}\]\. Restore it",
+            r"tasks\[0\] must be a string, got \{\}\. Restore it",
         ),
         (changed("runs", to={}), r"runs must be a list, got \{\}\. Restore it"),
         (changed("runs", 0, to="x"), r"runs\[0\] must be an object, got 'x'\. Restore it"),
         (
             without("runs", 0, "seed"),
-            r"runs\[0\]\.seed is missing, it must be an integer\. Restore it",
+            r"runs\[0\]\.seed is missing\. Restore it",
         ),
         (
             changed("runs", 0, "seed", to=True),
@@ -345,19 +345,19 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         ),
         (
             without("runs", 0, "matrix", 2),
-            r"runs\[0\]\.matrix must be 3 rows of 2 numbers in \[0, 1\], got \[\[",
+            r"runs\[0\]\.matrix must be a row before training and one after each task, each of 2 numbers in \[0, 1\], got \[\[",
         ),
-        (changed("runs", 0, "matrix", 0, 1, to=50.0), r"runs\[0\]\.matrix must be .*50\.0"),
+        (changed("runs", 0, "matrix", 0, 1, to=50.0), r"runs\[0\]\.matrix\[0\]\[1\] must be at most 1, got 50\.0"),
         (changed("runs", 0, "matrix", 0, 1, to=float("nan")), r"is not valid JSON: NaN is no number of JSON"),
-        (changed("runs", 0, "ece", 0, to=0.5), r"runs\[0\]\.ece must be 3 rows of 2 numbers"),
+        (changed("runs", 0, "ece", 0, to=0.5), r"runs\[0\]\.ece\[0\] must be a list, got 0\.5"),
         (
             without("runs", 0, "summary", "fwt"),
-            r"runs\[0\]\.summary\.fwt is missing, it must be a number or null\.",
+            r"runs\[0\]\.summary\.fwt is missing\.",
         ),
-        (changed("runs", 0, "summary", "bwt", to="x"), r"runs\[0\]\.summary\.bwt must be a number or null"),
+        (changed("runs", 0, "summary", "bwt", to="x"), r"runs\[0\]\.summary\.bwt must be a number, got 'x'"),
         (
             changed("runs", 0, "seconds", "train", to=-1),
-            r"runs\[0\]\.seconds\.train must be a number of seconds",
+            r"runs\[0\]\.seconds\.train must be at least 0, got -1",
         ),
         (
             changed("runs", 0, "options", to=[]),
@@ -365,7 +365,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         ),
         (
             without("runs", 0, "ledger"),
-            r"runs\[0\]\.ledger is missing, it must be an object, or null for a strategy that keeps none",
+            r"runs\[0\]\.ledger is missing\.",
         ),
         (
             changed("runs", 0, "ledger", "tasks", to=["a"]),
@@ -377,7 +377,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         ),
         (
             changed("runs", 0, "ledger", "owned_size", to=[1]),
-            r"ledger\.owned_size must be 2 sizes, got \[1\]",
+            r"ledger\.owned_size must be 2 numbers of at least 0, got \[1\]",
         ),
         (changed("runs", 0, "ledger", "overlap", to=[[1]]), r"ledger\.overlap must be 2 rows of 2 numbers"),
         (
@@ -386,7 +386,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         ),
         (
             changed("runs", 0, "summary", "bwt", to=10**400),
-            r"runs\[0\]\.summary\.bwt must be a number or null, got 1000",
+            r"runs\[0\]\.summary\.bwt must be a finite number, got 1000",
         ),
         (changed("runs", 0, "union", to={"ece": []}), r"runs\[0\]\.union\.accuracy is missing"),
         (
