@@ -87,9 +87,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
     """Every row of these tables stands in docs/results.md as `forgetfree report` writes it."""
     from forgetfree.results.reports import render
-    from forgetfree.results.run_results import load_results, merge
+    from forgetfree.results.run_results import load_run_results, merge
 
-    report = render(merge([load_results(path) for path in sorted(RESULTS.glob(runs))]), "markdown")
+    report = render(merge([load_run_results(path) for path in sorted(RESULTS.glob(runs))]), "markdown")
     sections = [part for part in report.split("\n## ") if part.startswith(tables)]
     rows = [line for part in sections for line in part.splitlines() if line.startswith("|") and "---" not in line]
     rows = [

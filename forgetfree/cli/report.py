@@ -39,9 +39,9 @@ def command(options: argparse.Namespace) -> int:
         raise UsageError("--draw is for the results of experiments: others have no figure. Leave it out.")
     if kind == "run":
         from forgetfree.results.reports import render
-        from forgetfree.results.run_results import load_results, merge, one_file
+        from forgetfree.results.run_results import load_run_results, merge, one_file
 
-        runs = [load_results(path) for path in paths]
+        runs = [load_run_results(path) for path in paths]
         _print(one_file(runs) if options.format == "csv" else render(merge(runs), options.format), options.format)
         return 0
     if options.format == "json":

@@ -1,6 +1,6 @@
 """The report of one or several runs: their `Comparison` laid out as a `Page` of tables.
 
->>> results = [load_results(Path("runs/a")), load_results(Path("runs/b"))]  # doctest: +SKIP
+>>> results = [load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))]  # doctest: +SKIP
 >>> print(render(merge(results), "markdown"))  # doctest: +SKIP
 """
 

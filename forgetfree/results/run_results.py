@@ -1,6 +1,6 @@
 """Results of runs: reading and checking results.json, and bringing several together.
 
->>> merge([load_results(Path("runs/a")), load_results(Path("runs/b"))])  # doctest: +SKIP
+>>> merge([load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))])  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forgetfree.results.rendering import NULL
 from forgetfree.results.schema import check_run
 from forgetfree.results.stored import find_results, read_stored, to_csv
 
-__all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "one_file", "with_timings"]
+__all__ = ["Comparison", "StrategyRuns", "load_run_results", "merge", "one_file", "with_timings"]
 
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
@@ -68,7 +68,7 @@ class Comparison:
     sources: tuple[str, ...]
 
 
-def load_results(path: StrPath) -> Json:
+def load_run_results(path: StrPath) -> Json:
     """Reads and checks the results of a finished run.
 
     Args:
@@ -110,7 +110,7 @@ def merge(results: Sequence[Json]) -> Comparison:
     Runs of one strategy stand in one row, unless their `options` differ: then each configuration has its own.
 
     Args:
-        results: what `load_results` returned, at least one.
+        results: what `load_run_results` returned, at least one.
 
     Raises:
         ReportError: the results must not be compared, or hold one strategy and seed twice with different

@@ -20,6 +20,8 @@ from forgetfree.files import write_atomically
 
 #: The last columns of every table of scores.
 COLUMNS = ("task", "after", "metric", "value", "rows")
+#: What the table of one unit is called, in the unit's directory.
+SCORES_FILE = "scores.csv"
 Cell = str | int | float | None
 
 
