@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
     from forgetfree.models.loading import load_model as load_model
+    from forgetfree.results.table import Results as Results
+    from forgetfree.results.table import load_results as load_results
 
 __version__ = "0.3.0.dev0"
 
@@ -32,10 +34,12 @@ _HOME = {
     "MaskOptions": "forgetfree.core.mask",
     "ParameterSpace": "forgetfree.core.parameters",
     "Region": "forgetfree.core.regions",
+    "Results": "forgetfree.results.table",
     "Stream": "forgetfree.continual.streams",
     "TrainingOptions": "forgetfree.learning.training",
     "learn_region": "forgetfree.core.mask",
     "load_model": "forgetfree.models.loading",
+    "load_results": "forgetfree.results.table",
     "load_stream": "forgetfree.continual.streams",
 }
 __all__ = ["__version__", *sorted(_HOME)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _Made = TypeVar("_Made")
-#: The size of the largest file that is read, in bytes, and how deep its lists and objects may be nested.
+#: The largest file that is read, and how deep its lists and objects may lie in each other.
 MOST_BYTES, MOST_DEPTH = 256 * 2**20, 100
 #: The most faults that one message names.
 MOST_FAULTS = 5
@@ -31,6 +31,7 @@ MOST_FAULTS = 5
 #: How messages of pydantic say what ours say.
 _WORDS = {
     "a valid array": "a list",
+    "a valid integer": "an integer",
     "a valid ": "a ",
     "greater than or equal to ": "at least ",
     "less than or equal to ": "at most ",
@@ -131,13 +132,14 @@ def _inside(value: list[Any] | dict[str, Any]) -> Any:
 # -- Checks ----------------------------------------------------------------------------------------------
 
 
-def checked(kind: type[_Made], value: Any) -> _Made:
-    """Return a JSON value as a checked object of ``kind``, such as a dataclass, by its annotations (pydantic, strict).
+def checked(kind: type[_Made], value: Any, context: Mapping[str, Any] | None = None) -> _Made:
+    """Return a JSON value as an object of ``kind``, say a dataclass, whose annotations say what is right (pydantic, strict).
 
     Args:
         kind: what the value must describe. Keys that it does not know are refused where its ``__pydantic_config__`` forbids
             them.
         value: what `parse_json` returned, or an object of ``kind`` that was made without a check.
+        context: what validators of ``kind`` compare with.
 
     Raises:
         ValueError: for each fault the place, what is expected there and what was found.
@@ -148,7 +150,7 @@ def checked(kind: type[_Made], value: Any) -> _Made:
     try:
         if is_dataclass(value):
             return adapter.validate_python(value, strict=True)
-        return adapter.validate_json(json.dumps(value), strict=True)
+        return adapter.validate_json(json.dumps(value), strict=True, context=context)
     except ValidationError as error:
         faults = [_fault(each) for each in error.errors(include_url=False)]
         more = [f"{len(faults) - MOST_FAULTS} more faults"] * (len(faults) > MOST_FAULTS)

@@ -102,17 +102,17 @@ RESULTS = ROOT / "benchmarks" / "results"
 @pytest.mark.parametrize(
     ("runs", "tables"),
     [
-        ("main-job/*.json", ("After the last task", "Transfer", "Calibration", "Time", "Ledger")),
-        ("baselines/*.json", ("After the last task", "Transfer", "Time")),
-        ("long.json", ("Growth of grafting-continual",)),
+        ("main-job.csv", ("After the last task", "Transfer", "Calibration", "Time", "Ledger")),
+        ("baselines.csv", ("After the last task", "Transfer", "Time")),
+        ("long.csv", ("Growth of grafting-continual",)),
     ],
 )
 def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
     """Every row of these tables stands in docs/results.md as `forgetfree report` writes it."""
     from forgetfree.results.reports import render
-    from forgetfree.results.run_results import load_results, merge
+    from forgetfree.results.run_results import load_run_results, merge
 
-    report = render(merge([load_results(path) for path in sorted(RESULTS.glob(runs))]), "markdown")
+    report = render(merge([load_run_results(path) for path in sorted(RESULTS.glob(runs))]), "markdown")
     sections = [part for part in report.split("\n## ") if part.startswith(tables)]
     rows = [line for part in sections for line in part.splitlines() if line.startswith("|") and "---" not in line]
     rows = [
@@ -125,9 +125,10 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
 
 def test_the_digits_are_those_of_the_committed_run() -> None:
     from forgetfree.benchmarks.vision.digits import table
+    from forgetfree.results.stored import rows_of_csv
 
-    entries = json.loads((RESULTS / "digits.json").read_text())["entries"]
-    rows = [line for line in table(entries).splitlines() if line.startswith("|")]
+    _, measured = rows_of_csv((RESULTS / "digits.csv").read_text(encoding="utf-8"))
+    rows = [line for line in table(measured).splitlines() if line.startswith("|")]
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert len(rows) > 20
     assert [row for row in rows if row not in text] == []
@@ -141,17 +142,17 @@ def test_the_experiments_are_those_of_the_committed_runs() -> None:
     document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert paper.section() in document
     assert paper.choices() in document
-    tried = [load_experiment_results(file) for file in paper.CHOICES.glob("*.json")]
+    tried = [load_experiment_results(file) for file in paper.CHOICES.glob("*.csv")]
     assert tried and all(run["complete"] and run["setting"]["evaluate_on"] == "validation" for run in tried)
     # One row for each task of each run: none is a mean of two, and nothing is tried that its row does not name.
     assert paper.choices().count("\n|") == 2 + sum(len(run["units"]) for run in tried)
     named = ("model", "readout", "tasks", "shots", "seeds", "sparsities", "fixed", "test_limit", "evaluate_on")
     preset = json.loads(json.dumps(asdict(load_experiment("localization").presets["small"])))
     assert [run for run in tried if preset | {key: run["setting"][key] for key in named} != run["setting"]] == []
-    held = {path.stem for path in paper.RESULTS.glob("*.json")}
+    held = {path.stem for path in paper.RESULTS.glob("*.csv")}
     assert {file.stem for file in paper.run_files()} == held
     assert all(load_experiment_results(file)["complete"] for file in paper.run_files())
-    for file in paper.RESULTS.rglob("*.json"):  # no places of the machine they were made on
+    for file in paper.RESULTS.rglob("*.csv"):  # no places of the machine they were made on
         assert re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt)/\S*", file.read_text(encoding="utf-8")) == []
     assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.png")} == held
 
@@ -161,7 +162,7 @@ def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str
     from forgetfree.benchmarks.paper import __main__ as paper
     from forgetfree.jobs.experiments import load_experiment, load_experiment_results
 
-    results = load_experiment_results(paper.RESULTS / f"{name}.json")
+    results = load_experiment_results(paper.RESULTS / f"{name}.csv")
     preset = load_experiment(name).presets["small"]
     seeds = tuple(results["setting"]["seeds"])
     assert set(seeds) >= set(preset.seeds)  # there may be more
@@ -170,6 +171,13 @@ def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str
     assert results["setting"] == json.loads(json.dumps(asdict(preset)))
     planned = [unit for unit in load_experiment(name).units(preset) if unit.get("task") not in results["skipped"]]
     assert [unit["unit"] for unit in results["units"]] == planned
+
+
+def test_the_committed_runs_are_short() -> None:
+    """A tenth of what they had as JSON."""
+    files = [*RESULTS.rglob("*.*"), *(ROOT / "benchmarks" / "paper" / "results").rglob("*.*")]
+    assert {file.suffix for file in files} == {".csv"}
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 2_700
 
 
 def test_files_named_in_documents_are_there() -> None:

@@ -32,8 +32,8 @@ CHOICES = RESULTS / "choices"
 
 def run_files() -> list[Path]:
     """Those at hand, in the registry's order."""
-    files = [RESULTS / f"{name}.json" for name in registry.EXPERIMENTS]
-    return [each for file in files for each in (file, *sorted(RESULTS.glob(f"{file.stem}-*.json"))) if each.is_file()]
+    files = [RESULTS / f"{name}.csv" for name in registry.EXPERIMENTS]
+    return [each for file in files for each in (file, *sorted(RESULTS.glob(f"{file.stem}-*.csv"))) if each.is_file()]
 
 
 def section() -> str:
@@ -50,7 +50,7 @@ def section() -> str:
 def choices() -> str:
     """What fine-tuned models and grafts score on validation rows, by the options that were tried."""
     rows = []
-    for file in sorted(CHOICES.glob("*.json")):
+    for file in sorted(CHOICES.glob("*.csv")):
         run = load_experiment_results(file)
         readout = {"readout": run["setting"]["readout"]} if run["setting"]["readout"] != SMALL.readout else {}
         tried = ", ".join(f"{key}={value}" for key, value in (readout | run["setting"]["fixed"]).items())

@@ -40,6 +40,7 @@ class Calibration(Experiment):
 
     paper: ClassVar[str] = "table 1, figure 6"
     single: ClassVar = ("shots", "sparsities")
+    measured: ClassVar = (*Experiment.measured, "counts", "right", "confidence")
     question: ClassVar[str] = (
         "Are grafts better calibrated than the fine-tuned model, and as good as training the region again?"
     )

@@ -48,6 +48,7 @@ class Continual(Experiment):
 
     paper: ClassVar[str] = "table 4"
     single: ClassVar = ("shots", "sparsities")
+    measured: ClassVar = ("score", "constant", "ece", "learned", "kept_bytes")
     question: ClassVar[str] = "Does grafting keep what naive continual fine-tuning forgets?"
     presets: ClassVar = {
         # The model's own recipe; 16·n·k steps would take a night.
@@ -97,6 +98,8 @@ class Continual(Experiment):
             {
                 "strategy": entry["strategy"],
                 "task": task,
+                "after": len(results["tasks"]),
+                "test_rows": results["data"]["test_rows"][task],
                 "score": entry["matrix"][-1][i],
                 "constant": results["floors"]["constant"][i],
                 "ece": entry["ece"][-1][i],

@@ -85,6 +85,7 @@ class OutOfDistribution(Experiment):
                             "target": target,
                             "model": model,
                             "alpha": alpha,
+                            "test_rows": len(test),
                             "score": answers.score("accuracy"),
                             "constant": answers.constant_score("accuracy"),
                             "ece": answers.ece,

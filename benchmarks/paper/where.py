@@ -39,6 +39,7 @@ class Where(Experiment):
 
     paper: ClassVar[str] = "figures 9 and 10"
     single: ClassVar = ("shots", "sparsities")
+    measured: ClassVar = ("share", "of_model")
     question: ClassVar[str] = "In which layers, and in which kinds of parameters, do the regions lie?"
     presets: ClassVar = {
         "small": replace(SMALL, sparsities=(1e-3,)),

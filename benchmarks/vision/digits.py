@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from avalanche.benchmarks import dataset_benchmark, nc_benchmark
 from avalanche.models import SimpleMLP
@@ -36,10 +37,11 @@ from torch.utils.data import TensorDataset
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, benchmark_stream
 from forgetfree.errors import TrainingError, UnknownNameError
-from forgetfree.files import write_json
+from forgetfree.files import write_atomically
 from forgetfree.options import build
 from forgetfree.results import metrics
 from forgetfree.results.rendering import CONSTANT
+from forgetfree.results.stored import rows_to_csv
 
 STREAMS = ("permuted", "split-task", "split-class")
 TASKS = 5
@@ -185,36 +187,51 @@ def variants(strategy: str, stream: str) -> Iterator[tuple[str, dict[str, Any]]]
 def measure(
     strategies: Sequence[str], seeds: Sequence[int], steps: int, streams: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Measure one entry for each line of the table and stream, with accuracy and forgetting by seed."""
-    entries = []
+    """One row for each line of the table, stream and seed, with average accuracy and forgetting."""
+    rows = []
     for stream in streams:
+        tests = [task.test.labels.numpy() for task in make_stream(stream, seeds[0]).tasks]
+        constant = round(statistics.fmean(map(metrics.constant_score, tests)), 4)
         for strategy in strategies:
             for line, options in variants(strategy, stream):
-                start = time.perf_counter()
-                matrices = [learn(strategy, make_stream(stream, seed), seed, steps, options) for seed in seeds]
-                seconds = (time.perf_counter() - start) / len(seeds)
-                entry: dict[str, Any] = {"stream": stream, "strategy": line, "options": options, "seeds": list(seeds)}
-                entry["average"] = [round(metrics.average_accuracy(matrix), 4) for matrix in matrices]
-                entry["forgetting"] = [round(metrics.forgetting(matrix), 4) for matrix in matrices]
-                tests = [task.test.labels.numpy() for task in make_stream(stream, seeds[0]).tasks]
-                entry["constant"] = round(statistics.fmean(map(metrics.constant_score, tests)), 4)
-                entries.append(entry | {"seconds": round(seconds, 2)})
-                print(f"{stream:12} {line:32} {_shown(entry['average'])} {_shown(entry['forgetting'])}", flush=True)
-    return entries
+                found: list[dict[str, Any]] = []
+                for seed in seeds:
+                    start = time.perf_counter()
+                    matrix = learn(strategy, make_stream(stream, seed), seed, steps, options)
+                    found.append(
+                        {
+                            "stream": stream,
+                            "strategy": line,
+                            "seed": seed,
+                            "average": round(metrics.average_accuracy(matrix), 4),
+                            "forgetting": round(metrics.forgetting(matrix), 4),
+                            "constant": constant,
+                            "seconds": round(time.perf_counter() - start, 2),
+                            "options": " ".join(f"{key}={value}" for key, value in options.items()),
+                        }
+                    )
+                shown = (_shown([row[key] for row in found]) for key in ("average", "forgetting"))
+                print(f"{stream:12} {line:32} {' '.join(shown)}", flush=True)
+                rows += found
+    return rows
 
 
-def table(entries: Sequence[dict[str, Any]]) -> str:
-    """Return average accuracy and forgetting in percent, mean (standard deviation) over seeds, as Markdown."""
-    streams = list(dict.fromkeys(entry["stream"] for entry in entries))
-    cells = {(entry["strategy"], entry["stream"]): entry for entry in entries}
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Average accuracy and forgetting in percent, mean (standard deviation) over seeds, as markdown."""
+    found = pandas.DataFrame(rows)
+    cells = found.groupby(["strategy", "stream"], sort=False)[["average", "forgetting"]].agg(list)
+    streams = list(found["stream"].unique())
     heads = [f"{stream}: {column}" for stream in streams for column in ("accuracy", "forgetting")]
     lines = ["| strategy | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for strategy in dict.fromkeys(entry["strategy"] for entry in entries):
-        found = [cells.get((strategy, stream)) for stream in streams]
-        shown = [_shown(entry[column]) if entry else "–" for entry in found for column in ("average", "forgetting")]
+    for strategy in found["strategy"].unique():
+        shown = [
+            _shown(cells.loc[strategy, stream][column]) if (strategy, stream) in cells.index else "–"
+            for stream in streams
+            for column in ("average", "forgetting")
+        ]
         lines.append(f"| {strategy} | " + " | ".join(shown) + " |")
-    if all("constant" in entry for entry in entries):  # results of older versions lack it
-        floors = {entry["stream"]: entry["constant"] for entry in entries}
+    if "constant" in found:  # results of older versions lack it
+        floors = found.groupby("stream")["constant"].first()
         shown = [cell for stream in streams for cell in (f"{100 * floors[stream]:.1f}", "–")]
         lines.append(f"| {CONSTANT} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
@@ -254,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=150, help="updates per task")
     parser.add_argument("--strategies", nargs="+", default=known)
     parser.add_argument("--streams", nargs="+", default=STREAMS, choices=STREAMS)
-    parser.add_argument("--out", type=Path, help="JSON file; the table goes to standard output")
+    parser.add_argument("--out", type=Path, help="CSV file; the table goes to standard output")
     parser.add_argument("--tune", action="store_true", help="choose options on validation rows, and print them")
     options = parser.parse_args(arguments)
     for name in options.strategies:
@@ -263,10 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.tune:
         print(json.dumps(tune(options.strategies, options.steps, options.streams), indent=1))
         return
-    entries = measure(options.strategies, options.seeds, options.steps, options.streams)
-    print(f"\n{table(entries)}")
+    rows = measure(options.strategies, options.seeds, options.steps, options.streams)
+    print(f"\n{table(rows)}")
     if options.out:
-        write_json(options.out, {"steps": options.steps, "common": COMMON, "entries": entries})
+        write_atomically(options.out, rows_to_csv(rows, [{"steps": options.steps, "common": COMMON}]))
 
 
 if __name__ == "__main__":

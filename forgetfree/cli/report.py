@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
     from forgetfree.cli.shared import Commands, Parser
+    from forgetfree.results.rendering import Page
 
 
 def add(commands: Commands, common: Parser) -> None:
@@ -19,13 +20,12 @@ def add(commands: Commands, common: Parser) -> None:
     report.set_defaults(command=command)
     report.add_argument("directories", nargs="+", metavar="DIR", help="what run, graft or experiment wrote")
     report.add_argument("--draw", metavar="DIR", help="of experiments: also draw their figures into DIR")
-    report.add_argument("--format", default="rich", choices=("rich", "markdown", "json", "html", "latex"))
+    report.add_argument("--format", default="rich", choices=("rich", "markdown", "json", "html", "latex", "csv"))
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the tables."""
-    from forgetfree.results.reports import command_of, render
-    from forgetfree.results.run_results import load_results, merge
+    from forgetfree.results.stored import command_of, to_csv
 
     paths = [Path(directory) for directory in options.directories]
     for path in paths:
@@ -34,43 +34,51 @@ def command(options: argparse.Namespace) -> int:
     wrote = {command_of(path) for path in paths}
     if len(wrote) > 1:
         raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
-    if "experiment" in wrote:
-        return _report_experiments(paths, options)
-    if options.draw:
+    (kind,) = wrote
+    if options.draw and kind != "experiment":
         raise UsageError("--draw is for the results of experiments: others have no figure. Leave it out.")
-    if "graft" in wrote:
-        return _report_grafts(paths, options)
-    print(render(merge([load_results(path) for path in paths]), options.format))
-    return 0
+    if kind == "run":
+        from forgetfree.results.reports import render
+        from forgetfree.results.run_results import load_run_results, merge, one_file
 
-
-def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> int:
-    from forgetfree.jobs.environment import make_directory
-    from forgetfree.jobs.experiments import draw_outcome, load_experiment_results, outcome
-    from forgetfree.results.rendering import render_page
-
-    all_results = [load_experiment_results(path) for path in paths]
+        runs = [load_run_results(path) for path in paths]
+        _print(one_file(runs) if options.format == "csv" else render(merge(runs), options.format), options.format)
+        return 0
     if options.format == "json":
         raise UsageError(
-            "--format json is for runs of strategies: an experiment's results.json is JSON already. Give another."
+            f"--format json is for runs of strategies: the results.json of a {kind} is JSON already. Give another format."
         )
+    if options.format == "csv" and len(paths) > 1:
+        raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
+    from forgetfree.results.rendering import render_page
+
+    load, lay_out = _reader(kind)
+    all_results = [load(path) for path in paths]
     if options.draw:
+        from forgetfree.jobs.environment import make_directory
+        from forgetfree.jobs.experiments import draw_outcome
+
         make_directory(Path(options.draw), "--draw")
     for results in all_results:
-        print(render_page(outcome(results), options.format))
+        _print(
+            to_csv(results) if options.format == "csv" else render_page(lay_out(results), options.format),
+            options.format,
+        )
         if options.draw:
             draw_outcome(results, Path(options.draw))
     return 0
 
 
-def _report_grafts(paths: Sequence[Path], options: argparse.Namespace) -> int:
-    from forgetfree.results.graft_report import lay_out_graft, load_graft_results
-    from forgetfree.results.rendering import render_page
+def _reader(kind: str) -> tuple[Callable[[Path], Any], Callable[[Any], Page]]:
+    """What reads the results of a graft or an experiment, and what lays them out."""
+    if kind == "graft":
+        from forgetfree.results.graft_report import lay_out_graft, load_graft_results
 
-    if options.format == "json":
-        raise UsageError(
-            "--format json is for runs of strategies: a graft's results.json is JSON already. Give another."
-        )
-    for path in paths:
-        print(render_page(lay_out_graft(load_graft_results(path)), options.format))
-    return 0
+        return load_graft_results, lay_out_graft
+    from forgetfree.jobs.experiments import load_experiment_results, outcome
+
+    return load_experiment_results, outcome
+
+
+def _print(text: str, format: str) -> None:
+    print(text, end="" if format == "csv" else "\n")  # a table is what stands in a file

@@ -174,10 +174,10 @@ def _config_file(path: Path) -> dict[str, Any]:
 
 def _holdings(out: Path) -> str:
     """What a run that was cut short has left behind."""
-    from forgetfree.results.run_results import load_results
+    from forgetfree.results.run_results import load_run_results
 
     try:
-        results = load_results(out)
+        results = load_run_results(out)
     except ReportError:
         return ""
     finished = [f"{run['strategy']} seed {run['seed']}" for run in results["runs"]]

@@ -23,7 +23,7 @@ from forgetfree.jobs.environment import make_directory, refuse_held
 from forgetfree.json_file import check
 from forgetfree.results.config_file import PLACES, load_run, located
 from forgetfree.results.reports import render
-from forgetfree.results.run_results import USUAL, load_results, merge, with_timings
+from forgetfree.results.run_results import USUAL, load_run_results, merge, with_timings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ class RunDirectory:
         for key in ("seed", "strategy"):
             self.section = self.section | {key: list(dict.fromkeys([*before[key], *now[key]]))}
         if (self.path / "results.json").is_file():
-            self.results = load_results(self.path)
+            self.results = load_run_results(self.path)
             self.results.pop("source")
             for key, usual in USUAL.items():
                 self.results.setdefault(key, usual)

@@ -6,18 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forgetfree.errors import ReportError
-from forgetfree.json_file import Fields, check, check_fields, is_number, read_json
 from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent
 from forgetfree.results.run_results import USUAL
+from forgetfree.results.schema import check_graft
+from forgetfree.results.stored import find_results, read_stored
 
 Json = Mapping[str, Any]
-_RESULTS: Fields = {
-    **{"task": str, "metric": str, "base": str, "model": dict, "data": dict, "space": dict},
-    **{"rows": list, "regions": list},
-}
-_MODEL: Fields = {"name": str, "readout": str}
-_PLACES: Fields = {"layers": dict, "kinds": dict}
 
 
 def load_graft_results(path: Path) -> Json:
@@ -29,45 +23,7 @@ def load_graft_results(path: Path) -> Json:
     Raises:
         ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
     """
-    file = path / "results.json" if path.is_dir() else path
-    results: Json = read_json(
-        file, ReportError, "Restore it from a copy, or graft again with another --out.", _validate
-    )
-    return results
-
-
-def _validate(results: Any) -> None:
-    """Check everything that the report reads."""
-    check_fields("", results, _RESULTS)
-    check_fields("model", results["model"], _MODEL)
-    check_fields("data", results["data"], {"test_rows": int})
-    check_fields("space", results["space"], _PLACES)
-    given = results.get("fine_tuned")
-    if given is not None:
-        check_fields("fine_tuned", given, {"architecture": str, "left_out": list})
-    if results.get("floors") is not None:
-        check_fields("floors", results["floors"], {})
-        constant = results["floors"].get("constant", "nothing")
-        check("floors.constant", constant, is_number(constant, 0.0, 1.0), "a number in [0, 1]")
-    check("rows", results["rows"], bool(results["rows"]), "a list of at least one row")
-    for number, row in enumerate(results["rows"]):
-        key = f"rows[{number}]"
-        check_fields(key, row, {"seed": int, "model": str})
-        for name in ("score", "ece", "agreement"):
-            value = row.get(name, "nothing")
-            check(f"{key}.{name}", value, is_number(value, 0.0, 1.0), "a number in [0, 1]")
-        for name in ("sparsity", "entries"):
-            value = row.get(name, "nothing")
-            check(f"{key}.{name}", value, value is None or is_number(value, 0.0), "a number of at least 0, or null")
-    for number, region in enumerate(results["regions"]):
-        key = f"regions[{number}]"
-        check_fields(key, region, _PLACES)
-        check(f"{key}.sparsity", region.get("sparsity"), is_number(region.get("sparsity"), 0.0, 1.0), "a share")
-    for number, region in enumerate([results["space"], *results["regions"]]):
-        for name in _PLACES:
-            right = region[name].keys() == results["space"][name].keys() and all(map(is_number, region[name].values()))
-            place = f"regions[{number - 1}].{name}" if number else f"space.{name}"
-            check(place, region[name], right, f"a number of entries for each of space.{name}")
+    return read_stored(find_results(path), check_graft, "Restore it from a copy, or graft again with another --out.")
 
 
 def lay_out_graft(results: Json) -> Page:

@@ -1,6 +1,6 @@
 """The report of one or several runs: their `Comparison` laid out as a `Page` of tables.
 
->>> results = [load_results(Path("runs/a")), load_results(Path("runs/b"))]  # doctest: +SKIP
+>>> results = [load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))]  # doctest: +SKIP
 >>> print(render(merge(results), "markdown"))  # doctest: +SKIP
 """
 
@@ -8,32 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forgetfree.display import json_text
-from forgetfree.errors import ReportError
-from forgetfree.json_file import read_json
 from forgetfree.results.metrics import forgetting_per_task
 from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent, render_page
 from forgetfree.results.run_results import Comparison, StrategyRuns
 
-__all__ = ["command_of", "lay_out", "render"]
+__all__ = ["lay_out", "render"]
 
 Json = dict[str, Any]
-
-
-def command_of(path: Path) -> str:
-    """The command that results were written by: ``experiment``, ``graft``, else ``run``."""
-    file = path / "results.json" if path.is_dir() else path
-    try:
-        results = read_json(file, ReportError, "")
-    except ReportError:
-        return "run"  # whose reader says what is wrong
-    held = results if isinstance(results, dict) else {}
-    return "experiment" if "experiment" in held else "graft" if "grafts" in held else "run"
 
 
 def render(comparison: Comparison, format: str) -> str:

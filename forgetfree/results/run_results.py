@@ -1,6 +1,6 @@
 """Results of runs: reading and checking results.json, and bringing several together.
 
->>> merge([load_results(Path("runs/a")), load_results(Path("runs/b"))])  # doctest: +SKIP
+>>> merge([load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))])  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 from forgetfree.display import brief
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
-from forgetfree.json_file import Fields, check, check_fields, is_number, is_table, read_json
+from forgetfree.json_file import is_table, read_json
 from forgetfree.results.rendering import NULL
+from forgetfree.results.schema import check_run
+from forgetfree.results.stored import find_results, read_stored, to_csv
 
-__all__ = ["Comparison", "StrategyRuns", "load_results", "merge", "with_timings"]
+__all__ = ["Comparison", "StrategyRuns", "load_run_results", "merge", "one_file", "with_timings"]
 
-SCHEMA = 1
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
 USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
@@ -67,11 +68,11 @@ class Comparison:
     sources: tuple[str, ...]
 
 
-def load_results(path: StrPath) -> Json:
+def load_run_results(path: StrPath) -> Json:
     """Reads and checks the results of a finished run.
 
     Args:
-        path: a run directory, or the results.json in it.
+        path: a run directory, the results.json in it, or a CSV file that says the same.
 
     Returns:
         The content of results.json, and under `source` the path it was read from.
@@ -79,14 +80,13 @@ def load_results(path: StrPath) -> Json:
     Raises:
         ReportError: the file is missing, not JSON, or not of this schema; the message names file and key.
     """
-    path = Path(path)
-    file = path / "results.json" if path.is_dir() else path
+    file = find_results(path)
     if not file.exists():
         raise ReportError(
             f"{file} does not exist. A run writes it when its first strategy is done: give the directory of "
             "such a run, or finish this one with `forgetfree run ... --resume`."
         )
-    results = read_json(file, ReportError, "Restore it from a copy, or run again with another --out.", _validate)
+    results = read_stored(file, check_run, "Restore it from a copy, or run again with another --out.")
     return {**with_timings(results, file.parent), "source": str(path)}
 
 
@@ -110,7 +110,7 @@ def merge(results: Sequence[Json]) -> Comparison:
     Runs of one strategy stand in one row, unless their `options` differ: then each configuration has its own.
 
     Args:
-        results: what `load_results` returned, at least one.
+        results: what `load_run_results` returned, at least one.
 
     Raises:
         ReportError: the results must not be compared, or hold one strategy and seed twice with different
@@ -169,6 +169,21 @@ def merge(results: Sequence[Json]) -> Comparison:
     )
 
 
+def one_file(results: Sequence[Json]) -> str:
+    """All runs of several directories as the text of one CSV file, with the settings of the first.
+
+    Raises:
+        ReportError: as `merge`, or there are two configurations of one strategy.
+    """
+    strategies = merge(results).strategies
+    if len({entry.runs[0]["strategy"] for entry in strategies}) < len(strategies):
+        raise ReportError(
+            f"One CSV file holds one configuration of a strategy, got {', '.join(entry.label for entry in strategies)}. "
+            "Write a file for each."
+        )
+    return to_csv({**results[0], "runs": [run for entry in strategies for run in entry.runs]})
+
+
 # ---- merging --------------------------------------------------------------------------------------------
 
 
@@ -215,90 +230,3 @@ def _settings(results: Json) -> Json:
         for key, value in settings.items()
         if isinstance(value, str | int | float) and value != USUAL.get(key)
     }
-
-
-# ---- the schema of results.json -------------------------------------------------------------------------
-
-_RESULTS: Fields = {"stream": str, "tasks": list, "model": dict, "data": dict, "runs": list}
-_RUN: Fields = {
-    "strategy": str,
-    "seed": int,
-    "metric": list,
-    "matrix": list,
-    "ece": list,
-    "summary": dict,
-    "seconds": dict,
-}
-_SUMMARY = ("average", "forgetting", "bwt", "fwt", "intransigence", "ece")
-_LEDGER: Fields = {"tasks": list, "region_size": list, "owned_size": list, "bytes": int, "overlap": list}
-_FLOORS: Fields = {"constant": list}
-_UNION: Fields = {"accuracy": list, "ece": list}
-_UNFINISHED: Fields = {"strategy": str, "seed": int, "matrix": list}
-_FAILED: Fields = {"strategy": str, "seed": int, "error": str}
-
-
-def _validate(results: Any) -> None:
-    """Checks everything that a report reads; keys that it does not know are left alone."""
-    check_fields("", results, {})
-    schema = results.get("schema")
-    if schema != SCHEMA:
-        raise ValueError(
-            f"schema must be {SCHEMA}, got {brief(schema)}: another version of forgetfree wrote it, and can report it"
-        )
-    check_fields("", results, _RESULTS)
-    tasks = results["tasks"]
-    named = all(isinstance(task, str) for task in tasks) and 0 < len(tasks) == len(set(tasks))
-    check("tasks", tasks, named, "a list of different task names")
-    if results.get("floors") is not None:
-        check_fields("floors", results["floors"], _FLOORS)
-        constant = results["floors"]["constant"]
-        right = is_table([constant], 1, len(tasks), most=1.0)
-        check("floors.constant", constant, right, f"{len(tasks)} numbers in [0, 1]")
-    for number, run in enumerate(results["runs"]):
-        _validate_run(f"runs[{number}]", run, tasks)
-    for key, fields in (("unfinished", _UNFINISHED), ("failed", _FAILED)):
-        cut_short = results.get(key, [])
-        check(key, cut_short, isinstance(cut_short, list), "a list")
-        for number, run in enumerate(cut_short):
-            check_fields(f"{key}[{number}]", run, fields)
-
-
-def _validate_run(key: str, run: Any, tasks: list[str]) -> None:
-    n = len(tasks)
-    check_fields(key, run, _RUN)
-    named = len(run["metric"]) == n and all(isinstance(name, str) for name in run["metric"])
-    check(f"{key}.metric", run["metric"], named, f"{n} names of metrics")
-    for name in ("matrix", "ece"):
-        right = is_table(run[name], n + 1, n, most=1.0)
-        check(f"{key}.{name}", run[name], right, f"{n + 1} rows of {n} numbers in [0, 1]")
-    for name in _SUMMARY:
-        value = run["summary"].get(name, "nothing")
-        check(f"{key}.summary.{name}", value, value is None or is_number(value), "a number or null")
-    for phase, seconds in run["seconds"].items():
-        check(f"{key}.seconds.{phase}", seconds, is_number(seconds, least=0.0), "a number of seconds")
-    if run.get("options") is not None:
-        check(f"{key}.options", run["options"], isinstance(run["options"], dict), "an object")
-    if "ledger" not in run:
-        raise ValueError(f"{key}.ledger is missing, it is null for a strategy that keeps none")
-    if run["ledger"] is not None:
-        _validate_ledger(f"{key}.ledger", run["ledger"], tasks)
-    for name in ("kept_bytes", "seconds_per_task", "agreement"):
-        if run.get(name) is not None:
-            check(f"{key}.{name}", run[name], is_table([run[name]], 1, n), f"{n} numbers of at least 0")
-    if run.get("union") is not None:
-        check_fields(f"{key}.union", run["union"], _UNION)
-        for name in _UNION:
-            values = run["union"][name]
-            right = is_table([values], 1, n, most=1.0)
-            check(f"{key}.union.{name}", values, right, f"{n} numbers in [0, 1]")
-
-
-def _validate_ledger(key: str, ledger: Any, tasks: list[str]) -> None:
-    n = len(tasks)
-    check_fields(key, ledger, _LEDGER)
-    check(f"{key}.tasks", ledger["tasks"], ledger["tasks"] == tasks, f"the tasks of the stream, {tasks}")
-    check(f"{key}.bytes", ledger["bytes"], ledger["bytes"] >= 0, "at least 0")
-    for name in ("region_size", "owned_size"):
-        check(f"{key}.{name}", ledger[name], is_table([ledger[name]], 1, n), f"{n} sizes")
-    overlap = ledger["overlap"]
-    check(f"{key}.overlap", overlap, is_table(overlap, n, n), f"{n} rows of {n} numbers")

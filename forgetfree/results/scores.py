@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from forgetfree.files import write_atomically
 
 #: The last columns of every table of scores.
 COLUMNS = ("task", "after", "metric", "value", "rows")
-Json = dict[str, Any]
+#: What the table of one unit is called, in the unit's directory.
+SCORES_FILE = "scores.csv"
+Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ class Score:
         after: how many tasks were learned before; 0 is before training.
         metric: ``accuracy``, ``f1``, ``ece`` or ``agreement``, for instance; all are fractions.
         value: the number.
-        rows: how many rows were scored.
+        rows: how many rows were scored; 0 where it is not known.
     """
 
-    of: Mapping[str, str | int | float | None]
+    of: Mapping[str, Cell]
     task: str
     after: int
     metric: str
@@ -75,20 +77,74 @@ def read_scores(path: Path) -> list[Score]:
         ) from error
 
 
-def _parsed(table: csv.DictReader[str]) -> Iterable[Score]:
-    names = table.fieldnames or []
+def _parsed(table: csv.DictReader[str]) -> Iterator[Score]:
+    names = list(table.fieldnames or [])
     if tuple(names[-len(COLUMNS) :]) != COLUMNS:
         raise ValueError(f"its last columns must be {', '.join(COLUMNS)}, got {', '.join(names) or 'none'}")
-    for row in table:
-        of = {name: _value(row[name]) for name in names[: -len(COLUMNS)]}
-        yield Score(of, row["task"], int(row["after"]), row["metric"], float(row["value"]), int(row["rows"]))
+    rows = list(table)
+    of = {name: typed([row[name] for row in rows]) for name in names[: -len(COLUMNS)]}
+    for i, row in enumerate(rows):
+        what = {name: column[i] for name, column in of.items()}
+        yield Score(what, row["task"], int(row["after"]), row["metric"], float(row["value"]), int(row["rows"]))
 
 
-def _value(text: str) -> str | int | float | None:
-    """A cell as the number it is, else as text."""
+def typed(cells: Sequence[str]) -> list[Cell]:
+    """Return a column of texts as whole numbers where all of them are, else as numbers, else as texts; empty is ``None``."""
     for kind in (int, float):
         try:
-            return kind(text)
+            return [kind(cell) if cell else None for cell in cells]
         except ValueError:
             continue
-    return text or None
+    return [cell or None for cell in cells]
+
+
+# -- Rows with several numbers ---------------------------------------------------------------------------
+
+
+def scores_of_rows(rows: Iterable[Mapping[str, Any]], measured: Collection[str]) -> list[Score]:
+    """Take rows apart that hold several numbers each, as an experiment measures them: one score for each number.
+
+    Args:
+        rows: dicts with ``task``, what was measured (any other columns) and the numbers; ``test_rows`` and ``after`` where they
+            are known, else 0 and 1.
+        measured: the columns that hold numbers, or lists of numbers, whose scores are called ``NAME[0]``, ``NAME[1]``, ….
+    """
+    found = []
+    for row in rows:
+        of = {key: value for key, value in row.items() if key not in (*measured, *_OWN)}
+        for metric in (key for key in row if key in measured):
+            value = row[metric]
+            named = [(f"{metric}[{i}]", each) for i, each in enumerate(value)] if _is_list(value) else [(metric, value)]
+            found += [
+                Score(of, row["task"], row.get("after", 1), name, float(number), row.get("test_rows", 0))
+                for name, number in named
+            ]
+    return found
+
+
+def rows_of_scores(scores: Iterable[Score]) -> list[dict[str, Any]]:
+    """Put scores of the same thing back together: undoes `scores_of_rows`, but that all numbers are floats."""
+    found: list[dict[str, Any]] = []
+    scores, last = list(scores), None
+    timed = any(score.after != 1 for score in scores)
+    for score in scores:
+        name, _, place = score.metric.partition("[")
+        what = (dict(score.of), score.task, score.after, score.rows)
+        if what != last or (not place and name in found[-1]):
+            last = what
+            found.append({"task": score.task, **score.of})
+            found[-1] |= {"after": score.after} if timed else {}
+            found[-1] |= {"test_rows": score.rows} if score.rows else {}
+        if place:
+            found[-1].setdefault(name, []).append(score.value)
+        else:
+            found[-1][name] = score.value
+    return found
+
+
+#: Columns of a row that a score holds under a name of its own.
+_OWN = ("task", "after", "test_rows")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from forgetfree import registry
 from forgetfree.benchmarks.vision import digits
 from forgetfree.errors import UnknownNameError
+from forgetfree.results.stored import rows_of_csv
 
 
 def test_no_row_is_in_two_parts_and_each_digit_is_in_all() -> None:
@@ -61,11 +61,13 @@ def test_every_choice_is_of_a_known_option_and_from_its_grid() -> None:
 
 
 def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "digits.json"
+    out = tmp_path / "digits.csv"
     chosen = ["--strategies", "continual-ft", "grafting-continual", "--streams", "split-task", "split-class"]
     digits.main(["--seeds", "0", "1", "--steps", "3", *chosen, "--out", str(out)])
-    found = json.loads(out.read_text(encoding="utf-8"))
-    lines = [(entry["stream"], entry["strategy"]) for entry in found["entries"]]
+    (header,), found = rows_of_csv(out.read_text(encoding="utf-8"))
+    assert header == {"steps": 3, "common": digits.COMMON}
+    assert [row["seed"] for row in found] == [0, 1] * 5
+    lines = list(dict.fromkeys((row["stream"], row["strategy"]) for row in found))
     assert lines == [
         ("split-task", "continual-ft"),
         ("split-task", "grafting-continual"),
@@ -73,7 +75,7 @@ def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytes
         ("split-class", "grafting-continual"),
         ("split-class", "grafting-continual, router"),
     ]
-    assert found["entries"][1]["forgetting"] == [0.0, 0.0]
+    assert [row["forgetting"] for row in found[2:4]] == [0.0, 0.0]
     table = capsys.readouterr().out.split("\n\n")[1].splitlines()
     assert table[0] == (
         "| strategy | split-task: accuracy | split-task: forgetting | split-class: accuracy | split-class: forgetting |"
@@ -85,8 +87,11 @@ def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytes
 
 def test_mean_and_deviation_are_in_percent() -> None:
     """0.5 and 0.7: mean 60 %, standard deviation √(0.01 + 0.01) = 14.1 %."""
-    entry = {"stream": "permuted", "strategy": "ewc", "average": [0.5, 0.7], "forgetting": [0.25]}
-    assert digits.table([entry]).splitlines()[2] == "| ewc | 60.0 (14.1) | 25.0 (0.0) |"
+    rows = [
+        {"stream": "permuted", "strategy": "ewc", "seed": seed, "average": average, "forgetting": 0.25}
+        for seed, average in enumerate((0.5, 0.7))
+    ]
+    assert digits.table(rows).splitlines()[2] == "| ewc | 60.0 (14.1) | 25.0 (0.0) |"
 
 
 def test_an_unknown_strategy_is_named() -> None:

@@ -451,7 +451,7 @@ CASES = [
     Case("report", "The following arguments are required: DIR."),
     Case("report nosuch", "nosuch does not exist. Give what forgetfree run, graft or experiment wrote.", 1),
     Case("report data", "data/results.json does not exist. A run writes it when its first strategy is done", 1),
-    Case("report run --format pdf", "Unknown --format 'pdf'. Known: html, json, latex, markdown, rich."),
+    Case("report run --format pdf", "Unknown --format 'pdf'. Known: csv, html, json, latex, markdown, rich."),
     Case("report run graft", "Results of graft and run have no table in common. Report them one by one."),
     Case("report run --draw out", "--draw is for the results of experiments: others have no figure. Leave it out."),
     Case("report experiment --draw model/config.json", "--draw 'model/config.json' cannot be written: File exists."),
@@ -465,7 +465,7 @@ CASES = [
     Case("report run", "runs[0].seed must be an integer", 1, edit("run/results.json", at("runs", 0, "seed", to="x"))),
     Case(
         "report graft",
-        "graft/results.json: rows[0].ece must be",
+        "graft/results.json: rows[0].ece is missing",
         1,
         edit("graft/results.json", without("rows", 0, "ece")),
     ),

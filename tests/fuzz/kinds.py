@@ -28,7 +28,7 @@ from forgetfree.ledger import Ledger
 from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState
 from forgetfree.results.graft_report import load_graft_results
-from forgetfree.results.run_results import load_results
+from forgetfree.results.run_results import load_run_results
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ KINDS: dict[str, Kind] = {
     ),
     "config of a run": Kind(("run/config.json",), reading.read_run, bits, reading.sound_config, (RunError, UsageError)),
     "results of a run": Kind(
-        ("run/results.json",), lambda path, samples: load_results(path), bits, reading.sound_results, (ReportError,)
+        ("run/results.json",), lambda path, samples: load_run_results(path), bits, reading.sound_results, (ReportError,)
     ),
     "seconds per task": Kind(
         ("run/packnet/seed-0/seconds-per-task.json", "run/*/seed-0/seconds-per-task.json"),

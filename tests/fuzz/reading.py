@@ -31,7 +31,7 @@ from forgetfree.results.config_file import load_run
 from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.rendering import render_page
 from forgetfree.results.reports import render
-from forgetfree.results.run_results import load_results, merge
+from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.tasks import TaskDefinition
 
 
@@ -257,7 +257,7 @@ def sound_score(score: Any, path: Path) -> None:
 
 
 def read_seconds(path: Path, samples: Samples) -> Any:
-    return [run.get("seconds_per_task") for run in load_results(path.parents[2])["runs"]]
+    return [run.get("seconds_per_task") for run in load_run_results(path.parents[2])["runs"]]
 
 
 def sound_seconds(found: Any, path: Path) -> None:

@@ -45,6 +45,8 @@ class Experiment:
     presets: ClassVar[Mapping[str, Preset]]
     #: What it looks at one of: several numbers of shots, or sparsities, would be taken for seeds.
     single: ClassVar[tuple[str, ...]] = ("shots",)
+    #: The columns of its rows that hold what was measured, see `forgetfree.results.scores.scores_of_rows`.
+    measured: ClassVar[tuple[str, ...]] = ("score", "constant", "ece", "agreement")
 
     def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
         """The tasks whose data it needs, each under one name or several, of which the first that there is counts."""

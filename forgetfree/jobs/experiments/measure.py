@@ -20,11 +20,12 @@ from forgetfree.jobs.environment import make_directory, refuse_held, tell_shared
 from forgetfree.jobs.experiments.experiment import Experiment, load_experiment
 from forgetfree.jobs.experiments.laboratory import Laboratory
 from forgetfree.jobs.experiments.preset import Preset
-from forgetfree.jobs.experiments.report import SCHEMA, load_experiment_results, rows_of, write_outcome
+from forgetfree.jobs.experiments.report import load_experiment_results, rows_of, write_outcome
 from forgetfree.jobs.experiments.rows import Row, Unit
 from forgetfree.jobs.experiments.workers import measure_side_by_side
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
+from forgetfree.results.schema import SCHEMA
 
 if TYPE_CHECKING:
     from forgetfree.learning.monitor import Monitor

@@ -12,19 +12,14 @@ from forgetfree.errors import ReportError, RunError, first_line
 from forgetfree.files import StrPath, write_atomically
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.rows import Row
-from forgetfree.json_file import Fields, check, check_fields, is_number, read_json
+from forgetfree.json_file import check
 from forgetfree.results.rendering import Page, Table, render_page
+from forgetfree.results.schema import check_experiment
+from forgetfree.results.stored import find_results, read_stored
 from forgetfree.tasks import MAX_LENGTH
 
-SCHEMA = 1
 #: What a setting means that was written before one of these could be chosen.
 _DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
-
-_RESULTS: Fields = {
-    **{"experiment": str, "preset": str, "model": str, "device": str},
-    **{"setting": dict, "versions": dict, "data": dict, "skipped": dict, "units": list},
-}
-_SETTING: Fields = {"model": str, "readout": str, "tasks": list, "shots": list, "seeds": list}
 
 
 def load_experiment_results(path: StrPath) -> dict[str, Any]:
@@ -33,8 +28,7 @@ def load_experiment_results(path: StrPath) -> dict[str, Any]:
     Raises:
         ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
     """
-    file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
-    results = read_json(file, ReportError, "Give what `forgetfree experiment --out` wrote.", _validate)
+    results = read_stored(find_results(path), _validate, "Give what `forgetfree experiment --out` wrote.")
     return _with_defaults(results)
 
 
@@ -44,19 +38,11 @@ def _with_defaults(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _validate(results: Any) -> None:
     """Check that the report can be made of it, and that it can be resumed."""
-    whole = isinstance(results, dict) and {"experiment", "setting", "units"} <= results.keys()
-    if not whole or results.get("schema") != SCHEMA:
+    if not isinstance(results, dict) or not {"experiment", "setting", "units"} <= results.keys():
         raise ValueError("it holds no results of an experiment")
-    check_fields("", results, _RESULTS)
+    check_experiment(results)
     name, known = results["experiment"], registry.EXPERIMENTS
     check("experiment", name, name in known, f"one of {', '.join(sorted(known))}")
-    check_fields("setting", results["setting"], _SETTING)
-    for i, unit in enumerate(results["units"]):
-        check_fields(f"units[{i}]", unit, {"unit": dict, "rows": list})
-        for k, row in enumerate(unit["rows"]):
-            check_fields(f"units[{i}].rows[{k}]", row, {"seed": int})
-    seconds = results.get("seconds")
-    check("seconds", seconds, is_number(seconds, least=0.0), "a number of seconds")
     if rows_of(results):
         with _what_rows_lack():
             render_page(outcome(_with_defaults(results)), "markdown")

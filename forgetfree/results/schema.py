@@ -1,0 +1,256 @@
+"""What results.json must hold, for a run, a graft and an experiment, so that a report can be made of it.
+
+Keys that no report reads are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+
+from forgetfree.display import brief
+from forgetfree.json_file import check, checked
+
+#: Of every results.json.
+SCHEMA = 1
+Json = dict[str, Any]
+#: What a validator compares with: the tasks of a run, the places of a graft's space.
+Context = dict[str, Any]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def _that(right: Callable[[Any, Context], bool], expected: str) -> AfterValidator:
+    """Check a value by what is known of the results; ``{n}`` and ``{tasks}`` stand for it in what is expected."""
+
+    def check_value(value: Any, info: ValidationInfo) -> Any:
+        context = info.context or {}
+        if not right(value, context):
+            raise ValueError(expected.format(**context))
+        return value
+
+    return AfterValidator(check_value)
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0)]
+Shares = Annotated[list[Share], _that(lambda v, c: len(v) == c["n"], "{n} numbers in [0, 1]")]
+Amounts = Annotated[list[Amount], _that(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0")]
+Matrix = Annotated[
+    list[list[Share]],
+    _that(
+        lambda v, c: len(v) == c["n"] + 1 and all(len(row) == c["n"] for row in v),
+        "a row before training and one after each task, each of {n} numbers in [0, 1]",
+    ),
+]
+Overlap = Annotated[
+    list[list[Amount]],
+    _that(lambda v, c: len(v) == c["n"] and all(len(row) == c["n"] for row in v), "{n} rows of {n} numbers"),
+]
+
+
+# -- A run -----------------------------------------------------------------------------------------------
+
+
+class _Summary(_Part):
+    average: float | None
+    forgetting: float | None
+    bwt: float | None
+    fwt: float | None
+    intransigence: float | None
+    ece: float | None
+
+
+class _Ledger(_Part):
+    tasks: Annotated[list[str], _that(lambda v, c: v == c["tasks"], "the tasks of the stream, {tasks}")]
+    region_size: Amounts
+    owned_size: Amounts
+    bytes: Annotated[int, Field(ge=0)]
+    overlap: Overlap
+
+
+class _Union(_Part):
+    accuracy: Shares
+    ece: Shares
+
+
+class _Run(_Part):
+    strategy: str
+    seed: int
+    metric: Annotated[list[str], _that(lambda v, c: len(v) == c["n"], "{n} names of metrics")]
+    matrix: Matrix
+    ece: Matrix
+    summary: _Summary
+    seconds: dict[str, Amount]
+    options: Json | None = None
+    ledger: _Ledger | None
+    kept_bytes: Amounts | None = None
+    seconds_per_task: Amounts | None = None
+    agreement: Amounts | None = None
+    union: _Union | None = None
+
+
+class _Unfinished(_Part):
+    strategy: str
+    seed: int
+    matrix: list[Any]
+
+
+class _Failed(_Part):
+    strategy: str
+    seed: int
+    error: str
+
+
+class _RunFloors(_Part):
+    constant: Shares
+
+
+class _OfTasks(_Part):
+    tasks: Annotated[list[str], _that(lambda v, _: 0 < len(v) == len(set(v)), "a list of different task names")]
+
+
+class RunResults(_OfTasks):
+    """What ``forgetfree run`` writes; the context holds its ``tasks`` and their number ``n``."""
+
+    stream: str
+    model: Json
+    data: Json
+    floors: _RunFloors | None = None
+    runs: list[_Run]
+    unfinished: list[_Unfinished] = []
+    failed: list[_Failed] = []
+
+
+# -- A graft ---------------------------------------------------------------------------------------------
+
+
+class _Model(_Part):
+    name: str
+    readout: str
+
+
+class _GraftData(_Part):
+    test_rows: int
+
+
+class _GraftFloors(_Part):
+    constant: Share
+
+
+class _Given(_Part):
+    architecture: str
+    left_out: list[Any]
+
+
+class _GraftRow(_Part):
+    seed: int
+    model: str
+    score: Share
+    ece: Share
+    agreement: Share
+    sparsity: Amount | None
+    entries: Amount | None
+
+
+class _Space(_Part):
+    layers: Annotated[
+        dict[str, float], _that(lambda v, c: v.keys() == c["layers"], "a number of entries for each of space.layers")
+    ]
+    kinds: Annotated[
+        dict[str, float], _that(lambda v, c: v.keys() == c["kinds"], "a number of entries for each of space.kinds")
+    ]
+
+
+class _Region(_Space):
+    sparsity: Share
+
+
+class GraftResults(_Part):
+    """What ``forgetfree graft`` writes; the context holds the names of its ``layers`` and ``kinds``."""
+
+    task: str
+    metric: str
+    base: str
+    model: _Model
+    data: _GraftData
+    space: _Space
+    fine_tuned: _Given | None = None
+    floors: _GraftFloors | None = None
+    rows: Annotated[list[_GraftRow], _that(lambda v, _: bool(v), "a list of at least one row")]
+    regions: list[_Region]
+
+
+# -- An experiment ---------------------------------------------------------------------------------------
+
+
+class _Setting(_Part):
+    model: str
+    readout: str
+    tasks: list[Any]
+    shots: list[Any]
+    seeds: list[Any]
+
+
+class _ExperimentRow(_Part):
+    seed: int
+
+
+class _Unit(_Part):
+    unit: Json
+    rows: list[_ExperimentRow]
+
+
+class ExperimentResults(_Part):
+    """What ``forgetfree experiment`` writes; what its rows hold is only the experiment's to check."""
+
+    experiment: str
+    preset: str
+    model: str
+    device: str
+    setting: _Setting
+    versions: Json
+    data: Json
+    skipped: Json
+    units: list[_Unit]
+    seconds: Amount
+
+
+# -- Checking --------------------------------------------------------------------------------------------
+
+
+def check_version(results: Any) -> None:
+    """Raise ``ValueError`` unless the results are an object of this schema."""
+    check("the content", results, isinstance(results, dict), "an object")
+    found = results.get("schema")
+    if found != SCHEMA or isinstance(found, bool):
+        raise ValueError(
+            f"schema must be {SCHEMA}, got {brief(found)}: another version of forgetfree wrote it, and can report it"
+        )
+
+
+def check_run(results: Any) -> None:
+    """Raise ``ValueError`` unless a report can be made of the results of a run: place, what is expected, what was found."""
+    check_version(results)
+    tasks = checked(_OfTasks, results).tasks
+    checked(RunResults, results, {"tasks": tasks, "n": len(tasks)})
+
+
+def check_graft(results: Any) -> None:
+    """Raise ``ValueError`` unless a report can be made of the results of a graft, as `check_run` does."""
+    check_version(results)
+    space = results.get("space")
+    places = {name: space.get(name) if isinstance(space, dict) else None for name in ("layers", "kinds")}
+    checked(
+        GraftResults, results, {name: (held if isinstance(held, dict) else {}).keys() for name, held in places.items()}
+    )
+
+
+def check_experiment(results: Any) -> None:
+    """Raise ``ValueError`` unless they are results of an experiment, as `check_run` does."""
+    check_version(results)
+    checked(ExperimentResults, results)

@@ -1,0 +1,229 @@
+"""Results as files: a run, a graft or an experiment as results.json, or as one CSV file that says the same in fewer lines.
+
+The CSV file begins with lines ``# {…}`` of JSON: what is no score, of a run one further line for each strategy and seed. Below
+stands a row for all that was measured of one thing: `Score` with a column for each metric.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forgetfree import registry
+from forgetfree.display import json_text
+from forgetfree.errors import ReportError, first_line
+from forgetfree.files import StrPath
+from forgetfree.json_file import parse_json, read_bounded, read_json
+from forgetfree.results.schema import check_version
+from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
+
+Json = dict[str, Any]
+#: What a task is scored by.
+TASK_METRICS = ("accuracy", "f1")
+#: Of a graft's rows.
+_GRAFT = ("score", "ece", "agreement")
+_UNION = "union_"
+_RUN = (*TASK_METRICS, "ece", "agreement", f"{_UNION}accuracy", f"{_UNION}ece")
+
+
+def find_results(path: StrPath) -> Path:
+    """The file of results: the path, or the results.json in it."""
+    path = Path(path)
+    return path / "results.json" if path.is_dir() else path
+
+
+def read_stored(path: Path, check: Callable[[Any], None], remedy: str) -> Json:
+    """Read results from JSON or CSV, and check them.
+
+    Args:
+        path: a file.
+        check: raises ``ValueError`` where they are not what they must be.
+        remedy: the last sentence of an error.
+
+    Raises:
+        ReportError: the file is missing or damaged; the message names file and place.
+    """
+    if path.suffix != ".csv":
+        results: Json = read_json(path, ReportError, remedy, check)
+        return results
+    try:
+        results = of_csv(read_bounded(path))
+        check(results)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        missing = f"a row or a setting lacks {error}" if isinstance(error, KeyError) else first_line(error)
+        raise ReportError(f"{path}: {missing}. {remedy}") from error
+    return results
+
+
+def command_of(path: Path) -> str:
+    """The command that results were written by: ``experiment``, ``graft``, else ``run``."""
+    try:
+        return _command(read_stored(find_results(path), lambda _: None, ""))
+    except ReportError:
+        return "run"  # whose reader says what is wrong
+
+
+def _command(results: Any) -> str:
+    held = results if isinstance(results, dict) else {}
+    return "experiment" if "experiment" in held else "graft" if "grafts" in held else "run"
+
+
+# -- Results as scores -----------------------------------------------------------------------------------
+
+
+def scores_of(results: Json) -> list[Score]:
+    """All scores of checked results, of any command."""
+    command = _command(results)
+    if command == "run":
+        return [score for run in results["runs"] for score in scores_of_run(run, results)]
+    if command == "graft":
+        known = {"task": results["task"], "test_rows": results["data"]["test_rows"]}
+        scores = scores_of_rows(({**known, **row} for row in results["rows"]), _GRAFT)
+        names = {"score": results["metric"]}
+        return [Score(s.of, s.task, s.after, names.get(s.metric, s.metric), s.value, s.rows) for s in scores]
+    return scores_of_rows(_rows(results), _measured(results))
+
+
+def scores_of_run(run: Json, results: Json) -> Iterator[Score]:
+    """The scores of one entry of ``runs``; ``results`` say its tasks and how many test rows they have."""
+    of, tasks = {"strategy": run["strategy"], "seed": run["seed"]}, results["tasks"]
+    rows = results["data"].get("test_rows", {})
+    for after, (scores, eces) in enumerate(zip(run["matrix"], run["ece"], strict=True)):
+        for i, task in enumerate(tasks):
+            found = {run["metric"][i]: scores[i], "ece": eces[i]}
+            if after == len(tasks):
+                found |= {"agreement": run["agreement"][i]} if run.get("agreement") else {}
+                found |= {_UNION + name: values[i] for name, values in (run.get("union") or {}).items()}
+            for metric, value in found.items():
+                yield Score(of, task, after, metric, float(value), rows.get(task, 0))
+
+
+def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
+    """``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores.
+
+    Raises:
+        KeyError: a score is missing.
+    """
+    values = {(score.metric, score.after, score.task): score.value for score in scores}
+    last, metrics = len(tasks), {metric for metric, *_ in values}
+    metric = [next((m for m in TASK_METRICS if (m, 0, task) in values), TASK_METRICS[0]) for task in tasks]
+    stages = range(last + 1)
+    run: Json = {
+        "metric": metric,
+        "matrix": [[values[name, i, task] for name, task in zip(metric, tasks, strict=True)] for i in stages],
+        "ece": [[values["ece", i, task] for task in tasks] for i in stages],
+    }
+    if "agreement" in metrics:
+        run["agreement"] = [values["agreement", last, task] for task in tasks]
+    if f"{_UNION}ece" in metrics:
+        run["union"] = {name: [values[_UNION + name, last, task] for task in tasks] for name in ("accuracy", "ece")}
+    return run
+
+
+def _rows(results: Json) -> list[Json]:
+    return [row for unit in results["units"] for row in unit["rows"]]
+
+
+def _measured(results: Json) -> tuple[str, ...]:
+    measured: tuple[str, ...] = registry.EXPERIMENTS[results["experiment"]].load().measured
+    return measured
+
+
+# -- One CSV file ----------------------------------------------------------------------------------------
+
+
+def to_csv(results: Json) -> str:
+    """Checked results of any command as the text of a CSV file."""
+    command = _command(results)
+    if command == "run":
+        scored = ("metric", "matrix", "ece", "agreement", "union", "source")
+        header = [{key: value for key, value in results.items() if key not in ("runs", "source")}]
+        header += [{key: value for key, value in run.items() if key not in scored} for run in results["runs"]]
+        return rows_to_csv(rows_of_scores(scores_of(results)), header)
+    if command == "graft":
+        return rows_to_csv(results["rows"], [{key: value for key, value in results.items() if key != "rows"}])
+    units = results["units"]
+    left = {key: value for key, value in results.items() if key not in ("units", "claims")}
+    rows = rows_of_scores(scores_of(results))
+    return rows_to_csv(rows, [left | {"unit": list(units[0]["unit"]) if units else []}])
+
+
+def of_csv(text: str) -> Json:
+    """Results from the text of a CSV file: undoes `to_csv`.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no such text.
+    """
+    (results, *facts), rows = rows_of_csv(text)
+    command = _command(results)
+    if command == "run":
+        check_version(results)
+        scores = scores_of_rows(rows, _RUN)
+        results["runs"] = [
+            fact
+            | run_of_scores(
+                (score for score in scores if score.of == {key: fact[key] for key in ("strategy", "seed")}),
+                results["tasks"],
+            )
+            for fact in facts
+        ]
+    elif command == "graft":
+        results["rows"] = [{"sparsity": None, "entries": None, **row} for row in rows]
+    else:
+        keys = results.pop("unit")
+        units: list[Json] = []
+        for row in rows:
+            unit = {key: row[key] for key in keys}
+            if not units or units[-1]["unit"] != unit:
+                units.append({"unit": unit, "rows": []})
+            units[-1]["rows"].append(unit | row)
+        results["units"] = units
+    return results
+
+
+def rows_to_csv(rows: Sequence[Mapping[str, Any]], header: Sequence[Json]) -> str:
+    """Rows as a CSV table below its header; a list has a column for each of its values."""
+    flat = [{name: each for key, value in row.items() for name, each in _columns(key, value)} for row in rows]
+    text = io.StringIO()
+    for line in header:
+        text.write(f"# {json.dumps(json.loads(json_text(line, indent=0)), ensure_ascii=True)}\n")
+    table = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(flat)
+    return text.getvalue()
+
+
+def _columns(key: str, value: Any) -> list[tuple[str, Any]]:
+    return [(f"{key}[{i}]", each) for i, each in enumerate(value)] if isinstance(value, list) else [(key, value)]
+
+
+def rows_of_csv(text: str) -> tuple[list[Json], list[Json]]:
+    """The header and the rows of what `rows_to_csv` wrote; a row lacks the columns in which it has nothing.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    header = []
+    while text.startswith("# "):
+        line, _, text = text.removeprefix("# ").partition("\n")
+        header.append(parse_json(line))
+    if not header or not all(isinstance(each, dict) for each in header):
+        raise ValueError("it must begin with a line `# {…}` that says what was measured")
+    table = csv.DictReader(io.StringIO(text, newline=""), strict=True, restkey="", restval="")
+    rows = list(table)
+    columns = {name: typed([row[name] for row in rows]) for name in table.fieldnames or []}
+    found: list[Json] = [{} for _ in rows]
+    for name, cells in columns.items():
+        key, _, place = name.partition("[")
+        for row, cell in zip(found, cells, strict=True):
+            if place and cell is not None:
+                row.setdefault(key, []).append(cell)
+            elif cell is not None:
+                row[key] = cell
+    return header, found

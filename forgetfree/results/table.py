@@ -1,0 +1,267 @@
+"""Results as one table: what runs, grafts and experiments measured, to be read, summarised, compared and drawn.
+
+>>> results = load_results("runs/a", "runs/b")  # doctest: +SKIP
+>>> results.matrix("grafting-continual", seed=0)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.files import StrPath
+from forgetfree.results import metrics
+from forgetfree.results.graft_report import load_graft_results
+from forgetfree.results.run_results import load_run_results, merge
+from forgetfree.results.schema import check_experiment
+from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
+from forgetfree.results.stored import TASK_METRICS, command_of, find_results, read_stored, scores_of, scores_of_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The metric of a task's own: accuracy, or F1 where the task is measured by it.
+SCORE = "score"
+#: The strategy that intransigence is measured against.
+REFERENCE = "fine-tune"
+
+
+def load_results(*paths: StrPath) -> Results:
+    """Read what was measured.
+
+    Args:
+        paths: any of: directories that ``forgetfree run``, ``graft`` or ``experiment`` wrote, of this version or 0.2; a
+            results.json; a scores.csv; a CSV file of ``forgetfree report --format csv``. Several are brought together: runs of
+            one strategy whose options differ are told apart by them, ``lora (rank=8)``.
+
+    Raises:
+        ReportError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
+            outcomes.
+        UsageError: there is no path.
+    """
+    if not paths:
+        raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
+    runs: list[dict[str, Any]] = []
+    scores: list[Score] = []
+    for path in map(Path, paths):
+        units = sorted(path.rglob("unit.json")) if path.is_dir() else []
+        if path.name == SCORES_FILE:
+            scores += read_scores(path)
+        elif units and not find_results(path).exists():  # interrupted before they were put together
+            scores += [score for unit in units for score in read_scores(unit.with_name(SCORES_FILE))]
+        elif (command := command_of(path)) == "run":
+            runs.append(load_run_results(path))
+        elif command == "graft":
+            scores += scores_of(dict(load_graft_results(path)))
+        else:
+            scores += scores_of(read_stored(find_results(path), check_experiment, "Restore it from a copy."))
+    for entry in merge(runs).strategies if runs else ():
+        for run in entry.runs:
+            scores += [
+                replace(score, of={**score.of, "strategy": entry.label}) for score in scores_of_run(run, runs[0])
+            ]
+    return Results.of_scores(scores)
+
+
+class Results:
+    """A table of scores.
+
+    Args:
+        scores: one measured number a row: the columns that say of what (such as ``strategy`` and ``seed``), then ``task``,
+            ``after`` (how many tasks were learned before), ``metric``, ``value`` and ``rows`` (how many were scored).
+
+    Raises:
+        ReportError: one thing was measured twice, with different outcomes.
+    """
+
+    def __init__(self, scores: pd.DataFrame) -> None:
+        self.units = [name for name in scores.columns if name not in COLUMNS]
+        what = [*self.units, "task", "after", "metric"]
+        scores = scores.drop_duplicates([*what, "value"], ignore_index=True)
+        twice = scores.duplicated(what)
+        if twice.any():
+            first = scores[twice].iloc[0][what].dropna()
+            raise ReportError(
+                f"{', '.join(f'{name} {value}' for name, value in first.items())} was measured twice, with different outcomes. "
+                "Leave one of the two results out."
+            )
+        self.scores = scores
+
+    @classmethod
+    def of_scores(cls, scores: Iterable[Score]) -> Results:
+        """The table of scores, in their order."""
+        rows = [{**s.of, **{name: getattr(s, name) for name in COLUMNS}} for s in scores]
+        units = dict.fromkeys(name for row in rows for name in row if name not in COLUMNS)
+        return cls(pd.DataFrame(rows, columns=[*units, *COLUMNS]))
+
+    def __repr__(self) -> str:
+        return f"Results({len(self.scores)} scores of {', '.join(self.units) or 'nothing'})"
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks, in the order in which they were learned."""
+        return list(self.scores["task"].unique())
+
+    @property
+    def strategies(self) -> list[str]:
+        """The strategies of runs, in the order given."""
+        return list(self.scores["strategy"].unique()) if "strategy" in self.units else []
+
+    def matrix(self, strategy: str, seed: int = 0, metric: str = SCORE) -> npt.NDArray[np.float64]:
+        """Return the learning matrix of one run.
+
+        Args:
+            strategy: its name, with the options that tell it from others where it has several.
+            seed: of the run.
+            metric: ``score`` (accuracy, or F1 where the task is measured by it), or ``ece``.
+
+        Returns:
+            Shape (T+1, T), fractions: row 0 before training, row i after learning task i.
+
+        Raises:
+            UnknownNameError: no such strategy.
+            ReportError: there is no such seed, or scores are missing.
+        """
+        if strategy not in self.strategies:
+            raise UnknownNameError("strategy in these results:", strategy, self.strategies)
+        held = self._of(metric, strategy=strategy, seed=seed)
+        table = held.pivot(index="after", columns="task", values="value").reindex(columns=self.tasks)
+        if list(table.index) != list(range(len(self.tasks) + 1)) or table.isna().to_numpy().any():
+            seeds = sorted(self.scores.loc[self.scores["strategy"] == strategy, "seed"].unique())
+            raise ReportError(
+                f"There is no whole matrix of {metric} of {strategy} with seed {seed}: there are seeds "
+                f"{', '.join(map(str, seeds))}. Finish the run with --resume, or name another."
+            )
+        return table.to_numpy()
+
+    def summary(self) -> pd.DataFrame:
+        """Return mean and standard deviation (n − 1) over seeds.
+
+        Returns:
+            Of runs, a row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against
+            `REFERENCE` with the same seed; NaN without) and ``ece``, see `forgetfree.results.metrics`. Of grafts and
+            experiments, a row for each task and all else but the seed, and a column for each metric. Fractions, each with
+            ``mean`` and ``std``.
+        """
+        if not self._are_runs:
+            by = [name for name in (*self.units, "task") if name != "seed"]
+            table = self.scores.pivot_table(
+                index=by, columns="metric", values="value", aggfunc=["mean", "std"], sort=False, dropna=False
+            )
+            return (
+                table.swaplevel(axis="columns")
+                .dropna(how="all")
+                .sort_index(axis="columns", level=0, sort_remaining=False)
+            )
+        rows = []
+        for strategy, seed in self._runs():
+            matrix, ece = self.matrix(strategy, seed), self.matrix(strategy, seed, "ece")
+            known = (REFERENCE, seed) in self._runs()
+            reference = np.diagonal(self.matrix(REFERENCE, seed), offset=-1) if known else None
+            rows.append({"strategy": strategy, **metrics.summarize(matrix, ece, reference)})
+        table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
+        return table.groupby("strategy", sort=False).agg(["mean", "std"])
+
+    def compare(self, a: str, b: str, metric: str = SCORE) -> pd.DataFrame:
+        """Compare two strategies at the end of the stream, in pairs of the same task and seed.
+
+        The interval is Student's: the mean difference ± t(0.975, n − 1) · s / √n over n pairs, whose differences are taken as
+        independent and nearly normal. Of a task the pairs are its seeds; in the last row, all tasks and seeds. It says what
+        other seeds would give on the same test rows, and nothing of other test rows.
+
+        Args:
+            a: a strategy.
+            b: another.
+            metric: as in `matrix`; of ``ece``, less is better.
+
+        Returns:
+            A row for each task and one for ``all tasks``: the means ``a`` and ``b``, ``difference`` a − b, ``low`` and ``high``
+            of its 95 % interval (NaN of a single pair), ``pairs``, and the ``verdict``: ``higher``, ``lower``, or
+            ``undecided`` where the interval holds 0 or is unknown.
+
+        Raises:
+            UnknownNameError: no such strategy.
+            ReportError: the two have no seed in common.
+        """
+        seeds = [seed for strategy, seed in self._runs() if strategy == a and (b, seed) in self._runs()]
+        if not seeds:
+            for strategy in (a, b):
+                if strategy not in self.strategies:
+                    raise UnknownNameError("strategy in these results:", strategy, self.strategies)
+            raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
+        ends = [np.array([self.matrix(name, seed, metric)[-1] for seed in seeds]) for name in (a, b)]
+        rows = [_compared(*(end[:, i] for end in ends)) for i in range(len(self.tasks))]
+        rows.append(_compared(*(end.ravel() for end in ends)))
+        return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))
+
+    def plot(self, metric: str = SCORE) -> Figure:
+        """Draw a metric, in %, with a panel for each task.
+
+        Of runs, it is drawn over the number of tasks that were learned, a line for each strategy: mean and range over seeds.
+        Of grafts and experiments, a mark for each seed stands above what was measured.
+        """
+        from forgetfree.results.figures import legend, marks, panels
+
+        figure, (axes,) = panels(self.tasks)
+        for ax, task in zip(axes, self.tasks, strict=True):
+            held = self._of(metric, task=task)
+            if self._are_runs:
+                for (strategy, of), style in zip(held.groupby("strategy", sort=False), marks(), strict=False):
+                    spread = 100 * of.groupby("after")["value"].agg(["mean", "min", "max"])
+                    ax.fill_between(
+                        spread.index, spread["min"], spread["max"], color=style["color"], alpha=0.15, linewidth=0
+                    )
+                    ax.plot(spread.index, spread["mean"], label=str(strategy), **style)
+                ax.set(xlabel="tasks learned", xticks=range(len(self.tasks) + 1))
+            else:
+                names = [name for name in self.units if name != "seed" and held[name].nunique(dropna=False) > 1]
+                rows = held[names].itertuples(index=False)
+                places = ["\n".join(str(value) for value in row if pd.notna(value)) for row in rows]
+                ax.plot(places, 100 * held["value"], "o")
+                ax.tick_params(axis="x", rotation=40)
+        axes[0].set_ylabel(f"{metric} (%)")
+        if self._are_runs:
+            legend(figure, axes)
+        return figure
+
+    @property
+    def _are_runs(self) -> bool:
+        return "strategy" in self.units and bool((self.scores["after"] == 0).any())
+
+    def _of(self, metric: str, **wanted: Any) -> pd.DataFrame:
+        """The scores of a metric, for one strategy, seed, task, …."""
+        names = (SCORE, *TASK_METRICS) if metric == SCORE else (metric,)
+        right = self.scores["metric"].isin(names)
+        for name, value in wanted.items():
+            right &= self.scores[name] == value
+        return self.scores[right]
+
+    def _runs(self) -> list[tuple[str, int]]:
+        """Strategy and seed of each run."""
+        if "strategy" not in self.units:
+            return []
+        pairs = self.scores[["strategy", "seed"]].drop_duplicates()
+        return [(strategy, int(seed)) for strategy, seed in pairs.itertuples(index=False)]
+
+
+def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Compare paired numbers, see `Results.compare`."""
+    from scipy.stats import t
+
+    pairs = a - b
+    n, difference = len(pairs), float(pairs.mean())
+    half = float(t.ppf(0.975, n - 1) * pairs.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+    low, high = difference - half, difference + half
+    verdict = "higher" if low > 0 else "lower" if high < 0 else "undecided"
+    return {
+        **{"a": float(a.mean()), "b": float(b.mean()), "difference": difference, "low": low, "high": high},
+        **{"pairs": n, "verdict": verdict},
+    }

@@ -1,0 +1,242 @@
+"""The table of scores from Python: matrices, summaries and comparisons against numbers worked by hand; what it is read from."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from handmade import TASKS, results_of, run_of, write
+
+import forgetfree
+from forgetfree.cli import main
+from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.results.run_results import load_run_results
+from forgetfree.results.scores import Score, write_scores
+from forgetfree.results.stored import scores_of, to_csv
+from forgetfree.results.table import Results
+
+GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def four_runs(tmp_path: Path) -> Path:
+    """Two strategies with two seeds each; all knew 0.8 of qnli when it was learned."""
+    ends = {"fine-tune": ([0.8, 0.7], [0.8, 0.9]), "ewc": ([0.6, 0.7], [0.7, 0.9])}
+    runs = [run_of(name, seed, end) for name, both in ends.items() for seed, end in enumerate(both)]
+    return write(tmp_path / "runs", results_of(*runs))
+
+
+# -- What it tells ---------------------------------------------------------------------------------------
+
+
+def test_scores_are_one_number_a_row(four_runs: Path) -> None:
+    """4 runs, 3 stages, 2 tasks, a score and an ECE each."""
+    scores = forgetfree.load_results(four_runs).scores
+    assert list(scores.columns) == ["strategy", "seed", "task", "after", "metric", "value", "rows"]
+    assert len(scores) == 4 * 3 * 2 * 2
+    last = scores[(scores.strategy == "ewc") & (scores.seed == 1) & (scores.after == 2) & (scores.metric == "f1")]
+    assert last.to_dict("records") == [
+        {"strategy": "ewc", "seed": 1, "task": "mrpc", "after": 2, "metric": "f1", "value": 0.9, "rows": 0}
+    ]
+
+
+def test_a_matrix_has_a_row_before_training_and_one_after_each_task(four_runs: Path) -> None:
+    results = forgetfree.load_results(four_runs)
+    assert results.matrix("ewc", seed=1).tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
+    assert results.matrix("ewc", metric="ece").tolist() == [[0.2, 0.2], [0.2, 0.2], [0.1, 0.3]]
+    assert (results.tasks, results.strategies) == (TASKS, ["fine-tune", "ewc"])
+
+
+def test_a_summary_is_mean_and_deviation_over_seeds(four_runs: Path) -> None:
+    """ewc: averages 0.65 and 0.8; it forgot 0.2 and 0.1 of qnli. It learned as much as fine-tune."""
+    summary = forgetfree.load_results(four_runs).summary()
+    assert list(summary.index) == ["fine-tune", "ewc"]
+    columns = ["average", "forgetting", "bwt", "fwt", "intransigence", "ece"]
+    assert list(summary.columns) == [(name, part) for name in columns for part in ("mean", "std")]
+    means, stds = summary.loc["ewc"].xs("mean", level=1), summary.loc["ewc"].xs("std", level=1)
+    assert means.tolist() == pytest.approx([0.725, 0.15, -0.15, 0.0, 0.0, 0.2])
+    half = np.sqrt(0.5)  # of two values, the deviation is their distance / √2
+    assert stds.tolist() == pytest.approx([0.15 * half, 0.1 * half, 0.1 * half, 0.0, 0.0, 0.0])
+
+
+def test_without_fine_tuning_intransigence_is_not_a_number(tmp_path: Path) -> None:
+    summary = forgetfree.load_results(write(tmp_path / "a", results_of(run_of("ewc", 0, [0.6, 0.7])))).summary()
+    assert np.isnan(summary.loc["ewc", ("intransigence", "mean")])
+    assert np.isnan(summary.loc["ewc", ("average", "std")])  # one seed
+
+
+def test_a_comparison_is_paired_with_its_interval(four_runs: Path) -> None:
+    """qnli: −0.2 and −0.1, mean −0.15, s = 0.1/√2, and t(0.975, 1) = 12.706: half of the interval is 12.706 · 0.05 = 0.635.
+
+    All: −0.2, −0.1, 0, 0: mean −0.075, s² = (0.0156 + 0.0006 + 2 · 0.0056) / 3, t(0.975, 3) = 3.182.
+    """
+    found = forgetfree.load_results(four_runs).compare("ewc", "fine-tune")
+    assert list(found.index) == ["qnli", "mrpc", "all tasks"]
+    assert found.loc["qnli", ["a", "b", "difference", "pairs"]].tolist() == pytest.approx([0.65, 0.8, -0.15, 2])
+    assert found.loc["qnli", ["low", "high"]].tolist() == pytest.approx([-0.15 - 0.6353, -0.15 + 0.6353], abs=1e-4)
+    deviation = np.sqrt((0.125**2 + 0.025**2 + 2 * 0.075**2) / 3)
+    half = 3.1824 * deviation / 2
+    assert found.loc["all tasks", ["low", "high"]].tolist() == pytest.approx([-0.075 - half, -0.075 + half], abs=1e-4)
+    assert found["verdict"].tolist() == ["undecided"] * 3
+
+
+def test_a_difference_is_decided_where_its_interval_leaves_zero_out(tmp_path: Path) -> None:
+    """Of one pair nothing is known. Of three, 0.20, 0.21 and 0.19: half of the interval is 4.303 · 0.01 / √3 = 0.025."""
+    ends = {"a": (0.80, 0.82, 0.79), "b": (0.60, 0.61, 0.60)}
+    runs = [run_of(name, seed, [end, 0.7]) for name, each in ends.items() for seed, end in enumerate(each)]
+    results = forgetfree.load_results(write(tmp_path / "runs", results_of(*runs)))
+    found = results.compare("a", "b")
+    assert found.loc["qnli", ["low", "high"]].tolist() == pytest.approx([0.2 - 0.0248, 0.2 + 0.0248], abs=1e-3)
+    assert found["verdict"].tolist() == ["higher", "undecided", "undecided"]
+    assert results.compare("b", "a").loc["qnli", "verdict"] == "lower"
+    one = forgetfree.load_results(write(tmp_path / "one", results_of(runs[0], runs[3])))
+    assert one.compare("a", "b").loc["qnli", "verdict"] == "undecided"
+    assert np.isnan(one.compare("a", "b").loc["qnli", "low"])
+
+
+def test_a_plot_has_a_panel_for_each_task_and_a_line_for_each_strategy(four_runs: Path) -> None:
+    axes = forgetfree.load_results(four_runs).plot().axes
+    assert [ax.get_title() for ax in axes] == TASKS
+    lines = [line.get_ydata().tolist() for line in axes[0].lines]
+    assert lines == [pytest.approx([50, 80, 80]), pytest.approx([50, 80, 65])]
+
+
+# -- What it is read from --------------------------------------------------------------------------------
+
+
+def test_the_table_is_that_of_the_report() -> None:
+    """Every matrix of a directory of 0.2, as results.json has it."""
+    results = forgetfree.load_results(GOLDEN / "run")
+    held = json.loads((GOLDEN / "run" / "results.json").read_text())
+    for run in held["runs"]:
+        for name, metric in (("matrix", "score"), ("ece", "ece")):
+            assert results.matrix(run["strategy"], run["seed"], metric).tolist() == run[name]
+    summary = results.summary()
+    for name in results.strategies:
+        known = [run["summary"] for run in held["runs"] if run["strategy"] == name]
+        for key in known[0]:
+            assert summary.loc[name, (key, "mean")] == pytest.approx(np.mean([each[key] for each in known]), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [("graft", ["seed", "model"]), ("localization", ["shots", "seed", "model"]), ("continual", ["strategy"])],
+)
+def test_grafts_and_experiments_are_read(name: str, of: list[str]) -> None:
+    results = forgetfree.load_results(GOLDEN / name)
+    assert set(of) <= set(results.units)
+    assert results.scores["value"].between(0, 1).where(results.scores["metric"] != "kept_bytes", True).all()
+    assert ("score", "mean") in results.summary().columns or ("accuracy", "mean") in results.summary().columns
+    assert results.plot().axes
+
+
+@pytest.mark.parametrize("name", ["run", "graft", "localization", "continual"])
+def test_one_csv_file_says_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`report --format csv` writes it; the report of it and its scores are those of the directory, to the bit."""
+    monkeypatch.chdir(GOLDEN)
+    (tmp_path / "timed").mkdir()
+    assert main(["report", name, "--format", "csv"]) == 0
+    (tmp_path / "all.csv").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert main(["report", str(tmp_path / "all.csv"), "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == (GOLDEN / name / "report.md").read_text().rstrip("\n")
+    whole, file = (forgetfree.load_results(path).scores for path in (GOLDEN / name, tmp_path / "all.csv"))
+    order = list(whole.columns)
+    whole, file = (table.sort_values(order, ignore_index=True) for table in (whole, file[order]))
+    assert whole.equals(file)
+
+
+def test_committed_files_are_read_together() -> None:
+    results = forgetfree.load_results(*sorted((ROOT / "benchmarks" / "results" / "sparsity").glob("*.csv")))
+    assert len(results.strategies) == 5 and "grafting-continual (sparsity=0.0001)" in results.strategies
+    assert results.matrix("grafting-continual (sparsity=0.0001)").shape == (4, 3)
+
+
+def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_path: Path) -> None:
+    """A run that was killed: each finished unit has its scores beside its unit.json, and any other is left out."""
+    whole = forgetfree.load_results(four_runs).scores
+    held = scores_of(load_run_results(four_runs))
+    for seed in (0, 1):
+        unit = tmp_path / "out" / "ewc" / f"seed-{seed}"
+        unit.mkdir(parents=True)
+        of = {"strategy": "ewc", "seed": seed}
+        write_scores(unit / "scores.csv", [score for score in held if score.of == of])
+        (unit / "unit.json").write_text("{}")
+    (tmp_path / "out" / "ewc" / "seed-1" / "unit.json").unlink()
+    units = forgetfree.load_results(tmp_path / "out").scores
+    assert units.equals(whole[(whole.strategy == "ewc") & (whole.seed == 0)].reset_index(drop=True))
+    one = forgetfree.load_results(tmp_path / "out" / "ewc" / "seed-1" / "scores.csv")
+    assert one.matrix("ewc", seed=1).tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
+
+
+def test_a_unit_without_its_scores_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ewc").mkdir()
+    (tmp_path / "ewc" / "unit.json").write_text("{}")
+    with pytest.raises(ReportError, match=r"ewc/scores\.csv is not a readable table of scores"):
+        forgetfree.load_results(tmp_path)
+
+
+# -- What is refused -------------------------------------------------------------------------------------
+
+
+def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> None:
+    results = forgetfree.load_results(four_runs)
+    with pytest.raises(UnknownNameError, match=r"Unknown strategy in these results: 'ewcc'\. Did you mean 'ewc'\?"):
+        results.matrix("ewcc")
+    with pytest.raises(UnknownNameError, match="Unknown strategy in these results: 'lora'"):
+        results.compare("ewc", "lora")
+    with pytest.raises(
+        ReportError, match=r"no whole matrix of score of ewc with seed 7: there are seeds 0, 1\. Finish"
+    ):
+        results.matrix("ewc", seed=7)
+    runs = [run_of("a", 0, [0.8, 0.7]), run_of("b", 1, [0.8, 0.7])]
+    apart = forgetfree.load_results(write(tmp_path / "apart", results_of(*runs)))
+    with pytest.raises(ReportError, match=r"a and b have no seed in common\. Run both with the same seeds\."):
+        apart.compare("a", "b")
+    with pytest.raises(UsageError, match="needs at least one path"):
+        forgetfree.load_results()
+
+
+def test_one_thing_with_two_outcomes_is_refused() -> None:
+    first = Score({"model": "grafted", "seed": 0}, "sst2", 1, "score", 0.5, 40)
+    again = Score({"model": "grafted", "seed": 0}, "sst2", 1, "score", 0.6, 40)
+    assert len(Results.of_scores([first, first]).scores) == 1
+    with pytest.raises(
+        ReportError, match=r"^model grafted, seed 0, task sst2, after 1, metric score was measured twice"
+    ):
+        Results.of_scores([first, again])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("0.8,", "8.0,"), r"runs\[0\]\.matrix\[1\]\[0\] must be at most 1, got 8\.0"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "schema must be 1, got 2: another version"),
+        (lambda text: "\n".join(text.splitlines()[:-1]), r"a row or a setting lacks \('accuracy', 2, 'mrpc'\)"),
+        (lambda text: text.replace("# {", "# ["), "Expecting"),
+        (lambda text: text.replace("task,", "tusk,"), "a row or a setting lacks 'task'"),
+        (lambda text: "#" + text, "must begin with a line"),
+    ],
+)
+def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: str, tmp_path: Path) -> None:
+    run = run_of("ewc", 0, [0.6, 0.7]) | {"metric": ["accuracy", "accuracy"]}
+    text = to_csv(copy.deepcopy(results_of(run)))
+    file = tmp_path / "all.csv"
+    file.write_text(text)
+    forgetfree.load_results(file)
+    file.write_text(change(text))
+    with pytest.raises(ReportError, match=message) as caught:
+        forgetfree.load_results(file)
+    assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path / "nowhere.csv"):
+        with pytest.raises(ReportError, match=r"nowhere(\.csv)? (does not exist|cannot be read)"):
+            forgetfree.load_results(path)
