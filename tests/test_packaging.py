@@ -215,10 +215,12 @@ def test_the_public_names() -> None:
         "MaskOptions",
         "ParameterSpace",
         "Region",
+        "Results",
         "Stream",
         "TrainingOptions",
         "learn_region",
         "load_model",
+        "load_results",
         "load_stream",
     ]
     assert dir(forgetfree) == sorted(forgetfree.__all__)
