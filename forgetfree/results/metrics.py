@@ -19,25 +19,6 @@ import numpy.typing as npt
 
 from forgetfree.errors import MetricError
 
-__all__ = [
-    "Predictions",
-    "Reliability",
-    "accuracy",
-    "agreement",
-    "average_accuracy",
-    "backward_transfer",
-    "constant_score",
-    "constant_scores",
-    "expected_calibration_error",
-    "f1",
-    "forgetting",
-    "forgetting_per_task",
-    "forward_transfer",
-    "intransigence",
-    "reliability",
-    "summarize",
-]
-
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
@@ -82,7 +63,7 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
     scores = _learning_matrix(matrix)
-    best = [scores[task + 1 : -1, task].max() for task in range(_tasks(scores) - 1)]
+    best = [scores[task + 1 : -1, task].max() for task in range(scores.shape[1] - 1)]
     return [float(top - last) for top, last in zip(best, scores[-1], strict=False)] + [0.0]
 
 
@@ -131,10 +112,9 @@ def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> flo
         return None
     scores = _learning_matrix(matrix)
     expected = _fractions(reference, "reference")
-    if expected.shape != (_tasks(scores),):
+    if expected.shape != (tasks := scores.shape[1:]):
         raise MetricError(
-            f"reference must hold one fine-tuning result per task, shape ({_tasks(scores)},); "
-            f"got shape {expected.shape}."
+            f"reference must hold one fine-tuning result per task, shape {tasks}; got shape {expected.shape}."
         )
     return _mean(expected - _right_after_learning(scores))
 
@@ -194,7 +174,7 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
         labels: 0 or 1, shape (n,).
 
     Returns:
-        A fraction in [0, 1]; 0.0 where label 1 is neither present nor predicted, as scikit-learn has it.
+        A fraction in [0, 1]; 0.0 where label 1 is neither present nor predicted.
     """
     scores = _logits(logits)
     if scores.shape[1] != 2:
@@ -202,11 +182,9 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
             f"f1 is the F1 of label 1 and needs logits of shape (n, 2); got {scores.shape}. "
             "Use accuracy for a task of more than two labels."
         )
-    actual = _labels(labels, scores) == 1
-    predicted = scores.argmax(axis=1) == 1
-    # The denominator 2·TP + FP + FN counts every positive once in each of the two columns.
-    positives = int(actual.sum() + predicted.sum())
-    return 2 * int((actual & predicted).sum()) / positives if positives else 0.0
+    from sklearn.metrics import f1_score  # takes a second to import
+
+    return float(f1_score(_labels(labels, scores), scores.argmax(axis=1), zero_division=0.0))
 
 
 def constant_score(labels: npt.ArrayLike, metric: str = "accuracy") -> float:
@@ -273,6 +251,8 @@ class Reliability:
 
 def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> Reliability:
     """Sort examples by their largest softmax probability into bins of equal width, open below and closed above.
+
+    torchmetrics closes its bins below, so a confidence at an edge is counted in the next one; elsewhere the two agree.
 
     Args:
         logits: shape (n, n_labels), finite.
@@ -404,10 +384,6 @@ def _floats(values: npt.ArrayLike, name: str) -> Floats:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise MetricError(f"{name} must be an array of numbers with rows of equal length; {error}.") from error
-
-
-def _tasks(matrix: Floats) -> int:
-    return int(matrix.shape[1])
 
 
 def _right_after_learning(matrix: Floats) -> Floats:

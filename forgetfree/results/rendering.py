@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import jinja2
 import numpy as np
 import rich.box
 import rich.console
@@ -125,6 +126,7 @@ def _draw(table: Table, broken: bool) -> rich.table.Table:
     return drawn
 
 
+# By hand, as is LaTeX: tabulate and pandas fill the cells of a column up to one width, and know neither our notes nor captions.
 def _as_markdown(page: Page) -> str:
     def escape(text: str) -> str:
         return re.sub(r"([\\|*_<>\[\]`&~#])", r"\\\1", " ".join(text.split()))
@@ -142,29 +144,11 @@ def _as_markdown(page: Page) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-_HTML_STYLE = (
-    "body{font-family:sans-serif;margin:2rem}table{border-collapse:collapse;margin-bottom:2rem}"
-    "caption{text-align:left;font-weight:bold;padding:.5rem 0}"
-    "th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap}"
-    "th:first-child,td:first-child{text-align:left}"
-    "thead{border-top:2px solid;border-bottom:1px solid}tbody{border-bottom:2px solid}"
-)
-
-
 def _as_html(page: Page) -> str:
-    def row(cells: Iterable[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    title = html.escape(page.title)
-    lines = ["<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">']
-    lines += [f"<title>{title}</title>", f"<style>{_HTML_STYLE}</style>", "</head>"]
-    lines += ["<body>", f"<h1>{title}</h1>"]
-    lines += [f"<p>{html.escape(note)}</p>" for note in page.notes]
-    for table in page.tables:
-        lines += ["<table>", f"<caption>{html.escape(table.title)}</caption>"]
-        lines += ["<thead>", row(table.header, "th"), "</thead>", "<tbody>"]
-        lines += [*(row(cells, "td") for cells in table.rows), "</tbody>", "</table>"]
-    return "\n".join([*lines, "</body>", "</html>"]) + "\n"
+    loader = jinja2.PackageLoader("forgetfree.results", ".")
+    # Every value is escaped, quotes as Python's own library writes them.
+    templates = jinja2.Environment(loader=loader, trim_blocks=True, finalize=html.escape)
+    return templates.get_template("report.html.jinja").render(page=page) + "\n"
 
 
 _LATEX = {

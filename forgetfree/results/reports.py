@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -42,101 +42,112 @@ def render(comparison: Comparison, format: str) -> str:
 
 # ---- tables ---------------------------------------------------------------------------------------------
 
+#: A number of a run, by row and column of a table.
+Value = Callable[[Json, int, int], float | None]
+#: Columns of one kind: their headers, their numbers, and how these are written.
+Columns = tuple[Sequence[str], Value, Callable[[float], str]]
+#: Streams longer than this show how things grow with the number of tasks.
+_LONG = 5
+
 
 def lay_out(comparison: Comparison) -> Page:
     """All tables of a report, in the order in which they are read."""
-    tables = [
-        _outcome_table(comparison),
-        _transfer_table(comparison),
-        _calibration_table(comparison),
-        _cost_table(comparison),
+    strategies = comparison.strategies
+    known = [_cost_table(comparison)]
+    known += [
+        table(comparison, entry) for table in (_growth_table, _ledger_table, _matrix_table) for entry in strategies
     ]
-    tables += [_growth_table(comparison, entry) for entry in comparison.strategies]
-    tables += [_ledger_table(comparison, entry) for entry in comparison.strategies]
-    tables += [_matrix_table(comparison, entry) for entry in comparison.strategies]
     return Page(
         title=f"forgetfree: {comparison.stream}",
         notes=tuple(_notes(comparison)),
-        tables=tuple(table for table in tables if table is not None),
+        tables=(
+            _outcome_table(comparison),
+            _transfer_table(comparison),
+            _calibration_table(comparison),
+            *(table for table in known if table.rows),
+        ),
     )
+
+
+def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Json]]], *groups: Columns) -> Table:
+    """A table whose cells are means over the runs of a row."""
+    body = []
+    for row, (name, runs) in enumerate(rows):
+        columns = ((value, column, show) for headers, value, show in groups for column in range(len(headers)))
+        body.append((name, *(cell((value(run, row, i) for run in runs), show) for value, i, show in columns)))
+    return Table(title, (corner, *(header for headers, *_ in groups for header in headers)), tuple(body))
+
+
+def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Json]]]:
+    return [(entry.label, entry.runs) for entry in comparison.strategies]
+
+
+def _summary(headers: Sequence[str], *keys: str) -> Columns:
+    return headers, lambda run, _, i: run["summary"][keys[i]], percent
 
 
 def _outcome_table(comparison: Comparison) -> Table:
     """Table 4 of the paper: what each strategy still knows of each task at the end."""
+    last: Columns = _task_headers(comparison), lambda run, _, i: run["matrix"][-1][i], percent
+    summary = _summary(("average", "forgetting", "BWT", "ECE"), "average", "forgetting", "bwt", "ece")
+    title = "After the last task (in %; forgetting, BWT and ECE in percentage points)"
+    table = _table(title, "strategy", _strategies(comparison), last, summary)
     rows = []
-    for entry in comparison.strategies:
-        last_rows = [run["matrix"][-1] for run in entry.runs]
-        summary = [
-            cell((run["summary"][key] for run in entry.runs), percent)
-            for key in ("average", "forgetting", "bwt", "ece")
-        ]
-        rows.append((entry.label, *_cells(last_rows, percent), *summary))
+    for entry, row in zip(comparison.strategies, table.rows, strict=True):
+        rows.append(row)
         if all(run.get("union") for run in entry.runs):
             scores, eces = ([run["union"][key] for run in entry.runs] for key in ("accuracy", "ece"))
             average, ece = (cell(map(np.mean, values), percent) for values in (scores, eces))
-            rows.append((f"{entry.label} (one final union)", *_cells(scores, percent), average, NULL, NULL, ece))
+            of_tasks = (cell(column, percent) for column in zip(*scores, strict=True))
+            rows.append((f"{entry.label} (one final union)", *of_tasks, average, NULL, NULL, ece))
     if comparison.constant:
         average = percent(float(np.mean(comparison.constant)))
         rows.append((CONSTANT, *map(percent, comparison.constant), average, NULL, NULL, NULL))
-    return Table(
-        title="After the last task (in %; forgetting, BWT and ECE in percentage points)",
-        header=("strategy", *_task_headers(comparison), "average", "forgetting", "BWT", "ECE"),
-        rows=tuple(rows),
-    )
+    return replace(table, rows=tuple(rows))
 
 
 def _transfer_table(comparison: Comparison) -> Table:
-    rows = []
-    for entry in comparison.strategies:
-        fwt, intransigence = (
-            cell((run["summary"][key] for run in entry.runs), percent) for key in ("fwt", "intransigence")
-        )
-        forgotten = _cells([forgetting_per_task(run["matrix"]) for run in entry.runs], percent)
-        rows.append((entry.label, fwt, intransigence, *forgotten))
-    return Table(
-        title="Transfer, and forgetting per task (in percentage points)",
-        header=("strategy", "FWT", "intransigence", *(f"forgetting {task}" for task in comparison.tasks)),
-        rows=tuple(rows),
+    return _table(
+        "Transfer, and forgetting per task (in percentage points)",
+        "strategy",
+        _strategies(comparison),
+        _summary(("FWT", "intransigence"), "fwt", "intransigence"),
+        (
+            [f"forgetting {task}" for task in comparison.tasks],
+            lambda run, _, i: forgetting_per_task(run["matrix"])[i],
+            percent,
+        ),
     )
 
 
 def _calibration_table(comparison: Comparison) -> Table:
     """Per task: ECE, and how often the answers are those of the fine-tuned model."""
-    with_agreement = any(run.get("agreement") for entry in comparison.strategies for run in entry.runs)
-    rows = []
-    for entry in comparison.strategies:
-        row = _cells([run["ece"][-1] for run in entry.runs], percent)
-        if with_agreement:
-            absent = [None] * len(comparison.tasks)
-            row += _cells([run.get("agreement") or absent for run in entry.runs], percent)
-        rows.append((entry.label, *row))
-    agreement = (f"agreement {task}" for task in comparison.tasks) if with_agreement else ()
-    return Table(
-        title=f"Calibration error per task{', and agreement with the fine-tuned model' * with_agreement} (in %)",
-        header=("strategy", *(f"ECE {task}" for task in comparison.tasks), *agreement),
-        rows=tuple(rows),
+    known = any(run.get("agreement") for entry in comparison.strategies for run in entry.runs)
+    agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
+    return _table(
+        f"Calibration error per task{', and agreement with the fine-tuned model' * known} (in %)",
+        "strategy",
+        _strategies(comparison),
+        ([f"ECE {task}" for task in comparison.tasks], lambda run, _, i: run["ece"][-1][i], percent),
+        (agreement, lambda run, _, i: run["agreement"][i] if run.get("agreement") else None, percent),
     )
 
 
-def _cost_table(comparison: Comparison) -> Table | None:
+def _cost_table(comparison: Comparison) -> Table:
     runs = [run for entry in comparison.strategies for run in entry.runs]
     phases = list(dict.fromkeys(phase for run in runs for phase in run["seconds"]))
-    with_memory = any(_kept(run) for run in runs)
-    if not phases and not with_memory:
-        return None
-    rows = []
-    for entry in comparison.strategies:
-        row = [cell((run["seconds"].get(phase) for run in entry.runs), _seconds) for phase in phases]
-        if with_memory:
-            kept = [_kept(run)[-1] if _kept(run) else None for run in entry.runs]
-            row.append(cell(kept, _count))
-            row.append(cell((total and total / len(comparison.tasks) for total in kept), _count))
-        rows.append((entry.label, *row))
-    memory = ("kept (bytes)", "kept per task (bytes)") if with_memory else ()
-    return Table(
-        title="Time per phase, and memory kept",
-        header=("strategy", *(f"{phase.replace('_', '-')} (s)" for phase in phases), *memory),
-        rows=tuple(rows),
+    memory = ("kept (bytes)", "kept per task (bytes)") if any(_kept(run) for run in runs) else ()
+    tasks = len(comparison.tasks)
+    return _table(
+        "Time per phase, and memory kept",
+        "strategy",
+        _strategies(comparison) if phases or memory else (),
+        (
+            [f"{phase.replace('_', '-')} (s)" for phase in phases],
+            lambda run, _, i: run["seconds"].get(phases[i]),
+            _seconds,
+        ),
+        (memory, lambda run, _, i: _kept(run)[-1] / (tasks if i else 1) if _kept(run) else None, _count),
     )
 
 
@@ -146,60 +157,36 @@ def _kept(run: Json) -> list[int]:
     return kept
 
 
-#: Streams longer than this show how things grow with the number of tasks.
-_LONG = 5
-
-
-def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table | None:
+def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     """What each further task costs, and what it does to the first."""
-    runs, tasks = entry.runs, comparison.tasks
-    if len(tasks) <= _LONG or not all(run.get("kept_bytes") and run.get("seconds_per_task") for run in runs):
-        return None
-    rows = []
-    for index, task in enumerate(tasks):
-        seconds = cell((run["seconds_per_task"][index] for run in runs), _seconds)
-        kept = cell((run["kept_bytes"][index] for run in runs), _count)
-        first = cell((run["matrix"][index + 1][0] for run in runs), percent)
-        mean = cell((float(np.mean(run["matrix"][index + 1][: index + 1])) for run in runs), percent)
-        left = NULL
-        if all(run["ledger"] for run in runs):
-            shares = [_owned_share(run["ledger"], index) for run in runs]
-            left = cell(shares, percent)
-        rows.append((task, seconds, kept, left, first, mean))
-    return Table(
-        title=f"Growth of {entry.label} with the number of tasks",
-        header=(
-            "after",
-            "learning it (s)",
-            "kept (bytes)",
-            "of its region not owned before (%)",
-            f"{tasks[0]} (%)",
-            "average so far (%)",
-        ),
-        rows=tuple(rows),
+    tasks = comparison.tasks
+    known = len(tasks) > _LONG and all(run.get("kept_bytes") and run.get("seconds_per_task") for run in entry.runs)
+
+    def owned(run: Json, row: int, _: int) -> float | None:
+        ledger = run["ledger"]
+        return ledger["owned_size"][row] / ledger["region_size"][row] if ledger and ledger["region_size"][row] else None
+
+    return _table(
+        f"Growth of {entry.label} with the number of tasks",
+        "after",
+        [(task, entry.runs) for task in tasks] if known else (),
+        (["learning it (s)"], lambda run, row, _: run["seconds_per_task"][row], _seconds),
+        (["kept (bytes)"], lambda run, row, _: run["kept_bytes"][row], _count),
+        (["of its region not owned before (%)"], owned, percent),
+        ([f"{tasks[0]} (%)"], lambda run, row, _: run["matrix"][row + 1][0], percent),
+        (["average so far (%)"], lambda run, row, _: float(np.mean(run["matrix"][row + 1][: row + 1])), percent),
     )
 
 
-def _owned_share(ledger: Json, index: int) -> float | None:
-    region = ledger["region_size"][index]
-    return ledger["owned_size"][index] / region if region else None
-
-
-def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table | None:
-    ledgers = [run["ledger"] for run in entry.runs]
-    if not all(ledgers):
-        return None
-    rows = []
-    for index, task in enumerate(comparison.tasks):
-        region, owned = (
-            cell((ledger[key][index] for ledger in ledgers), _count) for key in ("region_size", "owned_size")
-        )
-        overlap = _cells([ledger["overlap"][index] for ledger in ledgers], _share)
-        rows.append((task, region, owned, *overlap))
-    return Table(
-        title=f"Ledger of {entry.label} (entries of the region, entries owned, overlap of regions)",
-        header=("task", "region", "owned", *(f"overlap {task}" for task in comparison.tasks)),
-        rows=tuple(rows),
+def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
+    tasks, known = comparison.tasks, all(run["ledger"] for run in entry.runs)
+    return _table(
+        f"Ledger of {entry.label} (entries of the region, entries owned, overlap of regions)",
+        "task",
+        [(task, entry.runs) for task in tasks] if known else (),
+        (["region"], lambda run, row, _: run["ledger"]["region_size"][row], _count),
+        (["owned"], lambda run, row, _: run["ledger"]["owned_size"][row], _count),
+        ([f"overlap {task}" for task in tasks], lambda run, row, i: run["ledger"]["overlap"][row][i], _share),
     )
 
 
@@ -251,14 +238,6 @@ def _count_seeds(seeds: Sequence[int]) -> str:
 
 def _mean_over(seeds: int) -> str:
     return "one seed" if seeds == 1 else f"mean over {seeds} seeds"
-
-
-# ---- cells ----------------------------------------------------------------------------------------------
-
-
-def _cells(rows: Sequence[Sequence[float | None]], show: Callable[[float], str]) -> list[str]:
-    """One cell per column of `rows`, shape (seeds, columns)."""
-    return [cell(column, show) for column in zip(*rows, strict=True)]
 
 
 def _seconds(seconds: float) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import sklearn.metrics
+import torch
+from torchmetrics.functional.classification import multiclass_calibration_error
 
 from forgetfree.errors import MetricError
 from forgetfree.results import metrics
@@ -200,6 +203,22 @@ def test_agreement_is_between_predictions_of_the_same_examples() -> None:
         metrics.agreement(binary([0, 1]), binary([0]))
     with pytest.raises(MetricError, match=r"^other_logits must be finite; 1 of 2 rows"):
         metrics.agreement(binary([0, 1]), [[0.0, 1.0], [np.nan, 0.0]])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_predictions_are_scored_as_scikit_learn_and_torchmetrics_score_them(seed: int) -> None:
+    """To the bit but for calibration, whose sums have another order; no confidence lies at an edge of a bin."""
+    draw = np.random.default_rng(seed)
+    logits, labels = 3 * draw.normal(size=(200, 2)), draw.integers(0, 2, 200)
+    predictions = logits.argmax(axis=1)
+    assert metrics.accuracy(logits, labels) == sklearn.metrics.accuracy_score(labels, predictions)
+    assert metrics.f1(logits, labels) == sklearn.metrics.f1_score(labels, predictions)
+    (_, false_positive), (false_negative, true_positive) = sklearn.metrics.confusion_matrix(labels, predictions)
+    assert metrics.f1(logits, labels) == 2 * true_positive / (2 * true_positive + false_positive + false_negative)
+    for classes in (2, 5):
+        logits, labels = 3 * draw.normal(size=(200, classes)), draw.integers(0, classes, 200)
+        theirs = multiclass_calibration_error(torch.tensor(logits), torch.tensor(labels), classes, n_bins=15)
+        assert metrics.expected_calibration_error(logits, labels) == pytest.approx(float(theirs), abs=1e-6)
 
 
 # ---- calibration ----------------------------------------------------------------------------------------
