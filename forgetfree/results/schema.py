@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
+from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.json_file import check, checked
 
@@ -197,6 +198,7 @@ class _Setting(_Part):
 
 
 class _ExperimentRow(_Part):
+    task: str
     seed: int
 
 
@@ -254,3 +256,5 @@ def check_experiment(results: Any) -> None:
     """Raise ``ValueError`` unless they are results of an experiment, as `check_run` does."""
     check_version(results)
     checked(ExperimentResults, results)
+    name = results["experiment"]
+    check("experiment", name, name in registry.EXPERIMENTS, f"one of {', '.join(sorted(registry.EXPERIMENTS))}")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forgetfree.display import brief
 from forgetfree.errors import ReportError, first_line
 from forgetfree.files import write_atomically
 
@@ -85,16 +87,23 @@ def _parsed(table: csv.DictReader[str]) -> Iterator[Score]:
     of = {name: typed([row[name] for row in rows]) for name in names[: -len(COLUMNS)]}
     for i, row in enumerate(rows):
         what = {name: column[i] for name, column in of.items()}
-        yield Score(what, row["task"], int(row["after"]), row["metric"], float(row["value"]), int(row["rows"]))
+        score = Score(what, row["task"], int(row["after"]), row["metric"], float(row["value"]), int(row["rows"]))
+        if not math.isfinite(score.value) or score.after < 0 or score.rows < 0:
+            raise ValueError(
+                f"row {i + 1} must hold finite numbers, after and rows of at least 0, got {brief(list(row.values()))}"
+            )
+        yield score
 
 
 def typed(cells: Sequence[str]) -> list[Cell]:
     """Return a column of texts as whole numbers where all of them are, else as numbers, else as texts; empty is ``None``."""
     for kind in (int, float):
         try:
-            return [kind(cell) if cell else None for cell in cells]
+            found = [kind(cell) if cell else None for cell in cells]
         except ValueError:
             continue
+        if all(number is None or math.isfinite(number) for number in found):
+            return found
     return [cell or None for cell in cells]
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.display import json_text
 from forgetfree.errors import ReportError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import parse_json, read_bounded, read_json
@@ -192,7 +191,7 @@ def rows_to_csv(rows: Sequence[Mapping[str, Any]], header: Sequence[Json]) -> st
     flat = [{name: each for key, value in row.items() for name, each in _columns(key, value)} for row in rows]
     text = io.StringIO()
     for line in header:
-        text.write(f"# {json.dumps(json.loads(json_text(line, indent=0)), ensure_ascii=True)}\n")
+        text.write(f"# {json.dumps(line, allow_nan=False)}\n")
     table = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
     table.writeheader()
     table.writerows(flat)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_line
 from forgetfree.files import StrPath
 from forgetfree.results import metrics
 from forgetfree.results.graft_report import load_graft_results
@@ -62,13 +62,24 @@ def load_results(*paths: StrPath) -> Results:
         elif command == "graft":
             scores += scores_of(dict(load_graft_results(path)))
         else:
-            scores += scores_of(read_stored(find_results(path), check_experiment, "Restore it from a copy."))
+            scores += _of_experiment(path)
     for entry in merge(runs).strategies if runs else ():
         for run in entry.runs:
             scores += [
                 replace(score, of={**score.of, "strategy": entry.label}) for score in scores_of_run(run, runs[0])
             ]
     return Results.of_scores(scores)
+
+
+def _of_experiment(path: Path) -> list[Score]:
+    remedy = "Give what `forgetfree experiment --out` wrote."
+    results = read_stored(find_results(path), check_experiment, remedy)
+    try:
+        return scores_of(results)
+    except (TypeError, ValueError) as error:
+        raise ReportError(
+            f"{path}: a row holds no number where one was measured ({first_line(error)}). {remedy}"
+        ) from error
 
 
 class Results:

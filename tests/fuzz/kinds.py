@@ -29,6 +29,7 @@ from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState
 from forgetfree.results.graft_report import load_graft_results
 from forgetfree.results.run_results import load_run_results
+from forgetfree.results.scores import read_scores
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,26 @@ KINDS: dict[str, Kind] = {
     ),
     "results of an experiment": Kind(
         ("experiment/results.json",),
+        lambda path, samples: load_experiment_results(path),
+        bits,
+        reading.sound_experiment,
+        (ReportError, RunError),
+    ),
+    "scores of a unit": Kind(
+        ("scores.csv",), lambda path, samples: read_scores(path), bits, reading.sound_scores, (ReportError,)
+    ),
+    "results of a run in one file": Kind(
+        ("run.csv",), lambda path, samples: load_run_results(path), bits, reading.sound_results, (ReportError,)
+    ),
+    "results of a graft in one file": Kind(
+        ("graft.csv",),
+        lambda path, samples: load_graft_results(path),
+        bits,
+        reading.sound_graft_results,
+        (ReportError,),
+    ),
+    "results of an experiment in one file": Kind(
+        ("experiment.csv",),
         lambda path, samples: load_experiment_results(path),
         bits,
         reading.sound_experiment,

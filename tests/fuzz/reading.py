@@ -32,6 +32,7 @@ from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.rendering import render_page
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import load_run_results, merge
+from forgetfree.results.scores import read_scores, write_scores
 from forgetfree.tasks import TaskDefinition
 
 
@@ -208,6 +209,12 @@ def sound_results(results: Any, path: Path) -> None:
     for run in results["runs"]:
         assert np.asarray(run["matrix"]).shape == (len(results["tasks"]) + 1, len(results["tasks"]))
         assert all(0 <= score <= 1 for row in run["matrix"] for score in row)
+
+
+def sound_scores(scores: Any, path: Path) -> None:
+    assert all(score.after >= 0 and score.rows >= 0 and math.isfinite(score.value) for score in scores)
+    write_scores(path, scores)
+    assert read_scores(path) == scores
 
 
 def sound_graft_results(results: Any, path: Path) -> None:

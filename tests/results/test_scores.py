@@ -32,6 +32,7 @@ def test_a_table_comes_back_to_the_bit(tmp_path: Path) -> None:
         ("strategy,task\n", "its last columns must be task, after, metric, value, rows, got strategy, task"),
         ("", "got none"),
         ("task,after,metric,value,rows\nqnli,0,accuracy,high,40\n", "could not convert string to float: 'high'"),
+        ("task,after,metric,value,rows\nqnli,0,accuracy,nan,40\n", "row 1 must hold finite numbers"),
         ("task,after,metric,value,rows\nqnli,0\n", "not a readable table of scores"),
     ],
 )

@@ -7,12 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forgetfree import registry
 from forgetfree.errors import ReportError, RunError, first_line
 from forgetfree.files import StrPath, write_atomically
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.rows import Row
-from forgetfree.json_file import check
 from forgetfree.results.rendering import Page, Table, render_page
 from forgetfree.results.schema import check_experiment
 from forgetfree.results.stored import find_results, read_stored
@@ -41,8 +39,6 @@ def _validate(results: Any) -> None:
     if not isinstance(results, dict) or not {"experiment", "setting", "units"} <= results.keys():
         raise ValueError("it holds no results of an experiment")
     check_experiment(results)
-    name, known = results["experiment"], registry.EXPERIMENTS
-    check("experiment", name, name in known, f"one of {', '.join(sorted(known))}")
     if rows_of(results):
         with _what_rows_lack():
             render_page(outcome(_with_defaults(results)), "markdown")
