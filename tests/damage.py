@@ -6,6 +6,39 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Header = dict[str, str]
+Change = Callable[[Tensors, Header], object]
+
+
+def rewrite(path: Path, change: Change) -> None:
+    """Change tensors or metadata of a safetensors file and write it as a well-formed one."""
+    with safe_open(path, "pt") as source:
+        header, tensors = dict(source.metadata()), {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
+    change(tensors, header)
+    path.write_bytes(save(tensors, header))
+
+
+def put(name: str, value: Tensor) -> Change:
+    return lambda tensors, header: tensors.update({name: value})
+
+
+def drop(name: str) -> Change:
+    return lambda tensors, header: (tensors.pop(name, None), header.pop(name, None))
+
+
+def note(name: str, value: str) -> Change:
+    return lambda tensors, header: header.update({name: value})
+
+
+def u32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(torch.uint32)
+
 
 def accepted_flips(
     file: Path, load: Callable[[Path], Any], error: type[Exception], positions: Iterable[int]

@@ -1,9 +1,10 @@
-"""Tokenizers that write spaces as ▁: in all ways there are, and of the families that have them."""
+"""The tokenizers of the tests: those of tiny models, and those that write spaces as ▁, by scheme and by family."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import tiny
 import transformers
 
@@ -22,3 +23,12 @@ FAMILIES: dict[str, Any] = {
     "albert": transformers.AlbertTokenizer(vocab=UNIGRAMS, do_lower_case=False),
     "xlnet": transformers.XLNetTokenizer(vocab=UNIGRAMS),
 }
+BERT: Any = tiny.wordpiece()
+ROBERTA: Any = tiny.byte_level(causal=False)
+GPT2: Any = tiny.byte_level(causal=True)
+ALL = pytest.mark.parametrize("tokenizer", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
+EVERY = pytest.mark.parametrize(
+    "tokenizer",
+    [BERT, ROBERTA, GPT2, *SPACED.values(), *FAMILIES.values()],
+    ids=["bert", "roberta", "gpt2", *SPACED, *FAMILIES],
+)

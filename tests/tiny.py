@@ -24,6 +24,7 @@ from transformers import (
     RobertaModel,
 )
 
+from forgetfree.tasks import TaskDefinition
 from forgetfree.testing.tiny import (
     HEADS,
     HIDDEN,
@@ -41,6 +42,15 @@ from forgetfree.testing.tiny import (
 )
 
 STREAM = "qnli,ag_news,sst2"
+#: A task with label words that every tiny tokenizer knows.
+TASK = TaskDefinition(
+    "own",
+    "single",
+    ("negative", "positive"),
+    template="{text} It was {mask}.",
+    label_words=("terrible", "great"),
+    causal_template="{text} It was",
+)
 
 
 # -- Tokenizers ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from damage import accepted_flips
+from damage import Change, accepted_flips, drop, note, put, u32
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -144,30 +144,11 @@ def test_the_one_graft_of_a_directory_is_found(file: Path, tmp_path: Path) -> No
 
 # -- Damage ----------------------------------------------------------------------------------------------
 
-Tensors = dict[str, Tensor]
-Header = dict[str, str]
-Change = Callable[[Tensors, Header], object]
 QUERY = "encoder.layer.0.attention.self.query.weight"
-
-
-def put(name: str, value: Tensor) -> Change:
-    return lambda tensors, header: tensors.update({name: value})
-
-
-def drop(name: str) -> Change:
-    return lambda tensors, header: (tensors.pop(name, None), header.pop(name, None))
-
-
-def note(name: str, value: str) -> Change:
-    return lambda tensors, header: header.update({name: value})
 
 
 def origin(**changes: Any) -> Change:
     return lambda tensors, header: header.update(origin=json.dumps(json.loads(header["origin"]) | changes))
-
-
-def u32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(torch.uint32)
 
 
 DAMAGE: dict[str, tuple[Change, str]] = {

@@ -6,9 +6,8 @@ import string
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from spaced import FAMILIES, SPACED
+from spaced import ALL, BERT, EVERY, GPT2, ROBERTA, SPACED
 
 from forgetfree.data.encoding import EncodedRows, Encoder, truncate
 from forgetfree.data.rows import Rows
@@ -18,15 +17,6 @@ from forgetfree.models.tokens import TokenLayout
 WAS = "{text} It was {mask}."
 ENTAILS = "{text_a:bare}? {mask}, {text_b:lower}"
 
-BERT: Any = tiny.wordpiece()
-ROBERTA: Any = tiny.byte_level(causal=False)
-GPT2: Any = tiny.byte_level(causal=True)
-ALL = pytest.mark.parametrize("tokenizer", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
-EVERY = pytest.mark.parametrize(
-    "tokenizer",
-    [BERT, ROBERTA, GPT2, *SPACED.values(), *FAMILIES.values()],
-    ids=["bert", "roberta", "gpt2", *SPACED, *FAMILIES],
-)
 
 FIRST = ["the river and the city", "story", "film film film film film film film"]
 SECOND = ["it was awful .", "the moon was lovely, bright: the paper was dull", "who"]

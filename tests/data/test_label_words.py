@@ -5,21 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny
-from spaced import FAMILIES, SPACED
+from spaced import ALL, BERT, EVERY, GPT2, ROBERTA, SPACED
 
 from forgetfree.data.encoding import label_word_ids
 from forgetfree.errors import ModelError
-
-BERT: Any = tiny.wordpiece()
-ROBERTA: Any = tiny.byte_level(causal=False)
-GPT2: Any = tiny.byte_level(causal=True)
-ALL = pytest.mark.parametrize("tokenizer", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
-EVERY = pytest.mark.parametrize(
-    "tokenizer",
-    [BERT, ROBERTA, GPT2, *SPACED.values(), *FAMILIES.values()],
-    ids=["bert", "roberta", "gpt2", *SPACED, *FAMILIES],
-)
 
 
 @ALL

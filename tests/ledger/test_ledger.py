@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from damage import accepted_flips
-from safetensors import safe_open
-from safetensors.torch import save
+from damage import Change, accepted_flips, drop, note, put, rewrite, u32
 from torch import Tensor, nn
 
 from forgetfree.cli.ledger_view import render_ledger
@@ -258,35 +256,6 @@ def file(ledger: Ledger, tmp_path: Path) -> Path:
     path = tmp_path / "ledger.safetensors"
     ledger.save(path)
     return path
-
-
-Tensors = dict[str, Tensor]
-Header = dict[str, str]
-Change = Callable[[Tensors, Header], object]
-
-
-def rewrite(path: Path, change: Change) -> None:
-    """Change tensors or metadata of a safetensors file and write it as a well-formed one."""
-    with safe_open(path, "pt") as source:
-        header, tensors = dict(source.metadata()), {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
-    change(tensors, header)
-    path.write_bytes(save(tensors, header))
-
-
-def put(name: str, value: Tensor) -> Change:
-    return lambda tensors, header: tensors.update({name: value})
-
-
-def drop(name: str) -> Change:
-    return lambda tensors, header: (tensors.pop(name, None), header.pop(name, None))
-
-
-def note(name: str, value: str) -> Change:
-    return lambda tensors, header: header.update({name: value})
-
-
-def u32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(torch.uint32)
 
 
 LAYOUT = json.dumps(

@@ -120,6 +120,8 @@ def test_pipeline_answers_as_a_familys_linear_readout_does(
         got = {answer["label"]: answer["score"] for answer in classify(one, top_k=None)}
         assert list(got) == [labels[int(i)] for i in row.argsort(descending=True)]
         assert torch.allclose(torch.tensor([got[label] for label in labels]), row, rtol=0, atol=2e-5)
+    together = classify(given, top_k=None, batch_size=len(given))
+    assert [len(answers) for answers in together] == [len(labels)] * len(given)
 
 
 @pytest.mark.parametrize("family", ["Bart", "T5"])

@@ -11,23 +11,14 @@ import families
 import pytest
 import torch
 from families import FAMILIES
-from tiny import LAYERS, POSITIONS
+from tiny import LAYERS, POSITIONS, TASK
 
 from forgetfree.core.parameters import kind_of
 from forgetfree.data.rows import Rows
 from forgetfree.errors import ModelError
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.tasks import TaskDefinition
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
-TASK = TaskDefinition(
-    "own",
-    "single",
-    ("negative", "positive"),
-    template="{text} It was {mask}.",
-    label_words=("terrible", "great"),
-    causal_template="{text} It was",
-)
 
 
 @pytest.fixture(scope="module")

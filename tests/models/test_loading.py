@@ -18,6 +18,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import TASK
 
 from forgetfree import registry
 from forgetfree.core.body import fingerprint_of
@@ -30,14 +31,6 @@ from forgetfree.tasks import TaskDefinition
 ModelDirectory = Callable[[str], Path]
 
 INTERNALS = ("Traceback", "Error(", "KeyError", "<class", "ignore_mismatched_sizes")
-TASK = TaskDefinition(
-    "own",
-    "single",
-    ("negative", "positive"),
-    template="{text} It was {mask}.",
-    label_words=("terrible", "great"),
-    causal_template="{text} It was",
-)
 
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec(loading.MINILM_PACKAGE) is None, reason="needs the extra forgetfree[minilm]"

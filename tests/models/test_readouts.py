@@ -13,6 +13,7 @@ import tiny
 import torch
 import transformers
 from families import FAMILIES
+from tiny import TASK
 from tokenizers import processors
 from transformers.models.auto import modeling_auto
 
@@ -24,17 +25,8 @@ from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.architecture import language_model
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.tasks import TaskDefinition
 
 ModelDirectory = Callable[[str], Path]
-TASK = TaskDefinition(
-    "own",
-    "single",
-    ("negative", "positive"),
-    template="{text} It was {mask}.",
-    label_words=("terrible", "great"),
-    causal_template="{text} It was",
-)
 TEXTS = ("the film was lovely and very bright", "a dull story", "the story was lovely and very bright")
 
 
