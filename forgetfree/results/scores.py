@@ -99,10 +99,10 @@ def typed(cells: Sequence[str]) -> list[Cell]:
     """Return a column of texts as whole numbers where all of them are, else as numbers, else as texts; empty is ``None``."""
     for kind in (int, float):
         try:
-            found = [kind(cell) if cell else None for cell in cells]
+            found: list[Cell] = [kind(cell) if cell else None for cell in cells]
         except ValueError:
             continue
-        if all(number is None or math.isfinite(number) for number in found):
+        if all(math.isfinite(number) for number in found if isinstance(number, float)):
             return found
     return [cell or None for cell in cells]
 
