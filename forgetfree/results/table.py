@@ -18,6 +18,7 @@ import pandas as pd
 
 from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_line
 from forgetfree.files import StrPath
+from forgetfree.json_file import check_fields, read_json
 from forgetfree.results import metrics
 from forgetfree.results.graft_report import load_graft_results
 from forgetfree.results.run_results import load_run_results, merge
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 SCORE = "score"
 #: The strategy that intransigence is measured against.
 REFERENCE = "fine-tune"
+_REMEDY = "Restore it from a copy, or go on with --resume."
 
 
 def load_results(*paths: StrPath) -> Results:
@@ -56,7 +58,8 @@ def load_results(*paths: StrPath) -> Results:
         if path.name == SCORES_FILE:
             scores += read_scores(path)
         elif units and not find_results(path).exists():  # interrupted before they were put together
-            scores += [score for unit in units for score in read_scores(unit.with_name(SCORES_FILE))]
+            done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
+            scores += [score for unit in done for score in read_scores(unit.with_name(SCORES_FILE))]
         elif (command := command_of(path)) == "run":
             runs.append(load_run_results(path))
         elif command == "graft":
@@ -71,9 +74,12 @@ def load_results(*paths: StrPath) -> Results:
     return Results.of_scores(scores)
 
 
+def _check_unit(record: Any) -> None:
+    check_fields("", record, {"status": str})
+
+
 def _of_experiment(path: Path) -> list[Score]:
-    remedy = "Give what `forgetfree experiment --out` wrote."
-    results = read_stored(find_results(path), check_experiment, remedy)
+    results = read_stored(find_results(path), check_experiment, _REMEDY)
     try:
         return scores_of(results)
     except (TypeError, ValueError) as error:

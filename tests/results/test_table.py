@@ -167,10 +167,11 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
         unit.mkdir(parents=True)
         of = {"strategy": "ewc", "seed": seed}
         write_scores(unit / "scores.csv", [score for score in held if score.of == of])
-        (unit / "unit.json").write_text("{}")
-    (tmp_path / "out" / "ewc" / "seed-1" / "unit.json").unlink()
-    units = forgetfree.load_results(tmp_path / "out").scores
-    assert units.equals(whole[(whole.strategy == "ewc") & (whole.seed == 0)].reset_index(drop=True))
+        (unit / "unit.json").write_text('{"status": "done"}')
+    for change in (lambda file: file.write_text('{"status": "failed"}'), Path.unlink):
+        change(tmp_path / "out" / "ewc" / "seed-1" / "unit.json")
+        units = forgetfree.load_results(tmp_path / "out").scores
+        assert units.equals(whole[(whole.strategy == "ewc") & (whole.seed == 0)].reset_index(drop=True))
     one = forgetfree.load_results(tmp_path / "out" / "ewc" / "seed-1" / "scores.csv")
     assert one.matrix("ewc", seed=1).tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
 
@@ -178,6 +179,9 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
 def test_a_unit_without_its_scores_is_named(tmp_path: Path) -> None:
     (tmp_path / "ewc").mkdir()
     (tmp_path / "ewc" / "unit.json").write_text("{}")
+    with pytest.raises(ReportError, match=r"ewc/unit\.json: status is missing, it must be a string\. Restore it"):
+        forgetfree.load_results(tmp_path)
+    (tmp_path / "ewc" / "unit.json").write_text('{"status": "done"}')
     with pytest.raises(ReportError, match=r"ewc/scores\.csv is not a readable table of scores"):
         forgetfree.load_results(tmp_path)
 
