@@ -84,7 +84,7 @@ def _of_experiment(path: Path) -> list[Score]:
         return scores_of(results)
     except (TypeError, ValueError) as error:
         raise ReportError(
-            f"{path}: a row holds no number where one was measured ({first_line(error)}). {remedy}"
+            f"{path}: a row holds no number where one was measured ({first_line(error)}). {_REMEDY}"
         ) from error
 
 

@@ -240,6 +240,18 @@ def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: st
     assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
 
 
+def test_a_row_of_an_experiment_without_its_number_is_refused(tmp_path: Path) -> None:
+    held = json.loads((GOLDEN / "localization" / "results.json").read_text())
+    held["units"][0]["rows"][0]["score"] = "high"
+    (tmp_path / "results.json").write_text(json.dumps(held))
+    with pytest.raises(ReportError, match=r"a row holds no number where one was measured \(could not convert"):
+        forgetfree.load_results(tmp_path)
+    held["experiment"] = "nothing"
+    (tmp_path / "results.json").write_text(json.dumps(held))
+    with pytest.raises(ReportError, match=r"experiment must be one of calibration, continual, .*, got 'nothing'"):
+        forgetfree.load_results(tmp_path)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path / "nowhere.csv"):
         with pytest.raises(ReportError, match=r"nowhere(\.csv)? (does not exist|cannot be read)"):
