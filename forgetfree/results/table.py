@@ -47,7 +47,7 @@ def load_results(*paths: StrPath) -> Results:
     Raises:
         ReportError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
             outcomes.
-        UsageError: there is no path.
+        UsageError: there is no path, or some lead to runs of strategies and some do not.
     """
     if not paths:
         raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
@@ -71,6 +71,8 @@ def load_results(*paths: StrPath) -> Results:
             scores += [
                 replace(score, of={**score.of, "strategy": entry.label}) for score in scores_of_run(run, runs[0])
             ]
+    if len({"strategy" in score.of for score in scores}) > 1:
+        raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
     return Results.of_scores(scores)
 
 

@@ -158,6 +158,13 @@ def test_committed_files_are_read_together() -> None:
     assert results.matrix("grafting-continual (sparsity=0.0001)").shape == (4, 3)
 
 
+def test_two_experiments_stand_in_one_table() -> None:
+    files = [ROOT / "benchmarks" / "paper" / "results" / f"{name}.csv" for name in ("localization", "optimizers")]
+    results = forgetfree.load_results(*files)
+    assert len(results.scores) == 200 * 3 + 54 * 3 and {"optimizer", "model", "shots"} <= set(results.units)
+    assert len(results.summary()) == results.scores.drop(columns=["seed", "metric", "value"]).drop_duplicates().shape[0]
+
+
 def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_path: Path) -> None:
     """A run that was killed: each finished unit has its scores beside its unit.json, and any other is left out."""
     whole = forgetfree.load_results(four_runs).scores
@@ -205,6 +212,10 @@ def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> Non
         apart.compare("a", "b")
     with pytest.raises(UsageError, match="needs at least one path"):
         forgetfree.load_results()
+    with pytest.raises(
+        UsageError, match=r"Runs of strategies and other results have no table in common\. Load them one"
+    ):
+        forgetfree.load_results(four_runs, GOLDEN / "graft")
 
 
 def test_one_thing_with_two_outcomes_is_refused() -> None:
