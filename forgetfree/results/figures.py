@@ -49,7 +49,7 @@ _STYLE: Any = {
 def panels(
     titles: Sequence[str], *, rows: int = 1, width: float = 3.1, height: float = 2.7, share_y: bool = True
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of panels: one column a title, ``rows`` rows; the axes by row."""
+    """Return a figure with a column of panels for each title and ``rows`` rows, and its axes by row."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(max(3.6, width * len(titles)), height * rows), layout="constrained")
         axes: Any = figure.subplots(rows, len(titles), squeeze=False, sharey="row" if share_y else False)
@@ -59,13 +59,13 @@ def panels(
 
 
 def look(name: str) -> dict[str, Any]:
-    """Colour, mark and label of what is drawn."""
+    """Return colour, mark and label of what is drawn."""
     color, marker = LOOK.get(name, ("#000000", "o"))
     return {"color": color, "marker": marker, "label": name}
 
 
 def marks() -> Iterator[dict[str, Any]]:
-    """Styles for lines that stand for anything else, such as tasks: no two alike among the first eighteen, without end."""
+    """Yield styles for other lines, such as tasks, without end; the first eighteen differ."""
     colors, shapes = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"), "o^DvXP"
     for style in cycle(("-", "--", "-.")):
         for color, shape in zip(colors, shapes, strict=True):
@@ -73,7 +73,7 @@ def marks() -> Iterator[dict[str, Any]]:
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend below all panels."""
+    """Draw one legend below all panels."""
     with matplotlib.rc_context(_STYLE):
         handles, labels = [], []
         for ax in axes:
@@ -90,7 +90,7 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """``path`` with .png and .svg; without dates, so that equal figures are equal files."""
+    """Write ``path`` with .png and .svg, without dates, so that equal figures are equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     titles = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
     for text in (*titles, *(text for each in figure.legends for text in each.get_texts())):
@@ -104,7 +104,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 def curves(
     rows: Sequence[Mapping[str, Any]], panel: str, x: str, y: str, line: str, lines: Sequence[str]
 ) -> tuple[Figure, list[Axes]]:
-    """A panel for each value of ``panel``: mean and range over seeds of ``y`` (in %) over ``x`` (logarithmic), line by line.
+    """Draw a panel for each value of ``panel``: lines of ``y`` (in %; mean and range over seeds) over ``x`` (logarithmic).
 
     Args:
         rows: tidy rows.

@@ -18,7 +18,7 @@ def load_graft_results(path: Path) -> Json:
     """Read and check the results of a graft.
 
     Args:
-        path: its directory, or the results.json in it.
+        path: its directory, the results.json in it, or a CSV file that says the same.
 
     Raises:
         ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
@@ -27,7 +27,7 @@ def load_graft_results(path: Path) -> Json:
 
 
 def lay_out_graft(results: Json) -> Page:
-    """The report of a results.json."""
+    """Return the report of a graft."""
     return Page(
         f"forgetfree graft: {results['task']}",
         tuple(_notes(results)),

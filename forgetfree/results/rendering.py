@@ -48,14 +48,14 @@ class Page:
 
 
 def render_page(page: Page, format: str) -> str:
-    """Writes a page down, in any format but ``json``; see `render`."""
+    """Return a page as text in any format but ``json``; see `render`."""
     if format not in _RENDERERS:
         raise UnknownNameError("report format", format, FORMATS)
     return _RENDERERS[format](_shown(page))
 
 
 def _shown(page: Page) -> Page:
-    """The page with its texts as they may be shown: names of tasks and labels are anybody's."""
+    """Return the page without characters that act on a terminal: users choose the names of tasks and labels."""
     tables = (
         Table(escaped(t.title), tuple(map(escaped, t.header)), tuple(tuple(map(escaped, row)) for row in t.rows))
         for t in page.tables
@@ -67,7 +67,7 @@ def _shown(page: Page) -> Page:
 
 
 def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-    """`mean (std)` over seeds, or the one value, or a dash where any seed has none.
+    """Return `mean (std)` over seeds, the value of a single seed, or a dash where a seed has none.
 
     A mean over some of the seeds would stand beside means over all of them and look like one.
     """
@@ -80,7 +80,7 @@ def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction in percent, to one digit."""
+    """Return a fraction in percent, with one decimal."""
     return f"{100 * fraction:z.1f}"  # z: no minus sign before 0.0
 
 

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def render(comparison: Comparison, format: str) -> str:
-    """Writes a comparison down.
+    """Return a comparison as text.
 
     Args:
         comparison: what `merge` returned.
@@ -51,7 +51,7 @@ _LONG = 5
 
 
 def lay_out(comparison: Comparison) -> Page:
-    """All tables of a report, in the order in which they are read."""
+    """Return all tables of a report, in the order in which they are read."""
     strategies = comparison.strategies
     known = [_cost_table(comparison)]
     known += [
@@ -70,7 +70,7 @@ def lay_out(comparison: Comparison) -> Page:
 
 
 def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Json]]], *groups: Columns) -> Table:
-    """A table whose cells are means over the runs of a row."""
+    """Return a table whose cells are means over the runs of a row."""
     body = []
     for row, (name, runs) in enumerate(rows):
         columns = ((value, column, show) for headers, value, show in groups for column in range(len(headers)))

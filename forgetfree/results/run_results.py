@@ -69,7 +69,7 @@ class Comparison:
 
 
 def load_run_results(path: StrPath) -> Json:
-    """Reads and checks the results of a finished run.
+    """Read and check the results of a run.
 
     Args:
         path: a run directory, the results.json in it, or a CSV file that says the same.
@@ -91,7 +91,7 @@ def load_run_results(path: StrPath) -> Json:
 
 
 def with_timings(results: Json, directory: Path) -> Json:
-    """The results, with each run's ``seconds_per_task`` where a file beside them holds it."""
+    """Return the results, with ``seconds_per_task`` of each run where a file beside them holds it."""
     runs = []
     for run in results["runs"]:
         path = directory / run["strategy"] / f"seed-{run['seed']}" / SECONDS_PER_TASK
@@ -105,7 +105,7 @@ def with_timings(results: Json, directory: Path) -> Json:
 
 
 def merge(results: Sequence[Json]) -> Comparison:
-    """Brings the runs of several directories and seeds together.
+    """Bring the runs of several directories and seeds together.
 
     Runs of one strategy stand in one row, unless their `options` differ: then each configuration has its own.
 
@@ -170,7 +170,7 @@ def merge(results: Sequence[Json]) -> Comparison:
 
 
 def one_file(results: Sequence[Json]) -> str:
-    """All runs of several directories as the text of one CSV file, with the settings of the first.
+    """Return all runs of several directories as the text of one CSV file, with the settings of the first.
 
     Raises:
         ReportError: as `merge`, or there are two configurations of one strategy.

@@ -102,7 +102,7 @@ def typed(cells: Sequence[str]) -> list[Cell]:
             found: list[Cell] = [kind(cell) if cell else None for cell in cells]
         except ValueError:
             continue
-        if all(number is None or math.isfinite(float(number)) for number in found):
+        if all(math.isfinite(number) for number in found if isinstance(number, float)):
             return found
     return [cell or None for cell in cells]
 

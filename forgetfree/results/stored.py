@@ -30,7 +30,7 @@ _RUN = (*TASK_METRICS, "ece", "agreement", f"{_UNION}accuracy", f"{_UNION}ece")
 
 
 def find_results(path: StrPath) -> Path:
-    """The file of results: the path, or the results.json in it."""
+    """Return the file of results: the path, or the results.json in it."""
     path = Path(path)
     return path / "results.json" if path.is_dir() else path
 
@@ -61,7 +61,7 @@ def read_stored(path: Path, check: Callable[[Any], None], remedy: str) -> Json:
 
 
 def command_of(path: Path) -> str:
-    """The command that results were written by: ``experiment``, ``graft``, else ``run``."""
+    """Return the command that wrote results: ``experiment``, ``graft``, or else ``run``."""
     try:
         return _command(read_stored(find_results(path), lambda _: None, ""))
     except ReportError:
@@ -77,7 +77,7 @@ def _command(results: Any) -> str:
 
 
 def scores_of(results: Json) -> list[Score]:
-    """All scores of checked results, of any command."""
+    """Return all scores of checked results, of any command."""
     command = _command(results)
     if command == "run":
         return [score for run in results["runs"] for score in scores_of_run(run, results)]
@@ -90,7 +90,7 @@ def scores_of(results: Json) -> list[Score]:
 
 
 def scores_of_run(run: Json, results: Json) -> Iterator[Score]:
-    """The scores of one entry of ``runs``; ``results`` say its tasks and how many test rows they have."""
+    """Yield the scores of one entry of ``runs``; ``results`` say its tasks and how many test rows they have."""
     of, tasks = {"strategy": run["strategy"], "seed": run["seed"]}, results["tasks"]
     rows = results["data"].get("test_rows", {})
     for after, (scores, eces) in enumerate(zip(run["matrix"], run["ece"], strict=True)):
@@ -104,7 +104,7 @@ def scores_of_run(run: Json, results: Json) -> Iterator[Score]:
 
 
 def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
-    """``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores.
+    """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores.
 
     Raises:
         KeyError: a score is missing.
@@ -138,7 +138,7 @@ def _measured(results: Json) -> tuple[str, ...]:
 
 
 def to_csv(results: Json) -> str:
-    """Checked results of any command as the text of a CSV file."""
+    """Return checked results of any command as the text of a CSV file."""
     command = _command(results)
     if command == "run":
         scored = ("metric", "matrix", "ece", "agreement", "union", "source")
@@ -154,7 +154,7 @@ def to_csv(results: Json) -> str:
 
 
 def of_csv(text: str) -> Json:
-    """Results from the text of a CSV file: undoes `to_csv`.
+    """Return results from the text of a CSV file: undoes `to_csv`.
 
     Raises:
         ValueError, KeyError, TypeError: it is no such text.
@@ -187,7 +187,7 @@ def of_csv(text: str) -> Json:
 
 
 def rows_to_csv(rows: Sequence[Mapping[str, Any]], header: Sequence[Json]) -> str:
-    """Rows as a CSV table below its header; a list has a column for each of its values."""
+    """Return rows as a CSV table below its header; a list has a column for each of its values."""
     flat = [{name: each for key, value in row.items() for name, each in _columns(key, value)} for row in rows]
     text = io.StringIO()
     for line in header:
@@ -203,7 +203,7 @@ def _columns(key: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def rows_of_csv(text: str) -> tuple[list[Json], list[Json]]:
-    """The header and the rows of what `rows_to_csv` wrote; a row lacks the columns in which it has nothing.
+    """Return the header and the rows of what `rows_to_csv` wrote; a row lacks the columns in which it has nothing.
 
     Raises:
         ValueError: it is no such text.

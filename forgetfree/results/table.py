@@ -18,6 +18,7 @@ import pandas as pd
 
 from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_line
 from forgetfree.files import StrPath
+from forgetfree.json_file import check_fields, read_json
 from forgetfree.results import metrics
 from forgetfree.results.graft_report import load_graft_results
 from forgetfree.results.run_results import load_run_results, merge
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 SCORE = "score"
 #: The strategy that intransigence is measured against.
 REFERENCE = "fine-tune"
+_REMEDY = "Restore it from a copy, or go on with --resume."
 
 
 def load_results(*paths: StrPath) -> Results:
@@ -45,7 +47,7 @@ def load_results(*paths: StrPath) -> Results:
     Raises:
         ReportError: a file is missing or damaged, runs must not be compared, or one thing was measured twice with different
             outcomes.
-        UsageError: there is no path.
+        UsageError: there is no path, or some lead to runs of strategies and some do not.
     """
     if not paths:
         raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
@@ -56,7 +58,8 @@ def load_results(*paths: StrPath) -> Results:
         if path.name == SCORES_FILE:
             scores += read_scores(path)
         elif units and not find_results(path).exists():  # interrupted before they were put together
-            scores += [score for unit in units for score in read_scores(unit.with_name(SCORES_FILE))]
+            done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
+            scores += [score for unit in done for score in read_scores(unit.with_name(SCORES_FILE))]
         elif (command := command_of(path)) == "run":
             runs.append(load_run_results(path))
         elif command == "graft":
@@ -68,17 +71,22 @@ def load_results(*paths: StrPath) -> Results:
             scores += [
                 replace(score, of={**score.of, "strategy": entry.label}) for score in scores_of_run(run, runs[0])
             ]
+    if len({"strategy" in score.of for score in scores}) > 1:
+        raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
     return Results.of_scores(scores)
 
 
+def _check_unit(record: Any) -> None:
+    check_fields("", record, {"status": str})
+
+
 def _of_experiment(path: Path) -> list[Score]:
-    remedy = "Give what `forgetfree experiment --out` wrote."
-    results = read_stored(find_results(path), check_experiment, remedy)
+    results = read_stored(find_results(path), check_experiment, _REMEDY)
     try:
         return scores_of(results)
     except (TypeError, ValueError) as error:
         raise ReportError(
-            f"{path}: a row holds no number where one was measured ({first_line(error)}). {remedy}"
+            f"{path}: a row holds no number where one was measured ({first_line(error)}). {_REMEDY}"
         ) from error
 
 

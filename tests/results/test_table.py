@@ -158,6 +158,13 @@ def test_committed_files_are_read_together() -> None:
     assert results.matrix("grafting-continual (sparsity=0.0001)").shape == (4, 3)
 
 
+def test_two_experiments_stand_in_one_table() -> None:
+    files = [ROOT / "benchmarks" / "paper" / "results" / f"{name}.csv" for name in ("localization", "optimizers")]
+    results = forgetfree.load_results(*files)
+    assert len(results.scores) == 200 * 3 + 54 * 3 and {"optimizer", "model", "shots"} <= set(results.units)
+    assert len(results.summary()) == results.scores.drop(columns=["seed", "metric", "value"]).drop_duplicates().shape[0]
+
+
 def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_path: Path) -> None:
     """A run that was killed: each finished unit has its scores beside its unit.json, and any other is left out."""
     whole = forgetfree.load_results(four_runs).scores
@@ -167,10 +174,11 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
         unit.mkdir(parents=True)
         of = {"strategy": "ewc", "seed": seed}
         write_scores(unit / "scores.csv", [score for score in held if score.of == of])
-        (unit / "unit.json").write_text("{}")
-    (tmp_path / "out" / "ewc" / "seed-1" / "unit.json").unlink()
-    units = forgetfree.load_results(tmp_path / "out").scores
-    assert units.equals(whole[(whole.strategy == "ewc") & (whole.seed == 0)].reset_index(drop=True))
+        (unit / "unit.json").write_text('{"status": "done"}')
+    for change in (lambda file: file.write_text('{"status": "failed"}'), Path.unlink):
+        change(tmp_path / "out" / "ewc" / "seed-1" / "unit.json")
+        units = forgetfree.load_results(tmp_path / "out").scores
+        assert units.equals(whole[(whole.strategy == "ewc") & (whole.seed == 0)].reset_index(drop=True))
     one = forgetfree.load_results(tmp_path / "out" / "ewc" / "seed-1" / "scores.csv")
     assert one.matrix("ewc", seed=1).tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
 
@@ -178,6 +186,9 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
 def test_a_unit_without_its_scores_is_named(tmp_path: Path) -> None:
     (tmp_path / "ewc").mkdir()
     (tmp_path / "ewc" / "unit.json").write_text("{}")
+    with pytest.raises(ReportError, match=r"ewc/unit\.json: status is missing, it must be a string\. Restore it"):
+        forgetfree.load_results(tmp_path)
+    (tmp_path / "ewc" / "unit.json").write_text('{"status": "done"}')
     with pytest.raises(ReportError, match=r"ewc/scores\.csv is not a readable table of scores"):
         forgetfree.load_results(tmp_path)
 
@@ -201,6 +212,10 @@ def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> Non
         apart.compare("a", "b")
     with pytest.raises(UsageError, match="needs at least one path"):
         forgetfree.load_results()
+    with pytest.raises(
+        UsageError, match=r"Runs of strategies and other results have no table in common\. Load them one"
+    ):
+        forgetfree.load_results(four_runs, GOLDEN / "graft")
 
 
 def test_one_thing_with_two_outcomes_is_refused() -> None:
@@ -234,6 +249,18 @@ def test_a_damaged_csv_file_is_refused_in_one_paragraph(change: Any, message: st
     with pytest.raises(ReportError, match=message) as caught:
         forgetfree.load_results(file)
     assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
+
+
+def test_a_row_of_an_experiment_without_its_number_is_refused(tmp_path: Path) -> None:
+    held = json.loads((GOLDEN / "localization" / "results.json").read_text())
+    held["units"][0]["rows"][0]["score"] = "high"
+    (tmp_path / "results.json").write_text(json.dumps(held))
+    with pytest.raises(ReportError, match=r"a row holds no number where one was measured \(could not convert"):
+        forgetfree.load_results(tmp_path)
+    held["experiment"] = "nothing"
+    (tmp_path / "results.json").write_text(json.dumps(held))
+    with pytest.raises(ReportError, match=r"experiment must be one of calibration, continual, .*, got 'nothing'"):
+        forgetfree.load_results(tmp_path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

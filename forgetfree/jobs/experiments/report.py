@@ -21,7 +21,7 @@ _DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
 
 
 def load_experiment_results(path: StrPath) -> dict[str, Any]:
-    """The results.json of an experiment.
+    """Read and check the results of an experiment.
 
     Raises:
         ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
@@ -46,7 +46,7 @@ def _validate(results: Any) -> None:
 
 @contextmanager
 def _what_rows_lack() -> Iterator[None]:
-    """What an experiment cannot make of rows that were read back is a ``ValueError``: it alone knows what they must hold."""
+    """Turn what goes wrong with rows of a file into a ``ValueError``: only the experiment knows what they must hold."""
     try:
         yield
     except KeyError as error:
@@ -56,12 +56,12 @@ def _what_rows_lack() -> Iterator[None]:
 
 
 def rows_of(results: Mapping[str, Any]) -> list[Row]:
-    """All rows, unit after unit."""
+    """Return all rows, unit after unit."""
     return [row for unit in results["units"] for row in unit["rows"]]
 
 
 def outcome(results: Mapping[str, Any]) -> Page:
-    """The experiment's report: claims, then tables.
+    """Return the report of an experiment: claims, then tables.
 
     Raises:
         RunError: nothing is measured yet.
@@ -91,13 +91,13 @@ def outcome(results: Mapping[str, Any]) -> Page:
 
 
 def write_outcome(results: Mapping[str, Any], out: Path) -> None:
-    """report.md and the figure."""
+    """Write report.md and the figure."""
     write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
     draw_outcome(results, out)
 
 
 def draw_outcome(results: Mapping[str, Any], out: Path) -> None:
-    """The figure, as PNG and SVG.
+    """Write the figure as PNG and SVG.
 
     Raises:
         ReportError: the rows lack what it shows.

@@ -19,33 +19,33 @@ Unit = dict[str, Any]
 
 
 def select(rows: Sequence[Row], **wanted: Any) -> list[Row]:
-    """The rows that have these values."""
+    """Return the rows that have these values."""
     return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
 def values(rows: Sequence[Row], key: str, **wanted: Any) -> list[float]:
-    """One number of each row that has these values."""
+    """Return one number of each row that has these values."""
     return [float(row[key]) for row in select(rows, **wanted)]
 
 
 def mean(rows: Sequence[Row], key: str, **wanted: Any) -> float:
-    """Their mean; NaN of none."""
+    """Return the mean of `values`; NaN where there are none."""
     found = values(rows, key, **wanted)
     return float(np.mean(found)) if found else float("nan")
 
 
 def sparsities_of(rows: Sequence[Row], **wanted: Any) -> list[float]:
-    """Those of the rows that have these values, from the sparsest."""
+    """Return the sparsities of the rows that have these values, the smallest first."""
     return sorted({row["sparsity"] for row in select(rows, **wanted)})
 
 
 def ratio(part: float, whole: float) -> float:
-    """``part / whole``; NaN where there is no telling."""
+    """Return ``part / whole``; NaN where ``whole`` is 0."""
     return part / whole if whole else math.nan
 
 
 def kept(rows: Sequence[Row], part: Mapping[str, Any], whole: Mapping[str, Any]) -> float:
-    """The score of the rows ``part`` over that of the rows ``whole``, mean over tasks; NaN where a task lacks one."""
+    """Return the share of the score of ``whole`` that ``part`` has, mean over tasks; NaN where a task lacks either."""
     shares = [
         ratio(mean(rows, "score", task=task, **part), mean(rows, "score", task=task, **whole))
         for task in distinct(rows, "task")
@@ -54,22 +54,22 @@ def kept(rows: Sequence[Row], part: Mapping[str, Any], whole: Mapping[str, Any])
 
 
 def verdict(holds: bool, *numbers: float) -> bool | None:
-    """``holds``, unless one of the numbers it rests on is missing."""
+    """Return ``holds``, or ``None`` where one of the numbers it rests on is missing."""
     return None if any(map(math.isnan, numbers)) else bool(holds)
 
 
 def shown(fraction: float) -> str:
-    """In percent; a dash where it is missing."""
+    """Return a fraction in percent; a dash where it is NaN."""
     return NULL if math.isnan(fraction) else percent(fraction)
 
 
 def share_of(sparsity: float) -> str:
-    """A sparsity as a reader knows it: 0.001 is ``0.1 %``."""
+    """Return a sparsity in percent: 0.001 is ``0.1 %``."""
     return f"{100 * sparsity:g} %"
 
 
 def distinct(rows: Sequence[Row], key: str) -> list[Any]:
-    """The values of a key, in the order first met."""
+    """Return the different values of a key, in the order of the rows."""
     return list(dict.fromkeys(row[key] for row in rows if key in row))
 
 
@@ -78,7 +78,7 @@ Columns = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 
 def with_constant(rows: Sequence[Row], columns: Columns) -> Columns:
-    """Columns of scores, and before them what a constant answer scores on the same rows; not where rows do not say it."""
+    """Put the score of a constant answer before columns of scores, unless the rows are older and lack it."""
     (_, wanted), *_ = columns.values()
     if not all("constant" in row for row in rows):  # results of older versions
         return columns
@@ -86,12 +86,12 @@ def with_constant(rows: Sequence[Row], columns: Columns) -> Columns:
 
 
 def pivot(title: str, rows: Sequence[Row], by: str | tuple[str, ...], columns: Columns) -> Table:
-    """A table of mean (std) over seeds, in percent.
+    """Return a table of mean (std) over seeds, in percent.
 
     Args:
         title: of the table.
         rows: all.
-        by: key, or keys, whose values name its rows.
+        by: the key, or keys, whose values name the rows of the table.
         columns: of the table, see `Columns`.
     """
     keys = (by,) if isinstance(by, str) else by
