@@ -35,5 +35,5 @@ class MyStrategy(ContinualStrategy):
     @torch.no_grad()
     def after_step(self) -> None:
         """Some of the way back."""
-        for parameter, anchor in zip(self.space.parameters(self.task_model.backbone), self._anchors, strict=True):
+        for parameter, anchor in zip(self.space.parameters(self.model.backbone), self._anchors, strict=True):
             parameter.lerp_(anchor, self.options.pull)

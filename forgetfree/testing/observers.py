@@ -26,7 +26,7 @@ class Observer:
         """Look at the strategy; twice over before the first task and after the last."""
 
         def weights() -> dict[str, Tensor]:  # buffers may be put back later: by the next task, or by an evaluation
-            return {name: p.detach().clone() for name, p in strategy.task_model.named_parameters()}
+            return {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
 
         before = weights()
         seen = look(strategy)
@@ -60,13 +60,13 @@ class Watch:
         task = strategy.task
         named = [*strategy.gradients(task), *(p for group in strategy.parameters(task) for p in group)]
         free = {id(parameter) for parameter in named}
-        parameters = dict(strategy.task_model.named_parameters())
+        parameters = dict(strategy.model.named_parameters())
         self.listed[task.name] = {name for name, parameter in parameters.items() if id(parameter) in free}
         self._before = {n: p.detach().clone() for n, p in parameters.items() if n not in self.listed[task.name]}
 
     def after_update(self, strategy: Any, **_: Any) -> None:
         """Compare."""
-        now = dict(strategy.task_model.named_parameters())
+        now = dict(strategy.model.named_parameters())
         self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
 
     def report(self, faults: Faults) -> None:

@@ -147,7 +147,7 @@ class MovesInEvaluation(ContinualStrategy):
 
     @torch.no_grad()
     def enter_evaluation(self, task: Any) -> None:
-        self.space.parameters(self.task_model.backbone)[0].add_(0.01)
+        self.space.parameters(self.model.backbone)[0].add_(0.01)
 
 
 class Remembers(ContinualStrategy):
@@ -192,7 +192,7 @@ class Halves(ContinualStrategy):
 
 
 def embeddings(strategy: Any) -> Tensor:
-    found: Tensor = strategy.task_model.backbone.embeddings.word_embeddings.weight
+    found: Tensor = strategy.model.backbone.embeddings.word_embeddings.weight
     return found
 
 
@@ -233,7 +233,7 @@ class LeavesAHook(ContinualStrategy):
 
     def commit(self, task: Any) -> None:
         if task.label == 1:
-            self.task_model.dropout.register_forward_hook(lambda module, inputs, output: output * 1.5)
+            self.model.dropout.register_forward_hook(lambda module, inputs, output: output * 1.5)
 
 
 class LeavesItFrozen(ContinualStrategy):
@@ -353,7 +353,7 @@ class Forgetful(ContinualStrategy):
 def nudge(strategy: Any, size: float) -> None:
     """Change what is learned."""
     with torch.no_grad():
-        strategy.space.parameters(strategy.task_model.backbone)[0].add_(size)
+        strategy.space.parameters(strategy.model.backbone)[0].add_(size)
 
 
 class DrawsAnew(ContinualStrategy):
@@ -377,17 +377,17 @@ class MarksTheStream(ContinualStrategy):
     """Leaves a note in the model for the next one."""
 
     def setup(self) -> None:
-        self.task_model.uses = getattr(self.task_model, "uses", 0) + 1  # type: ignore[assignment]
+        self.model.uses = getattr(self.model, "uses", 0) + 1  # type: ignore[assignment]
 
     def prepare(self, task: Any) -> None:
-        nudge(self, float(self.task_model.uses))  # type: ignore[arg-type]
+        nudge(self, float(self.model.uses))  # type: ignore[arg-type]
 
 
 class DoesNotResume(ContinualStrategy):
     """Goes on from θ_pre after others were evaluated."""
 
     def suspend(self) -> None:
-        self.pristine.load_(self.task_model)
+        self.pristine.load_(self.model)
 
     def resume(self, snapshot: Any) -> None:
         pass
@@ -418,21 +418,21 @@ class OwnModels(ContinualStrategy):
         self.states: dict[str, ModelState] = {}
 
     def prepare(self, task: Any) -> None:
-        self.pristine.load_(self.task_model)
+        self.pristine.load_(self.model)
 
     def commit(self, task: Any) -> None:
-        self.states[task.name] = ModelState.of(self.task_model, [task.name])
-        self.pristine.load_(self.task_model)
+        self.states[task.name] = ModelState.of(self.model, [task.name])
+        self.pristine.load_(self.model)
 
     def suspend(self) -> None:
-        self.pristine.load_(self.task_model)
+        self.pristine.load_(self.model)
 
     def enter_evaluation(self, task: Any) -> None:
         if task.name in self.states:
-            self.states[task.name].load_(self.task_model)
+            self.states[task.name].load_(self.model)
 
     def leave_evaluation(self, task: Any) -> None:
-        self.pristine.load_(self.task_model)
+        self.pristine.load_(self.model)
 
     def bytes_kept(self) -> int:
         return sum(state.size_in_bytes for state in self.states.values())
@@ -469,7 +469,7 @@ class TrainsOnTestRows(ContinualStrategy):
     """A step on them before each task."""
 
     def prepare(self, task: Any) -> None:
-        fine_tune(self.task_model, task.test, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
+        fine_tune(self.model, task.test, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
 
 
 class RemembersTestRows(OwnModels):
@@ -488,7 +488,7 @@ class ReadsLaterRows(ContinualStrategy):
 
     def prepare(self, task: Any) -> None:
         for later in self.stream.tasks[task.label + 1 : task.label + 2]:
-            fine_tune(self.task_model, later.train, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
+            fine_tune(self.model, later.train, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
 
 
 class ReadsLaterLabels(OwnModels):
@@ -558,7 +558,7 @@ class MovesAnotherReadout(ContinualStrategy):
     @torch.no_grad()
     def commit(self, task: Any) -> None:
         if task.label == 1:
-            for parameter in self.task_model.readout_module(0).parameters():
+            for parameter in self.model.readout_module(0).parameters():
                 parameter.mul_(0.5)
 
 
@@ -567,14 +567,14 @@ class TrainsAnotherReadout(ContinualStrategy):
 
     def prepare(self, task: Any) -> None:
         rows = replace(task.train, task=(task.label + 1) % 2)
-        fine_tune(self.task_model, rows, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
+        fine_tune(self.model, rows, self.options, steps=1, seed=self.phase_seed("fine_tune", task))
 
 
 class NeedsALayer(ContinualStrategy):
     """Looks for a readout's tensors, which prompts have not."""
 
     def prepare(self, task: Any) -> None:
-        _ = self.task_model.readouts()[0]
+        _ = self.model.readouts()[0]
 
 
 class NeedsLabelsApart(ContinualStrategy):
@@ -600,7 +600,7 @@ class NeedsTheTask(ContinualStrategy):
     """Looks for a readout by the task."""
 
     def enter_evaluation(self, task: Any) -> None:
-        _ = self.task_model.linears[str(task.label)]
+        _ = self.model.linears[str(task.label)]
 
 
 QUERY = "backbone.encoder.layer.0.attention.self.query.weight"
@@ -807,7 +807,7 @@ class Selective(ContinualStrategy):
             raise UsageError("Selective trains the linear readout of each task. Give a stream that has them.")
 
     def parameters(self, task: Any) -> Any:
-        return [], list(self.task_model.readout_module(task.label).parameters())
+        return [], list(self.model.readout_module(task.label).parameters())
 
 
 def test_a_stream_may_be_refused() -> None:
