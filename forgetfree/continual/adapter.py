@@ -63,7 +63,7 @@ class AvalancheStrategy(ContinualStrategy):
             )
         cls._own_options = tuple(options)
         cls._fixed = dict(fixed or {})
-        cls._requires = staticmethod(requires) if requires else None  # type: ignore[assignment]  # else it were a method
+        cls._requires = staticmethod(requires) if requires else None  # no method, though it stands in the class
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

@@ -284,6 +284,7 @@ class TaskRegions:
         for record in ledger.records:
             load_tensors_(strategy.model.readout_module(tasks[record.task].label), record.readout)
             strategy.note_learned(tasks[record.task], dict(record.readout))
+        self._rest()
 
     def bytes_kept(self) -> int:
         """Count the ledger."""

@@ -69,6 +69,8 @@ class ContinualStrategy(StrategyTemplate):
     online: ClassVar[bool] = False
     #: What is kept to answer later: saved, loaded, counted. Set another in `setup` if the model is not all, or not kept.
     kept: Kept
+    #: The tasks learned so far, in order.
+    learned: list[StreamTask]
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -166,7 +168,6 @@ class ContinualStrategy(StrategyTemplate):
             return fine_tuned_state(self.stream.loaded, task, self.pristine, self.options, seed, on_step)
 
     @property
-    @final
     def model(self) -> ReadoutModel:
         """The stream's model, with what this strategy left in it: to ask for it is to take a turn with it."""
         self.stream.turn.take(self)
@@ -274,8 +275,8 @@ class ContinualStrategy(StrategyTemplate):
         self.seconds: dict[Phase, float] = {}
         self.predictions: dict[str, Predictions] = {}
         self.training: Training | None = None
-        #: The tasks learned so far, in order, and the readouts they were left with.
-        self.learned: list[StreamTask] = []
+        self.learned = []
+        #: Of the learned tasks, the readouts they were left with.
         self.readouts: dict[str, dict[str, Tensor]] = {}
         self.kept = WholeModel(self)
         super().__init__(

@@ -107,7 +107,8 @@ def _among(task: StreamTask, logits: Tensor) -> Tensor:
 
 
 def _share_of_entropy(task: StreamTask, logits: Tensor) -> Tensor:
-    return torch.special.entr(logits.softmax(1)).sum(1) / math.log(max(2, len(task.classes)))
+    entropy: Tensor = torch.special.entr(logits.softmax(1)).sum(1)
+    return entropy / math.log(max(2, len(task.classes)))
 
 
 @contextmanager

@@ -7,8 +7,8 @@ optimiser, the loops with their callbacks. Their order is Avalanche's own; a tes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from forgetfree.continual.experiences import check_experiences, part_of
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.continual.task_training import Training
-from forgetfree.core.steps import OnStep, check_loss, trainable
+from forgetfree.core.steps import check_loss, trainable
 from forgetfree.core.tensors import tensors_of
 from forgetfree.data.sampling import by_length
 from forgetfree.display import brief
@@ -47,17 +47,8 @@ class StrategyTemplate(SupervisedTemplate):
     seconds: dict[Phase, float]
     predictions: dict[str, Predictions]
     is_busy: bool
-    model: Any
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
-
-    # What `ContinualStrategy` says.
-    task: Any
-    begin: Callable[[StreamTask], Training]
-    commit: Callable[[StreamTask, Training], None]
-    note_learned: Callable[[StreamTask, dict[str, Tensor]], None]
-    phase_seed: Callable[[Phase, StreamTask], int]
-    phase: Callable[[Phase, StreamTask, int], AbstractContextManager[OnStep]]
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -283,7 +274,7 @@ class StrategyTemplate(SupervisedTemplate):
 
 def _checked(strategy: str, given: Any) -> Training:
     faults = given.faults() if isinstance(given, Training) else [f"expected a Training, got {brief(given)}"]
-    if faults:
+    if not isinstance(given, Training) or faults:
         remedy = "Return self.everything(task) to train everything."
         raise ConformanceError(strategy, [f"begin(task): {fault}. {remedy}" for fault in faults])
     return given

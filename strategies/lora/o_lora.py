@@ -70,6 +70,7 @@ class OLoRA(ContinualStrategy):
 
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
             newest = adapters.adapters.projections(adapters.newest)
-            return cross_entropy(logits, labels) + strength * overlap(subspaces, newest)
+            penalty: Tensor = strength * overlap(subspaces, newest)
+            return cross_entropy(logits, labels) + penalty
 
         return loss if subspaces and strength else None

@@ -13,8 +13,6 @@ import torch
 from avalanche.benchmarks.scenarios.deprecated.generators import tensors_benchmark
 from avalanche.core import SupervisedPlugin
 from avalanche.models import SimpleMLP
-from forgetfree.strategies.lora.adapters import LoraAdapters, overlap, targets
-from forgetfree.strategies.lora.task_adapters import adapter_training
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,6 +20,8 @@ from torch import Tensor, nn
 from forgetfree import cli, registry
 from forgetfree.continual.streams import benchmark_stream
 from forgetfree.errors import OptionError, RunError, TaskError
+from forgetfree.strategies.lora.adapters import LoraAdapters, overlap, targets
+from forgetfree.strategies.lora.task_adapters import adapter_training
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -130,11 +130,12 @@ def test_only_the_newest_adapters_and_the_readout_get_gradients(tiny_stream: Mak
 def test_o_lora_freezes_earlier_adapters_bit_for_bit(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("gpt2-lm", "causal")
     strategy = make("o-lora", stream, **OPTIMIZERS["adamw"])
+    tensors_of = strategy.adapters.adapters.tensors
     kept: dict[str, dict[str, Tensor]] = {}
     for experience in stream.benchmark.train_stream:
         strategy.train(experience)
         for name, tensors in kept.items():
-            assert_same(strategy.adapters.adapters.tensors(name), tensors)
+            assert_same(tensors_of(name), tensors)
         kept = {
             name: {k: t.clone() for k, t in strategy.adapters.adapters.tensors(name).items()}
             for name in strategy.adapters.records
