@@ -50,6 +50,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 STRATEGY = """
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 from forgetfree.options import option

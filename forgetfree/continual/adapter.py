@@ -91,19 +91,12 @@ class AvalancheStrategy(ContinualStrategy):
 
     def everything_by_avalanche(self, task: StreamTask, **changes: Any) -> Training:
         """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`."""
-        scope = self._around(changes.pop("scope", nullcontext()))
+        scope = _around(self, changes.pop("scope", nullcontext()))
         return self.everything(task, readout=self.model.readouts(), scope=scope, **changes)
 
     def answering(self, task: StreamTask) -> AbstractContextManager[None]:
         """Answer with the one model, as it is."""
         return nullcontext()
-
-    @contextmanager
-    def _around(self, scope: AbstractContextManager[Any]) -> Iterator[None]:
-        with scope, _without_its_warnings(), ExitStack() as hooks:
-            if not self.options.dropout:  # A-GEM, GEM and MAS ask for training mode before passes of their own
-                hooks.callback(self.model.register_forward_pre_hook(_evaluation_mode).remove)
-            yield
 
     def _before_train_dataset_adaptation(self, **kwargs: Any) -> None:
         model = self.model
@@ -209,6 +202,15 @@ def showing(strategy: Any, data: Any) -> Iterator[None]:
         yield
     finally:
         strategy.experience = whole
+
+
+@contextmanager
+def _around(strategy: AvalancheStrategy, scope: AbstractContextManager[Any]) -> Iterator[None]:
+    """Around the training of a task: ``scope``, no warnings of Avalanche's, no dropout where none is wanted."""
+    with scope, _without_its_warnings(), ExitStack() as hooks:
+        if not strategy.options.dropout:  # A-GEM, GEM and MAS ask for training mode before passes of their own
+            hooks.callback(strategy.model.register_forward_pre_hook(_evaluation_mode).remove)
+        yield
 
 
 def _evaluation_mode(model: nn.Module, _: Any) -> None:

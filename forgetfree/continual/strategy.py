@@ -2,14 +2,12 @@
 
 A strategy says what is trained for a task, from where and for how long (`begin`), what is recorded when that is done
 (`commit`), and which model answers for a task (`answering`). All else is the same for all strategies:
-`forgetfree.continual.template` does Avalanche's work, `forgetfree.continual.task_inference` answers where the stream withholds
-the task. docs/plug-in.md walks through a strategy of your own.
+`forgetfree.continual.template` does Avalanche's work, `task_inference` answers where the stream withholds the task.
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import torch
-from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
+from avalanche.training.plugins import LRSchedulerPlugin
 from torch import Tensor, nn
 
 from forgetfree.continual.experiences import part_of
@@ -25,7 +23,7 @@ from forgetfree.continual.old_hooks import check_hooks
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
-from forgetfree.continual.template import StrategyTemplate
+from forgetfree.continual.template import StrategyTemplate, silent_evaluator
 from forgetfree.continual.whole_model import Kept, WholeModel
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.steps import OnStep
@@ -151,9 +149,13 @@ class ContinualStrategy(StrategyTemplate):
 
         Made once, shared by all strategies through the store, if one was given. The model holds θ_pre afterwards.
         """
-        if not self.shares_store:
-            return self._fine_tune(task)
-        return self.store.get_or_make(self.fine_tuned_key(task), lambda: self._fine_tune(task))
+
+        def make() -> ModelState:
+            seed = self.phase_seed("fine_tune", task)
+            with self.phase("fine_tune", task, self.full_steps(task)) as on_step:
+                return fine_tuned_state(self.stream.loaded, task, self.pristine, self.options, seed, on_step)
+
+        return self.store.get_or_make(self.fine_tuned_key(task), make) if self.shares_store else make()
 
     @final
     def fine_tuned_key(self, task: StreamTask) -> str:
@@ -161,11 +163,6 @@ class ContinualStrategy(StrategyTemplate):
         if not self.shares_store:
             return task.name
         return fine_tuned_key(self.stream.loaded, task, self.pristine, self.options, self.seed, self.device)
-
-    def _fine_tune(self, task: StreamTask) -> ModelState:
-        seed = self.phase_seed("fine_tune", task)
-        with self.phase("fine_tune", task, self.full_steps(task)) as on_step:
-            return fine_tuned_state(self.stream.loaded, task, self.pristine, self.options, seed, on_step)
 
     @property
     def model(self) -> ReadoutModel:
@@ -287,7 +284,7 @@ class ContinualStrategy(StrategyTemplate):
             eval_mb_size=self.options.evaluation_batch_size,
             device=device,
             plugins=list(plugins or []),
-            evaluator=evaluator or _silent_evaluator(),
+            evaluator=evaluator or silent_evaluator(),
             eval_every=eval_every,
             peval_mode=peval_mode,
             **self.avalanche_arguments(),
@@ -297,12 +294,6 @@ class ContinualStrategy(StrategyTemplate):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         check_hooks(cls)
-
-
-def _silent_evaluator() -> EvaluationPlugin:
-    with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
-        warnings.simplefilter("ignore")
-        return EvaluationPlugin()
 
 
 __all__ = ["Answer", "ContinualStrategy", "Kept", "TaskwiseOptions", "Training", "WholeModel", "undo_on_error"]

@@ -7,12 +7,14 @@ optimiser, the loops with their callbacks. Their order is Avalanche's own; a tes
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, ClassVar
 
 import torch
+from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.utils import cycle
 from torch import Tensor
@@ -50,24 +52,13 @@ class StrategyTemplate(SupervisedTemplate):
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
 
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        model = self.model
-        before = model.precision, self.is_busy
-        # Of every forward pass, those of Avalanche's plugins too.
-        model.precision, self.is_busy = self.options.precision, True
-        try:
-            yield
-        finally:
-            model.precision, self.is_busy = before
-
     # -- Training --------------------------------------------------------------------------------------------
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
         """Train on one experience, or on several in turn; see Avalanche."""
         check_experiences(experiences)
         try:
-            with self._at_work(), ExitStack() as self._scope:
+            with _at_work(self), ExitStack() as self._scope:
                 return super().train(experiences, eval_streams, **kwargs)
         finally:
             self.training = self.model.current_task = None
@@ -104,7 +95,7 @@ class StrategyTemplate(SupervisedTemplate):
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        training = self._in_training()
+        training = _training_of(self)
         readout = tensors_of(self.model.readout_module(training.task.label))
         self.commit(training.task, training)
         for task in training.learns or (training.task,):
@@ -113,13 +104,9 @@ class StrategyTemplate(SupervisedTemplate):
         super()._after_training_exp(**kwargs)  # plugins still see which parameters are trained
         self._scope.close()
 
-    def _in_training(self) -> Training:
-        assert self.training is not None
-        return self.training
-
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """Plan the batches of this task, cut into parts where gradients are accumulated."""
-        training, data = self._in_training(), self.adapted_dataset
+        training, data = _training_of(self), self.adapted_dataset
         whole = data is self.experience.dataset and part_of(self.experience) is None
         lengths = training.task.train.lengths if whole else lengths_of(data, self.model)
         seed = self.phase_seed(training.phase, training.task)
@@ -129,7 +116,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
         """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
-        training = self._in_training()
+        training = _training_of(self)
         self.model = self.model_adaptation()
         backbone, readout = list(training.trained.parameters), list(training.readout)
         anchors = [parameter.detach().clone() for parameter in backbone] if training.options.l1 else []
@@ -150,8 +137,12 @@ class StrategyTemplate(SupervisedTemplate):
 
         An iteration is one forward pass; with ``accumulation`` several of them make one update.
         """
+        if self.dataloader is self._planned:
+            batches: Iterator[tuple[Any, Part]] = zip(self.dataloader, self._parts, strict=False)
+        else:  # a plugin's own loader, such as replay's: round and round, for as many steps
+            batches = ((batch, _WHOLE) for batch in islice(cycle(self.dataloader), self._updates))
         with self.training_steps():
-            for batch, part in self._batches():
+            for batch, part in batches:
                 self._part = part
                 if self._stop_training:
                     break
@@ -181,18 +172,12 @@ class StrategyTemplate(SupervisedTemplate):
     @contextmanager
     def training_steps(self) -> Iterator[None]:
         """Set up all steps of one task: the mode, the draws of dropout, and what the monitor hears."""
-        training = self._in_training()
+        training = _training_of(self)
         training_mode(self.model, self.options.dropout)
         torch.manual_seed(derive_seed(self.phase_seed(training.phase, training.task), "dropout"))
         self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
         with self.phase(training.phase, training.task, self._updates) as self._on_step:
             yield
-
-    def _batches(self) -> Iterator[tuple[Any, Part]]:
-        if self.dataloader is self._planned:
-            yield from zip(self.dataloader, self._parts, strict=False)
-        else:  # a plugin's own loader, such as replay's: round and round, for as many steps
-            yield from ((batch, _WHOLE) for batch in islice(cycle(self.dataloader), self._updates))
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
@@ -202,7 +187,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def forward(self) -> Tensor:
         """Return logits of the mini-batch in float32, computed in the precision of the options."""
-        answer = self._in_training().answer if self.is_training else self._answer
+        answer = _training_of(self).answer if self.is_training else self._answer
         task_labels = self.mbatch[-1] if len(self.mbatch) > 2 else 0
         if answer is None and hasattr(self.experience, "task_labels"):
             logits: Tensor = super().forward()
@@ -212,7 +197,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def criterion(self) -> Any:
         """Return the loss of the mini-batch."""
-        own = self._in_training().loss if self.is_training else None
+        own = _training_of(self).loss if self.is_training else None
         return own(self.mb_output, self.mb_y) if own else super().criterion()
 
     def backward(self) -> None:
@@ -222,7 +207,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def optimizer_step(self) -> None:
         """Move the weights."""
-        trained = self._in_training().trained
+        trained = _training_of(self).trained
         trained.collect()
         self._update.before_step()
         self._update.step()
@@ -238,7 +223,7 @@ class StrategyTemplate(SupervisedTemplate):
         check_experiences(experiences)
         current = self.model.current_task  # during training, that in training
         try:
-            with self._at_work():
+            with _at_work(self):
                 return super().eval(experiences, **kwargs)
         finally:
             self.model.current_task = current
@@ -272,12 +257,36 @@ class StrategyTemplate(SupervisedTemplate):
         super()._after_eval_iteration(**kwargs)
 
 
+@contextmanager
+def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
+    model = strategy.model
+    before = model.precision, strategy.is_busy
+    # Of every forward pass, those of Avalanche's plugins too.
+    model.precision, strategy.is_busy = strategy.options.precision, True
+    try:
+        yield
+    finally:
+        model.precision, strategy.is_busy = before
+
+
+def _training_of(strategy: StrategyTemplate) -> Training:
+    assert strategy.training is not None
+    return strategy.training
+
+
 def _checked(strategy: str, given: Any) -> Training:
     faults = given.faults() if isinstance(given, Training) else [f"expected a Training, got {brief(given)}"]
     if not isinstance(given, Training) or faults:
         remedy = "Return self.everything(task) to train everything."
         raise ConformanceError(strategy, [f"begin(task): {fault}. {remedy}" for fault in faults])
     return given
+
+
+def silent_evaluator() -> EvaluationPlugin:
+    """Return Avalanche's evaluation without metrics and loggers."""
+    with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
+        warnings.simplefilter("ignore")
+        return EvaluationPlugin()
 
 
 # Avalanche gives each class a constructor that calls its own, past that of a strategy a class also inherits from.

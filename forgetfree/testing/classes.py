@@ -27,8 +27,8 @@ def check_class(cls: Any, faults: Faults) -> None:
         )
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         faults.add(
-            f"class: expected {listed(missing)}(), got none. Write begin(task), which says what is trained, and answering(task), "
-            "a context manager in which the model answers for the task."
+            f"class: expected {listed(missing)}(), got none. Write begin(task), which says what is trained, "
+            "and answering(task), a context manager in which the model answers for the task."
         )
     targets = {entry.target: name for name, entry in registry.strategies().items()}
     for base in cls.__mro__[1:]:

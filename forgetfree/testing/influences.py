@@ -71,7 +71,7 @@ def _why_another(cls: type[ContinualStrategy], options: Any, run: Run) -> str:
     difference = run.differs(_evaluating(cls, options, three_tasks()))
     return (
         "evaluation: expected the same result with evaluations during training as with one after each task, got others, "
-        f"{difference or 'in some runs'}. Look at answering(): it leaves the model as it found it, in the middle of training too."
+        f"{difference or 'in some runs'}. Look at answering(): it must leave the model as it found it, in training too."
     )
 
 

@@ -26,7 +26,8 @@ def check_answers(run: Run, faults: Faults, where: str = "") -> None:
         shapes = {name: tuple(logits.shape) for name, logits in seen.logits.items()}
         if shapes != expected:
             faults.add(
-                f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Look at what answering() yields."
+                f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Look at what "
+                "answering() yields."
             )
         if broken := [name for name, logits in seen.logits.items() if not bool(torch.isfinite(logits).all())]:
             faults.add(
