@@ -75,8 +75,10 @@ STRATEGIES: dict[str, Entry] = {
     "packnet": Entry("forgetfree.strategies.packnet:PackNet", "train what is free, keep a share, release the rest"),
     "wsn": Entry("forgetfree.strategies.wsn:WSN", "a mask per task, learned with the weights (winning sub-networks)"),
     "bitfit": Entry("forgetfree.strategies.bitfit:BitFit", "the biases alone, each task its own"),
-    "lora": Entry("forgetfree.strategies.lora:LoRA", "low-rank adapters per task, each on θ_pre alone (LoRA)"),
-    "o-lora": Entry("forgetfree.strategies.o_lora:OLoRA", "low-rank adapters on top of each other, kept orthogonal"),
+    "lora": Entry("forgetfree.strategies.lora.lora:LoRA", "low-rank adapters per task, each on θ_pre alone (LoRA)"),
+    "o-lora": Entry(
+        "forgetfree.strategies.lora.o_lora:OLoRA", "low-rank adapters on top of each other, kept orthogonal"
+    ),
     "replay": Entry("forgetfree.strategies.avalanche_baselines:Replay", "rows of earlier tasks beside each batch"),
     "agem": Entry("forgetfree.strategies.avalanche_baselines:AGEM", "no gradient against that of remembered rows"),
     "gem": Entry("forgetfree.strategies.avalanche_baselines:GEM", "no gradient against any earlier task's"),

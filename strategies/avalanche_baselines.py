@@ -7,6 +7,7 @@ one table, with what each keeps and what of Avalanche's had to be fixed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, showing
+from forgetfree.continual.strategy import Training, undo_on_error
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
@@ -41,9 +43,26 @@ class _BalancedOverTasks(ExperienceBalancedBuffer):
         self._of_task[agent.task.name] = self.buffer_groups[len(self._of_task)]
 
 
+class _ReplayPlugin(avalanche.ReplayPlugin):
+    """Avalanche's, with a memory that knows tasks."""
+
+    def __init__(self, mem_size: int, batch_size_mem: int) -> None:
+        super().__init__(mem_size, batch_size_mem=batch_size_mem, storage_policy=_BalancedOverTasks(mem_size))
+
+
+def _a_row_a_task(options: Any, stream: Stream) -> None:
+    """Avalanche cannot join memories of no row."""
+    if options.mem_size < len(stream.tasks):
+        raise OptionError(
+            f"replay shares its memory out over the tasks, got mem_size={options.mem_size} for {len(stream.tasks)} tasks. "
+            f"Set mem_size={len(stream.tasks)} or more."
+        )
+
+
 class Replay(
     PluginStrategy,
-    plugin=avalanche.ReplayPlugin,
+    plugin=_ReplayPlugin,
+    requires=_a_row_a_task,
     mem_size=option(200, "rows remembered, of all tasks together", at_least=1),
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
 ):
@@ -51,26 +70,21 @@ class Replay(
 
     online: ClassVar[bool] = True
 
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Each task needs a row: Avalanche cannot join memories of none."""
-        super().check(options, stream)
-        if options.mem_size < len(stream.tasks):
-            raise OptionError(
-                f"replay shares its memory out over the tasks, got mem_size={options.mem_size} for {len(stream.tasks)} tasks. "
-                f"Set mem_size={len(stream.tasks)} or more."
-            )
 
-    def own_plugins(self) -> list[Any]:
-        """The plugin, with a memory that knows tasks."""
-        plugins = super().own_plugins()
-        self.avalanche_plugin.storage_policy = _BalancedOverTasks(self.options.mem_size)
-        return plugins
+def _a_sample_a_task(options: Any, stream: Stream) -> None:
+    """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows."""
+    earlier = len(stream.tasks) - 1
+    if options.sample_size < earlier:
+        raise OptionError(
+            f"agem takes as many rows of each earlier task as go into sample_size, got {options.sample_size} for up to "
+            f"{earlier} tasks. Set sample_size={earlier} or more."
+        )
 
 
 class AGEM(
     PluginStrategy,
     plugin=avalanche.AGEMPlugin,
+    requires=_a_sample_a_task,
     patterns_per_experience=option(64, "rows remembered per task", at_least=1),
     sample_size=option(16, "remembered rows the reference gradient is of, in equal parts per task", at_least=1),
 ):
@@ -79,38 +93,27 @@ class AGEM(
     Remembered rows are a random choice, but come in turn, where the paper draws them again at each step.
     """
 
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows."""
-        super().check(options, stream)
-        earlier = len(stream.tasks) - 1
-        if options.sample_size < earlier:
-            raise OptionError(
-                f"agem takes as many rows of each earlier task as go into sample_size, got {options.sample_size} for up to "
-                f"{earlier} tasks. Set sample_size={earlier} or more."
-            )
+
+def _quadprog(options: Any, stream: Stream) -> None:
+    """Avalanche solves eq. 11 by quadprog."""
+    if find_spec("quadprog") is None:
+        raise UsageError(
+            "gem solves a quadratic programme at each step, and its solver is not installed. Install it with: "
+            "pip install 'forgetfree[gem]'."
+        )
 
 
 class GEM(
     PluginStrategy,
     plugin=avalanche.GEMPlugin,
+    requires=_quadprog,
     patterns_per_experience=option(16, "rows remembered per task", at_least=1),
     memory_strength=option(0.5, "γ: how far the projected gradient leans towards earlier tasks", at_least=0),
 ):
     """Gradient episodic memory: g is projected so that no earlier task's loss rises (Lopez-Paz & Ranzato, 2017, eq. 11)."""
 
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Avalanche solves eq. 11 by quadprog."""
-        super().check(options, stream)
-        if find_spec("quadprog") is None:
-            raise UsageError(
-                "gem solves a quadratic programme at each step, and its solver is not installed. Install it with: "
-                "pip install 'forgetfree[gem]'."
-            )
 
-
-def _check_room(name: str, options: Any, stream: Stream) -> None:
+def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
     apart = stream.scenario == "task"
     labels = len({(task.label if apart else 0, label) for task in stream.tasks for label in task.classes})
     if options.mem_size < labels:
@@ -136,31 +139,25 @@ class _BalancedBuffer(_LabelsApart, ClassBalancedBuffer):
     pass
 
 
+class _GDumbPlugin(avalanche.GDumbPlugin):
+    """Avalanche's, with a memory that knows tasks."""
+
+    def __init__(self, mem_size: int) -> None:
+        super().__init__(mem_size)
+        self.storage_policy = _BalancedBuffer(mem_size, adaptive_size=True)
+
+
 class GDumb(
     PluginStrategy,
-    plugin=avalanche.GDumbPlugin,
+    plugin=_GDumbPlugin,
+    keeps="storage_policy",  # the plugin's copy of the first model is θ_pre
+    requires=partial(_a_row_a_label, "gdumb"),
     mem_size=option(200, "rows remembered, balanced over the labels of all tasks", at_least=1),
 ):
     """GDumb: for each task, train θ_pre on a balanced memory of all tasks so far (Prabhu et al., 2020, alg. 1).
 
     The memory is drawn after the task is seen (reservoir by label), where the paper fills it greedily row by row.
     """
-
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Each label needs a row."""
-        super().check(options, stream)
-        _check_room("gdumb", options, stream)
-
-    def own_plugins(self) -> list[Any]:
-        """The plugin, with a memory that knows tasks."""
-        plugins = super().own_plugins()
-        self.avalanche_plugin.storage_policy = _BalancedBuffer(self.options.mem_size, adaptive_size=True)
-        return plugins
-
-    def held(self) -> Any:
-        """The memory; the plugin's copy of the first model is θ_pre."""
-        return self.avalanche_plugin.storage_policy
 
 
 class _ForTask(nn.Module):
@@ -189,6 +186,7 @@ class _LogitsByTask(_LabelsApart, ClassBalancedBufferWithLogits):
 class DER(
     TemplateStrategy,
     supervised.DER,
+    requires=partial(_a_row_a_label, "der"),
     mem_size=option(200, "rows remembered, with their logits", at_least=1),
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
     alpha=option(0.1, "weight of the distance to the remembered logits", at_least=0),
@@ -203,31 +201,18 @@ class DER(
 
     online: ClassVar[bool] = True
 
-    @classmethod
-    def check(cls, options: Any, stream: Stream) -> None:
-        """Each label needs a row."""
-        super().check(options, stream)
-        _check_room("der", options, stream)
-
     def setup(self) -> None:
-        """A memory that knows tasks."""
-        self.width = max(head.n_labels for head in self.task_model.heads)
+        """Make a memory that knows tasks."""
+        self.width = max(head.n_labels for head in self.model.heads)
         self.storage_policy = _LogitsByTask(self.mem_size, adaptive_size=True)
+        self.keep_beside(lambda: self.storage_policy)
 
-    def _before_training_exp(self, **kwargs: Any) -> None:
+    def begin(self, task: StreamTask) -> Training:
+        """Train everything, by logits of one width."""
         # Avalanche rehearses nothing, and does not say so, while it remembers fewer rows than a batch of them takes.
         rows, wanted = len(self.storage_policy.buffer), self.options.batch_size_mem
         self.batch_size_mem = min(rows, wanted) or wanted
-        super()._before_training_exp(**kwargs)
-
-    def forward(self) -> Tensor:
-        """Logits, in training all of one width."""
-        logits = super().forward()
-        return _widen(logits, self.width) if self.is_training else logits
-
-    def held(self) -> Any:
-        """The memory."""
-        return self.storage_policy
+        return self.everything_by_avalanche(task, answer=lambda x, t: _widen(self.model(x, t), self.width))
 
 
 def _widen(logits: Tensor, width: int) -> Tensor:
@@ -322,9 +307,17 @@ class MAS(
     """
 
 
+class _RWalkPlugin(avalanche.RWalkPlugin):
+    """Avalanche's, which takes scores at least once a task."""
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        self.delta_t = min(strategy.options.delta_t, strategy.training.steps)
+        super().before_training_exp(strategy, **kwargs)
+
+
 class RWalk(
     PluginStrategy,
-    plugin=avalanche.RWalkPlugin,
+    plugin=_RWalkPlugin,
     ewc_lambda=option(0.1, "λ: strength of the penalty", at_least=0),
     ewc_alpha=option(0.9, "α: weight of the newest Fisher information", at_least=0, at_most=1),
     delta_t=option(10, "steps between updates of the scores; at most those of a task", at_least=1),
@@ -334,10 +327,6 @@ class RWalk(
     Avalanche divides scores by the largest: 0 by 0 where none was taken yet, and all weights are NaN from then on. So
     ``delta_t`` is cut to the steps of the task.
     """
-
-    def prepare(self, task: StreamTask) -> None:
-        """Scores are taken at least once a task."""
-        self.avalanche_plugin.delta_t = min(self.options.delta_t, self.steps(task))
 
 
 class _LwFPlugin(avalanche.LwFPlugin):
@@ -366,18 +355,13 @@ class Cumulative(TemplateStrategy, supervised.Cumulative):
     online: ClassVar[bool] = True
     dataset: Any
 
-    def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
-        """A task that is cut short does not count."""
-        before = self.dataset
-        try:
-            return super().train(experiences, eval_streams, **kwargs)
-        except BaseException:
-            self.dataset = before
-            raise
+    def setup(self) -> None:
+        """Keep all rows."""
+        self.keep_beside(lambda: self.dataset)
 
-    def held(self) -> Any:
-        """All rows."""
-        return self.dataset
+    def begin(self, task: StreamTask) -> Training:
+        """Train everything. A task that is cut short does not count."""
+        return self.everything_by_avalanche(task, scope=undo_on_error(partial(setattr, self, "dataset", self.dataset)))
 
 
 class Joint(TemplateStrategy, supervised.JointTraining):
@@ -388,28 +372,23 @@ class Joint(TemplateStrategy, supervised.JointTraining):
     than alone (docs/results.md).
     """
 
+    def setup(self) -> None:
+        """Keep all rows."""
+        self.keep_beside(lambda: [experience.dataset for experience in self.stream.benchmark.train_stream])
+
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
-        """On the whole stream, once."""
+        """Train on the whole stream, once."""
         for experience in experiences if isinstance(experiences, Iterable) else [experiences]:
             self.check_experience(experience)
         if self.learned:
             return self.evaluator.get_last_metrics()
         return super().train(self.stream.benchmark.train_stream, eval_streams, **kwargs)
 
-    def steps(self, task: StreamTask) -> int:
-        """Those of all tasks together."""
-        return sum(self.full_steps(each) for each in self.stream.tasks)
+    def begin(self, task: StreamTask) -> Training:
+        """Train everything on all tasks, for the steps of all together."""
+        tasks = self.stream.tasks
+        return self.everything_by_avalanche(task, steps=sum(map(self.full_steps, tasks)), learns=tasks)
 
-    def note_learned(self, task: StreamTask, readout: dict[str, Tensor]) -> None:
-        """All tasks at once."""
-        super().note_learned(task, readout)
-        for other in self.stream.tasks[1:]:
-            super().note_learned(other, {})
-
-    def stale(self, learned: StreamTask) -> list[StreamTask]:
-        """All tasks by the first, none by the others."""
-        return list(self.stream.tasks) if learned is self.stream.tasks[0] else []
-
-    def held(self) -> Any:
-        """All rows."""
-        return [experience.dataset for experience in self.stream.benchmark.train_stream]
+    def stale(self, learned: StreamTask) -> list[StreamTask] | None:
+        """Return all tasks for the first, none for the others."""
+        return None if learned is self.stream.tasks[0] else []

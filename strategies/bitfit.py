@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from contextlib import AbstractContextManager
+from typing import Any
 
-from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionToTrain
+from forgetfree.continual.regions import RegionStrategy, TaskRegions, check_region_rate
+from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.core.regions import biases
-from forgetfree.ledger import Composition
 
 
-class BitFit(LedgerStrategy):
+class BitFit(RegionStrategy):
     """Train all biases from θ_pre, those of LayerNorm included (Ben Zaken et al., 2022, arXiv:2106.10199, §3).
 
     The paper trains one model a task; so does this, and keeps the biases of each. With AdamW the rate is `learning_rate`
@@ -18,15 +19,26 @@ class BitFit(LedgerStrategy):
     Difference: embeddings, pooler and LM head are no part of the parameter space, so that their biases stay.
     """
 
-    composition: ClassVar[Composition] = "alone"
-
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """There must be a bias."""
-        super().check(options, stream)
+        """Refuse a model without a bias."""
+        check_region_rate(options)
         biases(stream.model.space())
 
-    def localize(self, task: StreamTask) -> RegionToTrain:
-        """The same for every task."""
-        region = biases(self.space)
-        return RegionToTrain(region, len(region) / len(self.space))
+    def setup(self) -> None:
+        """Make an empty ledger, in which each task stands alone."""
+        self.regions = TaskRegions(self, "alone")
+        self._biases = biases(self.space)
+
+    def begin(self, task: StreamTask) -> Training:
+        """Train all biases."""
+        self.regions.ledger.check_new(task.name)
+        return self.regions.training(task, self._biases)
+
+    def commit(self, task: StreamTask, training: Training) -> None:
+        """Record the biases."""
+        self.regions.commit(task, self._biases, len(self._biases) / len(self.space))
+
+    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+        """Answer with the task's own biases."""
+        return self.regions.answering(task)

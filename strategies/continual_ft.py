@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
-from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.streams import StreamTask
 
 
 class ContinualFT(ContinualStrategy):
@@ -15,3 +17,11 @@ class ContinualFT(ContinualStrategy):
     """
 
     online: ClassVar[bool] = True
+
+    def begin(self, task: StreamTask) -> Training:
+        """Train everything."""
+        return self.everything(task)
+
+    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+        """Answer with the one model, as it is."""
+        return nullcontext()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions
+from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.whole_model import tasks_named
 from forgetfree.display import brief
 from forgetfree.errors import RunError
-from forgetfree.files import StrPath, write_json
+from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
-from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 
@@ -27,96 +29,108 @@ class FineTune(ContinualStrategy):
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
     forget_free: ClassVar[bool] = True
     taskwise: ClassVar[bool] = True
-    training_phase: ClassVar[Phase] = "fine_tune"
 
     def setup(self) -> None:
-        """No task is learned yet."""
+        """Keep a model per task."""
+        self.kept = self.models = TaskModels(self)
+
+    def begin(self, task: StreamTask) -> Training:
+        """Train everything from θ_pre; no step where another strategy has made the fine-tuned model already."""
+        self._known = self.models.made(task)
+        (self._known or self.pristine).load_(self.model)
+        return self.everything(
+            task,
+            steps=0 if self._known else self.full_steps(task),
+            phase="fine_tune",
+            scope=undo_on_error(lambda: self.pristine.load_(self.model)),
+        )
+
+    def commit(self, task: StreamTask, training: Training) -> None:
+        """Keep the model; the next task starts from θ_pre again."""
+        self.models.keep(task, self._known or ModelState.of(self.model, [task.name]), is_new=self._known is None)
+        self.pristine.load_(self.model)
+
+    @contextmanager
+    def answering(self, task: StreamTask) -> Iterator[None]:
+        """Answer with the task's own model."""
+        with self.holding(self.models.of(task)):
+            yield
+
+    def stale(self, learned: StreamTask) -> list[StreamTask] | None:
+        """Return the learned task alone, where the task is known: each is answered by its own model."""
+        return [learned] if self.stream.scenario == "task" else None
+
+
+class TaskModels:
+    """The fine-tuned model of each task, in the strategy's store, which several strategies may share.
+
+    Args:
+        strategy: whose; with plugins of its own, whose effect no key names, the store is its own too.
+    """
+
+    def __init__(self, strategy: FineTune) -> None:
+        self._strategy = strategy
         self._keys: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
-        self._own = StateStore() if self.has_plugins else self.store
+        self._store = StateStore() if strategy.has_plugins else strategy.store
+        self._on_disk = strategy.shares_store and not strategy.has_plugins
 
-    def prepare(self, task: StreamTask) -> None:
-        """Back to θ_pre; the fine-tuned model itself, where another strategy has made it already."""
-        self._known = self._own.get(self.fine_tuned_key(task))
-        (self._known or self.pristine).load_(self.task_model)
+    def made(self, task: StreamTask) -> ModelState | None:
+        """Return the task's fine-tuned model, if it is in the store."""
+        return self._store.get(self._strategy.fine_tuned_key(task))
 
-    def steps(self, task: StreamTask) -> int:
-        """None where the model is known."""
-        return 0 if self._known else self.full_steps(task)
-
-    def commit(self, task: StreamTask) -> None:
-        """Keep the model; the next task starts from θ_pre again."""
-        self._keys[task.name] = self.fine_tuned_key(task)
-        state = self._known or ModelState.of(self.task_model, [task.name])
+    def keep(self, task: StreamTask, state: ModelState, *, is_new: bool) -> None:
+        """Keep the task's model, which is new unless `made` gave it."""
+        key = self._keys[task.name] = self._strategy.fine_tuned_key(task)
         self._sizes[task.name] = state.size_in_bytes
-        if self._known is None:
-            self._own.put(self._keys[task.name], state)
-        self.pristine.load_(self.task_model)
+        if is_new:
+            self._store.put(key, state)
 
-    def suspend(self) -> None:
-        """θ_pre."""
-        self.pristine.load_(self.task_model)
-
-    def enter_evaluation(self, task: StreamTask) -> None:
-        """The task's own model."""
-        if task.name in self._keys:
-            self._state(task).load_(self.task_model)
-
-    def leave_evaluation(self, task: StreamTask) -> None:
-        """θ_pre."""
-        self.pristine.load_(self.task_model)
-
-    def _state(self, task: StreamTask) -> ModelState:
-        return self._state_of(task.name)
-
-    def _state_of(self, name: str) -> ModelState:
-        state = self._own.get(self._keys[name])
+    def of(self, task: StreamTask) -> ModelState:
+        """Return the model that answers for the task: θ_pre if it is not learned."""
+        if task.name not in self._keys:
+            return self._strategy.pristine
+        state = self._store.get(self._keys[task.name])
         if state is None:
             raise RunError(
-                f"The fine-tuned model of task {name!r} is gone from the store, or damaged. Leave the files of a "
+                f"The fine-tuned model of task {task.name!r} is gone from the store, or damaged. Leave the files of a "
                 "run alone while it lasts; run again."
             )
         return state
 
-    def stale(self, learned: StreamTask) -> list[StreamTask]:
-        """Each task's result is that of its own model, from the row in which it was learned; if the task is known."""
-        return [learned] if self.stream.scenario == "task" else super().stale(learned)
-
-    def save(self, directory: StrPath) -> None:
-        """Under which key each task's model stands in the store; the models too, where no store is shared."""
-        if not self._keeps_files():
+    def save(self, directory: Path) -> None:
+        """Write under which key each task's model stands in the store; the models too, where no store is shared."""
+        if not self._on_disk:
             models = StateStore(directory)
-            for name, key in self._keys.items():
-                if models.get(key) is None:
-                    models.put(key, self._state_of(name))
-        write_json(Path(directory) / "fine-tuned.json", self._keys)
+            for task in self._strategy.learned:
+                if models.get(self._keys[task.name]) is None:
+                    models.put(self._keys[task.name], self.of(task))
+        write_json(directory / "fine-tuned.json", self._keys)
 
-    def _keeps_files(self) -> bool:
-        return self.shares_store and self._own is self.store
-
-    def load(self, directory: StrPath) -> None:
-        """The models, from the store or the directory."""
-        path = Path(directory) / "fine-tuned.json"
+    def load(self, directory: Path) -> None:
+        """Take the models from the store or the directory."""
+        path, strategy = directory / "fine-tuned.json", self._strategy
         keys = read_json(path, RunError, "Restore it from a copy, or run the stream again.", _check_keys)
         sizes, readouts = dict[str, int](), dict[str, dict[str, Tensor]]()
-        for task in self.tasks_named(keys, path):
-            state = self._own.get(keys[task.name])
+        tasks = tasks_named(strategy.stream, keys, path)
+        for task in tasks:
+            state = self._store.get(keys[task.name])
             if state is None and (state := StateStore(directory).get(keys[task.name])):
-                self._own.put(keys[task.name], state)
+                self._store.put(keys[task.name], state)
             if state is None or task.name not in state.readouts:
                 raise RunError(
                     f"The fine-tuned model of task {task.name!r}, which {path} calls {brief(keys[task.name])}, is missing, "
                     "damaged or another task's. Restore it from a copy, or run the stream again."
                 )
-            state.check_fits(self.task_model, [task.name])
+            state.check_fits(strategy.model, [task.name])
             sizes[task.name], readouts[task.name] = state.size_in_bytes, dict(state.readouts[task.name])
         self._keys, self._sizes = keys, sizes
-        for task in self.tasks_named(keys, path):
-            self.note_learned(task, readouts[task.name])
+        for task in tasks:
+            strategy.note_learned(task, readouts[task.name])
 
     def bytes_kept(self) -> int:
-        """A model per task."""
-        return sum(self._sizes[task.name] for task in self.learned)
+        """Count a model per task."""
+        return sum(self._sizes.values())
 
 
 def _check_keys(keys: Any) -> None:

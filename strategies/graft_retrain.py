@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.skill_strategy import SkillOptions, SkillStrategy
+from forgetfree.continual.regions import RegionStrategy, TaskRegions
+from forgetfree.continual.skills import SkillOptions, check_skill, learn_region
+from forgetfree.continual.strategy import Training
+from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.core.base_regions import budget
 from forgetfree.learning.training import TrainingOptions
-from forgetfree.ledger import Composition
 from forgetfree.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraftRetrainOptions(SkillOptions):
-    """Grafting's, with regions trained from θ_pre."""
+    """Grafting's options, with regions trained from θ_pre."""
 
     region_start: Literal["fine-tuned", "pre-trained"] = option("pre-trained", "values the region is trained from")
 
 
-class GraftRetrain(SkillStrategy):
+class GraftRetrain(RegionStrategy):
     """For each task: fine-tune θ_pre on it alone, localize γ, train γ alone from θ_pre (arXiv:2302.06600, §3.1).
 
     The paper does so for one task, to see whether γ is enough to learn it. Here each task of the stream has a region of
@@ -28,4 +32,33 @@ class GraftRetrain(SkillStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftRetrainOptions
-    composition: ClassVar[Composition] = "alone"
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
+        check_skill(options, stream)
+
+    def setup(self) -> None:
+        """Make an empty ledger, in which each task stands alone."""
+        self.regions = TaskRegions(self, "alone")
+
+    def begin(self, task: StreamTask) -> Training:
+        """Fine-tune θ_pre on the task alone, localize γ, and train it."""
+        self.regions.ledger.check_new(task.name)
+        fine_tuned = self.fine_tuned(task)
+        self._region = learn_region(self, task, fine_tuned).region
+        return self.regions.training(
+            task,
+            self._region,
+            start=fine_tuned.theta if self.options.region_start == "fine-tuned" else None,
+            readout=dict(fine_tuned.readouts[task.name]),
+            budget=budget(len(self.space), self.options.sparsity),
+        )
+
+    def commit(self, task: StreamTask, training: Training) -> None:
+        """Record the region and its values."""
+        self.regions.commit(task, self._region, self.options.sparsity)
+
+    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+        """Answer with the task's own region on θ_pre."""
+        return self.regions.answering(task)

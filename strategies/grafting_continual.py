@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from forgetfree.continual.skill_strategy import SkillOptions, SkillStrategy
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.regions import RegionStrategy, TaskRegions
+from forgetfree.continual.skills import SkillOptions, check_skill, learn_region
+from forgetfree.continual.strategy import Training
+from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.core.base_regions import budget
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
@@ -19,7 +24,7 @@ class GraftingOptions(SkillOptions):
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
 
 
-class GraftingContinual(SkillStrategy):
+class GraftingContinual(RegionStrategy):
     """For each task: fine-tune θ_pre on it alone, localize γ_n, train γ_n minus what is owned, commit (C.3).
 
     Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
@@ -31,32 +36,59 @@ class GraftingContinual(SkillStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
 
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
+        check_skill(options, stream)
+
     def setup(self) -> None:
-        """An empty ledger."""
-        super().setup()
-        self.regions: dict[str, LearnedRegion] = {}
-        self._final_union = False
+        """Make an empty ledger, in which a task is inferred with the union of all regions up to its own."""
+        self.regions = TaskRegions(self, "union")
+        #: γ_n of each task as it was localized.
+        self.localized: dict[str, LearnedRegion] = {}
+        #: The task whose union answers for all tasks, while the final union is evaluated.
+        self._answers_all: StreamTask | None = None
 
-    def note_region(self, task: StreamTask, learned: LearnedRegion) -> None:
-        """Keep what was found, without the scores, which are as large as the model: the ledger's memory is O(T·s)."""
-        self.regions[task.name] = replace(learned, scores=learned.scores.new_empty(0))
+    def begin(self, task: StreamTask) -> Training:
+        """Find γ_n, and train of it what no earlier task owns, on top of what they own."""
+        self.regions.ledger.check_new(task.name)
 
-    def enter_evaluation(self, task: StreamTask) -> None:
-        """Step 4 of C.3: θ_pre under the union of the regions up to the task's own."""
-        if self._final_union:
-            self._switch.to(len(self.ledger.records))
-        else:
-            super().enter_evaluation(task)
+        # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
+        #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
+        with self.regions.pre_trained():
+            fine_tuned = self.fine_tuned(task)
+            found = learn_region(self, task, fine_tuned)
+        # Without the scores, which are as large as the model: the ledger's memory is O(T·s).
+        self.localized[task.name] = replace(found, scores=found.scores.new_empty(0))
+
+        # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
+        return self.regions.training(
+            task,
+            found.region,
+            start=fine_tuned.theta if self.options.region_start == "fine-tuned" else None,
+            readout=dict(fine_tuned.readouts[task.name]),
+            budget=budget(len(self.space), self.options.sparsity),  # though fewer entries may have moved
+        )
+
+    def commit(self, task: StreamTask, training: Training) -> None:
+        """(3) Record in the ledger who owns what, with its values."""
+        self.regions.commit(task, self.localized[task.name].region, self.options.sparsity)
+
+    @contextmanager
+    def answering(self, task: StreamTask) -> Iterator[None]:
+        """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""
+        with self.regions.answering(self._answers_all or task):
+            yield
 
     def extra_results(self) -> dict[str, Any]:
-        """The one final union on all tasks: what the union per task buys, by comparison."""
+        """Return the scores of the one final union on all tasks: what the union per task buys, by comparison."""
         if not self.options.final_union:
             return {}
-        self._final_union = True
+        self._answers_all = self.learned[-1]
         try:
             answers = self.evaluate()
         finally:
-            self._final_union = False
+            self._answers_all = None
         return {
             "union": {
                 "accuracy": [answers[task.name].score(task.definition.metric) for task in self.stream.tasks],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionOptions, RegionToTrain
+from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
+from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.core.base_regions import top
 from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
@@ -17,7 +19,6 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.learning.training import TrainingOptions, fine_tune
-from forgetfree.models.state import ModelState
 from forgetfree.options import option
 
 
@@ -34,7 +35,7 @@ class PackNetOptions(RegionOptions):
     region_learning_rate: float | None = option(None, "of retraining; none: that of fine-tuning", above=0)
 
 
-class PackNet(LedgerStrategy):
+class PackNet(RegionStrategy):
     """Train all free weights, prune by magnitude, retrain what is left (Mallya & Lazebnik, 2018, arXiv:1711.05769, §3).
 
     A task starts from the union of all tasks so far and trains the weight matrices; biases and normalisations stay, and so
@@ -54,68 +55,74 @@ class PackNet(LedgerStrategy):
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """There must be a weight matrix."""
-        super().check(options, stream)
+        """Refuse a model without a weight matrix."""
+        check_region_rate(options)
         weight_matrices(stream.model.space())
 
-    def localize(self, task: StreamTask) -> RegionToTrain:
-        """Train all that is free and keep the share of it that moved the most, tensor by tensor."""
-        self._switch.to(len(self.ledger.records))
-        owned = self.ledger.owned()
+    def setup(self) -> None:
+        """Make an empty ledger, in which a task is inferred with the union of all regions up to its own."""
+        self.regions = TaskRegions(self, "union")
+
+    def begin(self, task: StreamTask) -> Training:
+        """Train all that is free, keep the share of it that moved the most, tensor by tensor, and retrain that."""
+        self.regions.ledger.check_new(task.name)
+        owned = self.regions.ledger.owned()
         is_free = ~owned.mask(len(self.space))
         matrices = [self.space.tensors[i] for i in weight_matrices(self.space)]
         wheres = [slice(spec.offset, spec.offset + spec.size) for spec in matrices]
-        if not any(bool(is_free[where].any()) for where in wheres):
-            return RegionToTrain(Region.empty(), 0.0)
-        theta, readout = self._train_free(task, owned)
-        wide = at_least_float32(theta.dtype)
-        change = (theta.to(wide) - self.pristine.theta).abs_()
-        kept = []
-        for where in wheres:
-            free = is_free[where]
-            count = share(int(free.sum()), self.options.keep)
-            kept.append(top(change[where], count, free).indices + where.start)
-        region = Region(torch.cat(kept))
-        return RegionToTrain(region, len(region) / len(self.space), theta, readout)
+        self._region, theta, readout = Region.empty(), None, None
+        if any(bool(is_free[where].any()) for where in wheres):
+            theta, readout = self._train_free(task, owned)
+            change = (theta.to(at_least_float32(theta.dtype)) - self.pristine.theta).abs_()
+            kept = []
+            for where in wheres:
+                free = is_free[where]
+                count = share(int(free.sum()), self.options.keep)
+                kept.append(top(change[where], count, free).indices + where.start)
+            self._region = Region(torch.cat(kept))
+        steps = self.options.region_steps
+        return self.regions.training(
+            task,
+            self._region,
+            start=theta,
+            readout=readout,
+            budget=len(self.space),  # retraining goes on at the rate of training
+            steps=-(-self.full_steps(task) // 2) if steps is None else steps,
+        )
+
+    def commit(self, task: StreamTask, training: Training) -> None:
+        """Record what is kept; the rest is θ_pre again."""
+        self.regions.commit(task, self._region, len(self._region) / len(self.space))
+
+    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+        """Answer with the union of what the tasks up to this one keep."""
+        return self.regions.answering(task)
 
     def _train_free(self, task: StreamTask, owned: Region) -> tuple[Tensor, dict[str, Tensor]]:
-        """θ ``(N,)`` and the readout after training; the model is as it was."""
-        model, steps = self.task_model, self.full_steps(task)
+        """Return θ ``(N,)`` and the readout after training; the model is as it was."""
+        model, steps = self.model, self.full_steps(task)
         tensors = self.space.parameters(model.backbone)
         places = [entries(tensors[i].detach(), local) for i, local, _ in self.space.split(owned.indices)]
         frozen = [(flat, at, flat[at]) for flat, at in places]
-        before = ModelState.of(model, [task.name])
         readout = model.readout_module(task.label)
-        load_tensors_(readout, self.pristine.readouts[task.name])
-        try:
-            with self.phase("fine_tune", task, steps) as on_step:
+        with self.holding(), self.phase("fine_tune", task, steps) as on_step:
+            load_tensors_(readout, self.pristine.readouts[task.name])
 
-                def after_update(step: int, loss: float) -> None:
-                    for flat, at, values in frozen:  # momentum and decay move them without a gradient
-                        flat[at] = values
-                    on_step(step, loss)
+            def after_update(step: int, loss: float) -> None:
+                for flat, at, values in frozen:  # momentum and decay move them without a gradient
+                    flat[at] = values
+                on_step(step, loss)
 
-                fine_tune(
-                    model,
-                    task.train,
-                    self.options,
-                    steps=steps,
-                    seed=self.phase_seed("fine_tune", task),
-                    on_step=after_update,
-                    trained=WholeTensors(tensors[i] for i in weight_matrices(self.space)),
-                )
+            fine_tune(
+                model,
+                task.train,
+                self.options,
+                steps=steps,
+                seed=self.phase_seed("fine_tune", task),
+                on_step=after_update,
+                trained=WholeTensors(tensors[i] for i in weight_matrices(self.space)),
+            )
             return self.space.flatten(model.backbone).cpu(), tensors_of(readout)
-        finally:
-            before.load_(model, [task.name])
-
-    def steps(self, task: StreamTask) -> int:
-        """Of retraining: half of the others."""
-        steps = super().steps(task)
-        return -(-steps // 2) if self.options.region_steps is None else steps
-
-    def region_budget(self) -> int:
-        """All: retraining goes on at the rate of training."""
-        return len(self.space)
 
 
 def share(count: int, keep: float) -> int:

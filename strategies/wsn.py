@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionOptions, RegionToTrain
+from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
+from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import Trained
 from forgetfree.learning.training import TrainingOptions
-from forgetfree.ledger import Composition
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 
@@ -36,7 +37,7 @@ class WSNOptions(RegionOptions):
     )
 
 
-class WSN(LedgerStrategy):
+class WSN(RegionStrategy):
     """Winning sub-networks: learn θ and the scores s behind a mask together (Kang et al., 2022, PMLR 162, §3, eqs. 1 to 5).
 
     - m_t, the mask of task t, is the top-c share of each weight matrix by score. It may hold entries of earlier tasks, with
@@ -56,26 +57,34 @@ class WSN(LedgerStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = WSNOptions
-    composition: ClassVar[Composition] = "selection"
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """There must be a weight matrix."""
-        super().check(options, stream)
+        """Refuse a model without a weight matrix."""
+        check_region_rate(options)
         weight_matrices(stream.model.space())
 
-    def localize(self, task: StreamTask) -> RegionToTrain:
-        """Nothing yet: the region is known only after training."""
-        return RegionToTrain(Region.empty(), self.options.capacity)
+    def setup(self) -> None:
+        """Make an empty ledger, in which a task is inferred with its mask alone, which may hold entries of earlier tasks."""
+        self.regions = TaskRegions(self, "selection")
 
-    def trained(self, task: StreamTask) -> Trained:
-        """θ and s, from θ_pre under what earlier tasks own."""
-        records = self.ledger.records
+    def begin(self, task: StreamTask) -> Training:
+        """Train θ and s, from θ_pre under what earlier tasks own; the mask is known only after that."""
+        self.regions.ledger.check_new(task.name)
+        return self.regions.training(
+            task,
+            Region.empty(),
+            budget=int(self.options.capacity * len(self.space)),
+            trained=partial(self._subnetwork, task),
+        )
+
+    def _subnetwork(self, task: StreamTask) -> WinningSubnetwork:
+        records = self.regions.ledger.records
         indices = torch.cat([torch.empty(0, dtype=torch.int64), *(r.owned.region.indices for r in records)])
         values = torch.cat([self.pristine.theta[:0], *(r.owned.values for r in records)])
         order = indices.argsort()
         self._winning = WinningSubnetwork(
-            self.task_model.backbone,
+            self.model.backbone,
             self.space,
             Graft(Region(indices[order]), values[order]),
             capacity=self.options.capacity,
@@ -84,27 +93,14 @@ class WSN(LedgerStrategy):
         )
         return self._winning
 
-    def region_budget(self) -> int:
-        """The share c of all entries."""
-        return max(1, int(self.options.capacity * len(self.space)))
-
-    def commit(self, task: StreamTask) -> None:
-        """M = M ∪ m_t; the model holds θ_pre after."""
-        assert self._localized is not None
-        region = self._winning.region()
-        self._localized, self._owned = replace(self._localized, region=region), self.ledger.free(region)
-        super().commit(task)
-        self._leave()
+    def commit(self, task: StreamTask, training: Training) -> None:
+        """Record M = M ∪ m_t; the model holds θ_pre after."""
+        self.regions.commit(task, self._winning.region(), self.options.capacity)
         del self._winning
 
-    def suspend(self) -> None:
-        """θ_pre, and the readout as it was."""
-        super().suspend()
-        self._leave()
-
-    def _leave(self) -> None:
-        """θ_pre everywhere: the mask may lie anywhere."""
-        self.space.load_(self.task_model.backbone, self.pristine.theta)
+    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+        """Answer with the task's mask alone."""
+        return self.regions.answering(task)
 
 
 class WinningSubnetwork:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor, nn
 
-from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import StreamTask
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
@@ -28,12 +30,30 @@ class MyStrategy(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = MyOptions
 
-    def prepare(self, task: StreamTask) -> None:
-        """θ_pre tensor by tensor."""
-        self._anchors = self.space.views(self.pristine.theta.to(self.device))
+    def begin(self, task: StreamTask) -> Training:
+        """Train everything, tensor by tensor on a leash."""
+        anchors = self.space.views(self.pristine.theta.to(self.device))
+        return self.everything(
+            task, trained=Leashed(self.space.parameters(self.model.backbone), anchors, self.options.pull)
+        )
+
+    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+        """Answer with the one model, as it is."""
+        return nullcontext()
+
+
+class Leashed:
+    """Tensors that are trained where they stand, and pulled back after each update."""
+
+    def __init__(self, tensors: list[nn.Parameter], anchors: list[Tensor], pull: float) -> None:
+        self.parameters = self.touched = tensors
+        self._anchors, self._pull = anchors, pull
+
+    def collect(self) -> None:
+        """The gradients are where the optimiser looks for them."""
 
     @torch.no_grad()
-    def after_step(self) -> None:
-        """Some of the way back."""
-        for parameter, anchor in zip(self.space.parameters(self.task_model.backbone), self._anchors, strict=True):
-            parameter.lerp_(anchor, self.options.pull)
+    def write(self) -> None:
+        """Go some of the way back."""
+        for tensor, anchor in zip(self.touched, self._anchors, strict=True):
+            tensor.lerp_(anchor, self._pull)

@@ -14,36 +14,43 @@ import copy
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from random import Random
 from typing import Any, ClassVar
 
 from avalanche import _annotations as decorators
-from avalanche.benchmarks.utils import AvalancheDataset
-from avalanche.training.templates.base import BaseTemplate
-from torch import Tensor, nn
+from torch import nn
 
-from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.continual.held_bytes import held_bytes
+from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.errors import OptionError
 from forgetfree.learning.training import TrainingOptions
-from forgetfree.models.state import ModelState
-from forgetfree.models.tokens import TokenLayout
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 
 
 class AvalancheStrategy(ContinualStrategy):
-    """Base of all: trains the backbone and, as Avalanche does, the readouts of all tasks together.
+    """Base of all: one model for all tasks, whose readouts are trained together, as Avalanche does.
 
     A readout that takes no part in a step, nor in a penalty, has no gradient and stays as it is.
+
+    A class statement may name, beside options: ``fixed``, arguments that are no options; and ``requires``, a function of
+    options and stream that raises where they do not go together.
     """
 
     _own_options: ClassVar[tuple[str, ...]] = ()
     _fixed: ClassVar[Mapping[str, Any]] = {}
+    _requires: ClassVar[Callable[[Any, Stream], None] | None] = None
 
-    def __init_subclass__(cls, *, fixed: Mapping[str, Any] | None = None, **options: Any) -> None:
+    def __init_subclass__(
+        cls,
+        *,
+        fixed: Mapping[str, Any] | None = None,
+        requires: Callable[[Any, Stream], None] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init_subclass__()
         if without := [name for name, field in options.items() if field.default is None]:
             raise TypeError(
@@ -56,10 +63,11 @@ class AvalancheStrategy(ContinualStrategy):
             )
         cls._own_options = tuple(options)
         cls._fixed = dict(fixed or {})
+        cls._requires = staticmethod(requires) if requires else None  # no method, though it stands in the class
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """Avalanche's plugins take gradients of their own: they know neither accumulation nor loss scaling."""
+        """Refuse accumulation and loss scaling: Avalanche's plugins take gradients of their own and know of neither."""
         if options.accumulation > 1:
             raise OptionError(
                 f"{cls.__name__} runs Avalanche's code, which does not accumulate gradients: expected accumulation=1, got "
@@ -69,42 +77,26 @@ class AvalancheStrategy(ContinualStrategy):
             raise OptionError(
                 f"{cls.__name__} runs Avalanche's code, which does not scale losses for fp16. Set precision=bf16 or fp32."
             )
+        if cls._requires is not None:
+            cls._requires(options, stream)
 
     def arguments(self) -> dict[str, Any]:
-        """What the plugin or template is made with."""
+        """Return what the plugin or template is made with."""
         return {name: getattr(self.options, name) for name in self._own_options} | dict(self._fixed)
 
-    def parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The backbone, and the readouts of all tasks."""
-        return self.space.parameters(self.task_model.backbone), self.task_model.readouts()
+    def keep_beside(self, held: Callable[[], Any]) -> None:
+        """Count what ``held`` returns beside the model: tensors, modules, rows of data, or Avalanche's objects with them."""
+        tokens = getattr(self.model, "tokens", None)
+        self.kept = WholeModel(self, lambda: held_bytes(held(), tokens))
 
-    def held(self) -> Any:
-        """What is kept beside the model: tensors, modules, rows of data, or an object of Avalanche's that has them."""
-        return None
+    def everything_by_avalanche(self, task: StreamTask, **changes: Any) -> Training:
+        """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`."""
+        scope = _around(self, changes.pop("scope", nullcontext()))
+        return self.everything(task, readout=self.model.readouts(), scope=scope, **changes)
 
-    def bytes_kept(self) -> int:
-        """The model, and all tensors and rows beside it."""
-        if not self.learned:
-            return 0
-        tokens = getattr(self.task_model, "tokens", None)
-        return ModelState.of(self.task_model).size_in_bytes + held_bytes(self.held(), tokens)
-
-    def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
-        """Train on one experience, or on several in turn; see Avalanche."""
-        with _without_its_warnings(), self._no_dropout_where_none_is_wanted():
-            return super().train(experiences, eval_streams, **kwargs)
-
-    @contextmanager
-    def _no_dropout_where_none_is_wanted(self) -> Iterator[None]:
-        # A-GEM, GEM and MAS ask for training mode before passes of their own.
-        if self.options.dropout:
-            yield
-            return
-        hook = self.model.register_forward_pre_hook(_evaluation_mode)
-        try:
-            yield
-        finally:
-            hook.remove()
+    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+        """Answer with the one model, as it is."""
+        return nullcontext()
 
     def _before_train_dataset_adaptation(self, **kwargs: Any) -> None:
         model = self.model
@@ -115,13 +107,18 @@ class AvalancheStrategy(ContinualStrategy):
 
 
 class PluginStrategy(AvalancheStrategy):
-    """Base of strategies that are an Avalanche plugin; give it as ``plugin=…`` of the class statement."""
+    """Base of strategies that are an Avalanche plugin; give it as ``plugin=…`` of the class statement.
+
+    What the plugin holds is counted beside the model, working space included; ``keeps=…`` names its attribute that counts
+    instead. Options that are no arguments of the plugin stand in the class's own ``Options``.
+    """
 
     plugin: ClassVar[Any] = None
+    _keeps: ClassVar[str | None] = None
 
-    def __init_subclass__(cls, *, plugin: Any = None, **options: Any) -> None:
+    def __init_subclass__(cls, *, plugin: Any = None, keeps: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.plugin = plugin
+        cls.plugin, cls._keeps = plugin, keeps
         if plugin is None:  # a base of several
             return
         known = inspect.signature(plugin).parameters
@@ -131,19 +128,20 @@ class PluginStrategy(AvalancheStrategy):
                 f"{cls.__name__}: {plugin.__name__} takes no {', '.join(unknown)}. It takes: {', '.join(known)}."
             )
 
-    def own_plugins(self) -> list[Any]:
-        """The plugin."""
-        self.avalanche_plugin = self.plugin(**self.arguments())
-        return [self.avalanche_plugin]
+    def setup(self) -> None:
+        """Make the plugin; those of the user come after it."""
+        self.avalanche_plugin = plugin = self.plugin(**self.arguments())
+        self.plugins.insert(0, plugin)
+        self.keep_beside(lambda: getattr(plugin, self._keeps) if self._keeps else plugin)
 
-    def held(self) -> Any:
-        """All that the plugin has, working space included."""
-        return self.avalanche_plugin
+    def begin(self, task: StreamTask) -> Training:
+        """Train everything; the plugin does the rest."""
+        return self.everything_by_avalanche(task)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportanceOptions(TrainingOptions):
-    """What strategies that weigh parameters after each task take beside."""
+    """Options that strategies that weigh parameters after each task take beside those of training."""
 
     importance_rows: int | None = option(
         512,
@@ -154,39 +152,36 @@ class ImportanceOptions(TrainingOptions):
 
 
 class ImportanceStrategy(PluginStrategy):
-    """Base of strategies whose plugin goes through the training rows once more after each task."""
+    """Base of strategies whose plugin goes through the training rows once more after each task: here through a sample."""
 
     Options = ImportanceOptions
 
-    def own_plugins(self) -> list[Any]:
-        """The plugin, which is shown a sample of the rows when it looks for importances."""
-        plugins = super().own_plugins()
-        on_all_rows = self.avalanche_plugin.after_training_exp
+    def __init_subclass__(cls, *, plugin: Any = None, **options: Any) -> None:
+        sampling = plugin and type(plugin.__name__, (_OnASample, plugin), {})
+        super().__init_subclass__(plugin=sampling, **options)
 
-        def on_a_sample(strategy: Any, **kwargs: Any) -> None:
-            with showing(strategy, self._sample(strategy.experience.dataset)):
-                on_all_rows(strategy, **kwargs)
 
-        self.avalanche_plugin.after_training_exp = on_a_sample
-        return plugins
+class _OnASample:
+    """Mixin of plugins, which shows them a sample of the rows when they look for importances."""
 
-    def _sample(self, data: Any) -> Any:
-        rows = self.options.importance_rows
-        if rows is None or rows >= len(data):
-            return data
-        random = Random(derive_seed(self.phase_seed(self.training_phase, self.task), "importance"))
-        return data.subset(sorted(random.sample(range(len(data)), rows)))
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        rows, data = strategy.options.importance_rows, strategy.experience.dataset
+        if rows is not None and rows < len(data):
+            random = Random(derive_seed(strategy.phase_seed("train", strategy.task), "importance"))
+            data = data.subset(sorted(random.sample(range(len(data)), rows)))
+        with showing(strategy, data):
+            super().after_training_exp(strategy, **kwargs)  # type: ignore[misc]  # of the plugin mixed into
 
 
 class TemplateStrategy(AvalancheStrategy):
     """Base of strategies that inherit from an Avalanche strategy too: ``class DER(TemplateStrategy, avalanche.DER)``."""
 
-    def template_arguments(self) -> dict[str, Any]:
-        """Its arguments beside those of every template."""
+    def avalanche_arguments(self) -> dict[str, Any]:
+        """Return the strategy's arguments beside those of every template."""
         return self.arguments()
 
     def training_epoch(self, **kwargs: Any) -> None:
-        """The template's own loop, where it has one; else ours."""
+        """Run the strategy's own loop, where it has one; else ours."""
         template: Any = next(
             cls for cls in type(self).__mro__ if cls.__module__.startswith("avalanche.training.supervised")
         )
@@ -207,6 +202,15 @@ def showing(strategy: Any, data: Any) -> Iterator[None]:
         yield
     finally:
         strategy.experience = whole
+
+
+@contextmanager
+def _around(strategy: AvalancheStrategy, scope: AbstractContextManager[Any]) -> Iterator[None]:
+    """Around the training of a task: ``scope``, no warnings of Avalanche's, no dropout where none is wanted."""
+    with scope, _without_its_warnings(), ExitStack() as hooks:
+        if not strategy.options.dropout:  # A-GEM, GEM and MAS ask for training mode before passes of their own
+            hooks.callback(strategy.model.register_forward_pre_hook(_evaluation_mode).remove)
+        yield
 
 
 def _evaluation_mode(model: nn.Module, _: Any) -> None:
@@ -239,53 +243,6 @@ def _without_its_warnings() -> Iterator[None]:
             yield
         finally:
             decorators.warnings = module
-
-
-# -- Memory ----------------------------------------------------------------------------------------------
-
-#: Of a label, a task label or a token id in a row.
-_INTEGER_BYTES = 8
-
-
-def held_bytes(holder: Any, tokens: TokenLayout | None = None) -> int:
-    """Bytes of all tensors, modules and rows of data that an object of Avalanche's holds, each counted once.
-
-    Rows are counted in every data set that has them. With ``tokens``, the padding that brings a data set's rows to one
-    length does not count; tensors count as they are.
-    """
-    return _held(holder, tokens, set())
-
-
-def _held(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
-    if id(value) in seen:
-        return 0
-    seen.add(id(value))
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, AvalancheDataset):
-        return sum(_row_part(part, tokens) for row in range(len(value)) for part in value[row])
-    if isinstance(value, nn.Module):
-        return sum(_held(tensor, tokens, seen) for tensor in value.state_dict(keep_vars=True).values())
-    if isinstance(value, Mapping):
-        return sum(_held(each, tokens, seen) for each in value.values())
-    if isinstance(value, (list, tuple, set)):
-        return sum(_held(each, tokens, seen) for each in value)
-    # Buffers, tensors in Avalanche's own wrapping, and what inherits from them; but no strategy.
-    if _is_avalanches(type(value)) and not isinstance(value, BaseTemplate):
-        return _held(vars(value), tokens, seen)
-    return 0
-
-
-def _is_avalanches(kind: type) -> bool:
-    return any(cls.__module__.startswith("avalanche.training") for cls in kind.__mro__)
-
-
-def _row_part(part: Any, tokens: TokenLayout | None) -> int:
-    if not isinstance(part, Tensor):
-        return _INTEGER_BYTES
-    if tokens is not None and part.dim() == 1 and not part.is_floating_point():
-        return int(tokens.attention_mask(part[None]).sum()) * part.element_size()
-    return part.numel() * part.element_size()
 
 
 __all__ = [

@@ -6,9 +6,9 @@ end with the same bits (a test compares them).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,8 @@ class Update:
         options: how to train.
         steps: the number of updates, for the schedule.
         anchors: θ_pre of ``backbone``, tensor by tensor, towards which the ℓ1 penalty pulls.
+        optimizer: makes an optimiser from parameter groups (the backbone's, the readout's); default: that of the options.
+        schedule: gives the factor on the learning rate after a number of updates; default: that of the options.
     """
 
     def __init__(
@@ -97,22 +99,29 @@ class Update:
         options: TrainingOptions,
         steps: int,
         anchors: Sequence[Tensor] = (),
+        *,
+        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
+        schedule: Callable[[int], float] | None = None,
     ) -> None:
         self._options = options
         self._backbone = list(backbone)
         self._anchors = list(anchors) if options.l1 else []
         rate, decay = options.learning_rate, options.weight_decay
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": list(backbone), "lr": rate},
             {"params": list(readout), "lr": options.readout_learning_rate or rate},
         ]
         groups = [group for group in groups if group["params"]]
         self.optimizer: torch.optim.Optimizer
-        if options.optimizer == "sgd":
+        if optimizer is not None:
+            self.optimizer = optimizer(groups)
+        elif options.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
         else:
             self.optimizer = torch.optim.AdamW(groups, weight_decay=decay)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: rate_at(done, steps, options))
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, schedule or (lambda done: rate_at(done, steps, options))
+        )
         self.trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self._device = self.trained[0].device.type
         self._scaler = torch.amp.GradScaler(self._device, enabled=options.precision == "fp16")

@@ -25,6 +25,11 @@ def check_class(cls: Any, faults: Faults) -> None:
             f"__init__: expected ContinualStrategy's own, got {constructor.__qualname__}. Drop it: the runner makes every "
             "strategy alike. What is to be prepared once belongs into setup(), what a user may choose into Options."
         )
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        faults.add(
+            f"class: expected {listed(missing)}(), got none. Write begin(task), which says what is trained, "
+            "and answering(task), a context manager in which the model answers for the task."
+        )
     targets = {entry.target: name for name, entry in registry.strategies().items()}
     for base in cls.__mro__[1:]:
         if name := targets.get(f"{base.__module__}:{base.__qualname__}"):
@@ -60,7 +65,7 @@ def _check_options(cls: type[ContinualStrategy], faults: Faults) -> None:
 
 def check_defaults(cls: type[ContinualStrategy], options_given: bool, faults: Faults) -> None:
     """It is made without options, unless the caller says that the defaults do not suit."""
-    remedy = "Look at check(), own_plugins() and setup(): cls(stream=stream) must do."
+    remedy = "Look at check() and setup(): cls(stream=stream) must do."
     with faults.catching("defaults: constructed without options", remedy):
         try:
             cls(stream=three_tasks())

@@ -41,7 +41,7 @@ def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
 
 def check_repeated(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> bool:
     """Whether learning again gives the same: after other draws, on the used stream, with evaluations in between."""
-    remedy = "It could be trained before: look at setup(), suspend(), resume() and snapshot()."
+    remedy = "It could be trained before: look at setup(), and at answering() while another task is trained."
     with faults.catching("run: once more on the stream, evaluating during training", remedy):
         # One run for all that must not matter; where it does, a second look says what.
         if run.differs(_evaluating(cls, options, run.strategy.stream, drawn=1)):
@@ -71,7 +71,7 @@ def _why_another(cls: type[ContinualStrategy], options: Any, run: Run) -> str:
     difference = run.differs(_evaluating(cls, options, three_tasks()))
     return (
         "evaluation: expected the same result with evaluations during training as with one after each task, got others, "
-        f"{difference or 'in some runs'}. Look at snapshot(), suspend(), resume(), enter_evaluation() and leave_evaluation()."
+        f"{difference or 'in some runs'}. Look at answering(): it must leave the model as it found it, in training too."
     )
 
 
@@ -96,7 +96,7 @@ def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Fau
 
 def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> None:
     """What is learned of a task depends neither on test rows nor on rows of tasks that come later."""
-    remedy = "Look at prepare(), before_step() and commit(): train on task.train, choose by task.validation."
+    remedy = "Look at begin() and commit(): train on task.train, choose by task.validation."
 
     def check(counts: Sequence[int], what: str, stream: Stream) -> None:
         """After any of ``counts`` tasks, the answers to their training rows are those of the usual stream."""

@@ -9,7 +9,7 @@ import torch
 from forgetfree.testing.faults import Faults, listed
 from forgetfree.testing.runs import Run
 
-_REMEDY = "Count in bytes_kept() what save() writes and what the next task needs."
+_REMEDY = "Count in kept.bytes_kept() what kept.save() writes and what the next task needs."
 
 
 def check_bytes(run: Run, said: list[Any], listed_by: dict[str, set[str]], faults: Faults) -> None:

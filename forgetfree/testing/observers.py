@@ -26,21 +26,21 @@ class Observer:
         """Look at the strategy; twice over before the first task and after the last."""
 
         def weights() -> dict[str, Tensor]:  # buffers may be put back later: by the next task, or by an evaluation
-            return {name: p.detach().clone() for name, p in strategy.task_model.named_parameters()}
+            return {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
 
         before = weights()
         seen = look(strategy)
         if moved := differing(before, weights()):
             self._faults.add(
-                f"evaluate: expected to find the model as it was before, got {listed(moved)} changed. Undo in "
-                "leave_evaluation() what enter_evaluation() does."
+                f"evaluate: expected to find the model as it was before, got {listed(moved)} changed. Put "
+                "back after the yield of answering() what was changed before it."
             )
         if len(strategy.learned) in (0, len(strategy.stream.tasks)):
             backwards = look(strategy, list(strategy.stream.benchmark.test_stream)[::-1])
             if changed := seen.differs(backwards):
                 self._faults.add(
                     f"evaluate: expected the same answers in any order of the tasks, got others, {changed}. Look at "
-                    "enter_evaluation() and leave_evaluation()."
+                    "answering()."
                 )
         self.bytes.append(strategy.bytes_kept())
         return seen
@@ -57,24 +57,23 @@ class Watch:
 
     def before_update(self, strategy: Any, **_: Any) -> None:
         """Note what must stay."""
-        task = strategy.task
-        named = [*strategy.gradients(task), *(p for group in strategy.parameters(task) for p in group)]
-        free = {id(parameter) for parameter in named}
-        parameters = dict(strategy.task_model.named_parameters())
+        task, trained = strategy.task, strategy.training.trained
+        free = {id(parameter) for parameter in (*trained.touched, *trained.parameters, *strategy.training.readout)}
+        parameters = dict(strategy.model.named_parameters())
         self.listed[task.name] = {name for name, parameter in parameters.items() if id(parameter) in free}
         self._before = {n: p.detach().clone() for n, p in parameters.items() if n not in self.listed[task.name]}
 
     def after_update(self, strategy: Any, **_: Any) -> None:
         """Compare."""
-        now = dict(strategy.task_model.named_parameters())
+        now = dict(strategy.model.named_parameters())
         self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
 
     def report(self, faults: Faults) -> None:
         """What moved."""
         if self._moved:
             faults.add(
-                "parameters: expected an update to move nothing but what parameters(task) lists, got "
-                f"{listed(list(self._moved))} moved. List it there, or look at before_step() and after_step()."
+                "training: expected an update to move nothing but what begin(task) lists as trained.touched and readout, got "
+                f"{listed(list(self._moved))} moved. List it there, or look at trained.write()."
             )
 
 
@@ -101,13 +100,13 @@ class Recorder(Monitor):
             if heard != list(range(1, steps + 1)):
                 faults.add(
                     f"progress: expected to hear of each step of {phase} that was announced, 1 to {steps}, got {len(heard)}: "
-                    f"{listed(list(map(str, heard))) or 'none'}. Look at steps() and at what self.phase(…) yields."
+                    f"{listed(list(map(str, heard))) or 'none'}. Look at Training.steps and at what self.phase(…) yields."
                 )
         trained = {task for task, phase, _, heard in self._phases if heard and phase != "evaluate"}
         # Nothing needs to be trained for a task that was learned with an earlier one.
         new = [task for task, learned in zip(run.tasks, run.learned, strict=False) if task not in learned]
         if mute := [task for task in new if task not in trained]:
             faults.add(
-                f"progress: expected to hear of the training of every task, got no step of {listed(mute)}. Look at steps(), "
-                "and train within self.phase(…)."
+                f"progress: expected to hear of the training of every task, got no step of {listed(mute)}. Look at "
+                "Training.steps, and train within self.phase(…)."
             )

@@ -14,7 +14,7 @@ from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.models.state import StateStore
 from forgetfree.testing.faults import Faults, differing, listed
-from forgetfree.testing.runs import Look, Run, look
+from forgetfree.testing.runs import Look, Run, Untrained, look
 
 
 def check_answers(run: Run, faults: Faults, where: str = "") -> None:
@@ -26,10 +26,13 @@ def check_answers(run: Run, faults: Faults, where: str = "") -> None:
         shapes = {name: tuple(logits.shape) for name, logits in seen.logits.items()}
         if shapes != expected:
             faults.add(
-                f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Look at forward()."
+                f"{where}evaluate: expected logits (n, n_labels) by task, {expected}, got {shapes}. Look at what "
+                "answering() yields."
             )
         if broken := [name for name, logits in seen.logits.items() if not bool(torch.isfinite(logits).all())]:
-            faults.add(f"{where}evaluate: expected finite logits, got others for {listed(broken)}. Look at forward().")
+            faults.add(
+                f"{where}evaluate: expected finite logits, got others for {listed(broken)}. Look at what answering() yields."
+            )
     same = []
     for count, later in pairwise(sorted(run.looks)):
         before, after = run.looks[count].logits, run.looks[later].logits
@@ -38,7 +41,7 @@ def check_answers(run: Run, faults: Faults, where: str = "") -> None:
     if same:
         faults.add(
             f"{where}training: expected other answers by learning a task than before, got the very same for {listed(same)}. "
-            "Look at parameters(), steps() and enter_evaluation()."
+            "Look at what begin() returns, and at answering()."
         )
 
 
@@ -60,7 +63,7 @@ def check_forgetting(run: Run, faults: Faults) -> None:
         then.logits[task.name], then.models[task.name] = now.logits[task.name], now.models[task.name]
     if found:
         faults.add(
-            f"forget_free: claimed as True, but {'; '.join(found)}. Look at enter_evaluation(), buffers and readouts included; "
+            f"forget_free: claimed as True, but {'; '.join(found)}. Look at answering(), buffers and readouts included; "
             "or do not claim it."
         )
 
@@ -68,16 +71,17 @@ def check_forgetting(run: Run, faults: Faults) -> None:
 def check_stale(run: Run, faults: Faults) -> None:
     """`stale`, by which results are taken over from one row of the matrix to the next."""
     for task, before, after in _steps(run):
-        stale = {other.name for other in run.strategy.stale(task)}
+        said = run.strategy.stale(task)
+        stale = set(run.tasks) if said is None else {other.name for other in said}
         if fresh := [name for name in differing(before.logits, after.logits) if name not in stale]:
             faults.add(
                 f"stale: expected every task whose answers may change by learning {task.name}, got a list without "
-                f"{listed(fresh)}, though it changed {before.differs(after, fresh)}. Name it, or look at enter_evaluation()."
+                f"{listed(fresh)}, though it changed {before.differs(after, fresh)}. Name it, or look at answering()."
             )
 
 
 def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Faults) -> None:
-    """Learning a task leaves the readouts by which the others are answered, but for those that `parameters` lists."""
+    """Learning a task leaves the readouts by which the others are answered, but for those that `begin` lists."""
     stream: Stream = run.strategy.stream
     for task, before, after in _steps(run):
         for other in stream.tasks:
@@ -87,7 +91,7 @@ def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Faults) -> N
             if moved and other is not task and not set(moved) <= may_move.get(task.name, set()):
                 faults.add(
                     f"readouts: expected learning {task.name} to leave the readout that answers {other.name}, got "
-                    f"{listed(moved)} moved. Look at prepare(), commit() and enter_evaluation(), or list it in parameters()."
+                    f"{listed(moved)} moved. Look at begin(), commit() and answering(), or list it in Training.readout."
                 )
 
 
@@ -103,7 +107,7 @@ def check_ledger(run: Run, faults: Faults) -> None:
         names = [strategy.space.tensors[i].name for i, *_ in strategy.space.split(moved.nonzero().flatten())]
         faults.add(
             f"ledger: expected entries that no task owns to hold θ_pre, got {entries} that do not, in {listed(names)}. Look at "
-            "parameters(), and at what commit() records."
+            "begin(), and at what commit() records."
         )
 
 
@@ -114,7 +118,7 @@ def check_restored(stream: Stream, pristine: dict[str, Tensor], run: Run, faults
         "hooks and modules after each task."
     )
     with faults.catching("fresh start: another strategy on the stream", remedy):
-        seen = look(ContinualStrategy(stream=stream))
+        seen = look(Untrained(stream=stream))
         moved = list(dict.fromkeys(n for model in seen.models.values() for n in differing(pristine, model)))
         if moved:
             faults.add(
@@ -129,7 +133,7 @@ def check_restored(stream: Stream, pristine: dict[str, Tensor], run: Run, faults
         if frozen := [name for name, parameter in stream.model.named_parameters() if not parameter.requires_grad]:
             faults.add(
                 f"fresh start: expected parameters to ask for gradients again, got requires_grad = False for "
-                f"{listed(frozen)}. Say what is trained by gradients(task); its flags are put back."
+                f"{listed(frozen)}. Say what is trained by Training.trained.touched; its flags are put back."
             )
 
 
@@ -145,7 +149,7 @@ def check_loaded(
 ) -> None:
     """A new strategy on a new stream answers from what was saved."""
     what = f"{where}save and load"
-    remedy = "Write in save() all that answering needs, and put it back in load(), note_learned(…) included."
+    remedy = "Write in kept.save() all that answering needs, and put it back in kept.load(), note_learned(…) included."
     with faults.catching(what, remedy):
         directory.mkdir(parents=True)
         run.strategy.save(directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import Stream
+from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.streams import Stream, StreamTask
 from forgetfree.testing.faults import differing, listed, tensors
 
 Tensors = dict[str, Tensor]
@@ -43,6 +43,18 @@ class Look:
         return (
             f"{what} {listed(changed)} ({f'tensors that differ: {listed(names)}' if names else 'by the same tensors'})"
         )
+
+
+class Untrained(ContinualStrategy):
+    """Answers by the model as it finds it, and cannot be trained."""
+
+    def begin(self, task: StreamTask) -> Training:
+        """Refuse."""
+        raise NotImplementedError
+
+    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+        """Change nothing."""
+        return nullcontext()
 
 
 class _Models:

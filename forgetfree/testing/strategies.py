@@ -50,7 +50,7 @@ VARIANTS: dict[str, Callable[[], Stream]] = {
 def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     """Run ``cls`` on three tiny tasks, several times over, and raise unless it does all that a strategy must.
 
-    Checked are: the class and its options; training, evaluation, progress and `bytes_kept`; that only what `parameters`
+    Checked are: the class and its options; training, evaluation, progress and `bytes_kept`; that only what `begin`
     lists moves, and no other task's readout; that the seed determines the result, whatever was drawn or trained before
     and whenever tasks are evaluated, and that another seed gives another in every task; that neither test rows nor rows
     of later tasks have a part in what is learned, and that no rows are written to; that the next strategy finds θ_pre;
@@ -142,8 +142,7 @@ def _learned(
     """Learn another stream than the usual, or another way."""
     remedy = (
         "The task may be withheld at inference, a prompt's readout has no tensors, and a task in parts is met again: look at "
-        "setup(), prepare(), parameters() and enter_evaluation(), and whether the class is taskwise; or refuse the stream "
-        "in check()."
+        "setup(), begin() and answering(), and whether the class is taskwise; or refuse the stream in check()."
     )
     with faults.catching(f"{name}: two tasks trained and evaluated", remedy):
         run = learn(cls, options, stream, experiences=experiences, look_after=(0, len(experiences)), store=StateStore())

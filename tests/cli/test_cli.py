@@ -447,7 +447,7 @@ def test_an_unexpected_error_of_a_strategy_is_a_paragraph_and_the_others_go_on(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("forgetfree.strategies.continual_ft.ContinualFT.prepare", broken)
+    monkeypatch.setattr("forgetfree.strategies.continual_ft.ContinualFT.begin", broken)
     assert tiny_cli.run(tmp_path / "out") == 1
     error = capsys.readouterr().err
     assert "continual-ft, seed 0: It stopped with ZeroDivisionError: oh. Run it alone with --debug" in error

@@ -72,7 +72,7 @@ class Models(SupervisedPlugin):
         self.seen.append({})
 
     def after_eval_forward(self, strategy: Any, **_: Any) -> None:
-        model = strategy.task_model
+        model = strategy.model
         self.seen[-1][strategy.experience.current_experience] = vision.everything(model.backbone)
 
 
@@ -133,10 +133,9 @@ def test_each_tasks_model_stays_where_the_task_is_withheld(name: str, kind: str,
 
 def own_model(strategy: Any, task: Any) -> dict[str, torch.Tensor]:
     """Backbone and readout that belong to a task."""
-    strategy.enter_evaluation(task)
-    tensors = vision.everything(strategy.task_model.backbone)
-    strategy.leave_evaluation(task)
-    return tensors | {f"readout.{name}": tensor for name, tensor in strategy._readouts[task.name].items()}
+    with strategy.answering(task):
+        tensors = vision.everything(strategy.model.backbone)
+    return tensors | {f"readout.{name}": tensor for name, tensor in strategy.readouts[task.name].items()}
 
 
 @pytest.mark.parametrize("kind", vision.NETWORKS)
@@ -465,10 +464,10 @@ def test_an_interrupted_first_task_leaves_the_model_as_it_was(name: str, scenari
     """Weights, readouts and BatchNorm's statistics."""
     stream = vision.stream(scenario, "mlp" if name == "lora" else "conv")
     strategy = vision.make(name, stream, plugins=[InterruptAt()])
-    before = vision.everything(strategy.task_model)
+    before = vision.everything(strategy.model)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(stream.benchmark.train_stream[0])
-    assert vision.different(before, vision.everything(strategy.task_model)) == []
+    assert vision.different(before, vision.everything(strategy.model)) == []
 
 
 def test_an_interrupted_task_does_not_count_for_cumulative() -> None:

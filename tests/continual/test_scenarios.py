@@ -100,20 +100,16 @@ def test_readouts_that_would_name_the_task_are_refused(tiny_stream: MakeStream) 
 
 def model_of(strategy: Any, task: Any) -> dict[str, Tensor]:
     """Every tensor of the backbone that belongs to ``task``."""
-    strategy.enter_evaluation(task)
-    tensors = vision.everything(strategy.task_model.backbone)
-    strategy.leave_evaluation(task)
-    return tensors
+    with strategy.answering(task):
+        return vision.everything(strategy.model.backbone)
 
 
 def features(strategy: Any, task: Any, rows: Any) -> Tensor:
     """What the readouts read of all ``rows``, one batch, by the backbone that belongs to ``task``."""
-    strategy.enter_evaluation(task)
-    strategy.task_model.eval()
-    with torch.no_grad():
-        found: Tensor = strategy.task_model.features(rows.batch(range(len(rows)))[0])
-    strategy.leave_evaluation(task)
-    return found
+    with strategy.answering(task), torch.no_grad():
+        strategy.model.eval()
+        found: Tensor = strategy.model.features(rows.batch(range(len(rows)))[0])
+        return found
 
 
 @pytest.mark.parametrize("learned", [1, 2])
@@ -128,7 +124,7 @@ def test_each_label_is_read_by_the_last_task_that_has_it(
     own: list[dict[str, Tensor]] = []
     for experience in list(stream.benchmark.train_stream)[:learned]:
         strategy.train(experience)
-        own.append(dict(strategy._readouts[stream.tasks[len(own)].name]))
+        own.append(dict(strategy.readouts[stream.tasks[len(own)].name]))
     tasks = stream.tasks[:learned]
     found = logits(strategy)
     for task in stream.tasks:
@@ -166,7 +162,7 @@ def test_the_router_takes_the_least_entropy_of_a_slow_loop(
     for task in stream.tasks:
         answers = []
         for candidate in stream.tasks:
-            readout = strategy._readouts[candidate.name]
+            readout = strategy.readouts[candidate.name]
             answers.append(F.linear(features(strategy, candidate, task.test), readout["weight"], readout["bias"]))
         for row in range(len(task.test)):
             entropies = []
@@ -195,7 +191,7 @@ def test_entropies_are_compared_as_shares_of_what_they_could_be() -> None:
     learn(strategy)
     chances = {"experience-0": [0.7, 0.1, 0.1, 0.1, 1, 1], "experience-1": [1, 1, 1, 1, 0.75, 0.25]}
     for name, values in chances.items():
-        strategy._readouts[name] = {"weight": torch.zeros(6, 1), "bias": torch.tensor(values).log()}
+        strategy.readouts[name] = {"weight": torch.zeros(6, 1), "bias": torch.tensor(values).log()}
     for found in logits(strategy).values():
         assert torch.allclose(found[:, :4].exp(), torch.tensor([0.7, 0.1, 0.1, 0.1]))
         assert bool((found[:, 4:] == LOWEST).all())
@@ -221,12 +217,12 @@ class Midway(SupervisedPlugin):
         self.seen: list[dict[str, Any]] = []
 
     def after_training_epoch(self, strategy: Any, **_: Any) -> None:
-        before, mode = vision.everything(strategy.task_model), strategy.model.training
+        before, mode = vision.everything(strategy.model), strategy.model.training
         experience, batch, data = strategy.experience, strategy.mbatch, strategy.dataloader
         strategy.evaluate()
         strategy.experience, strategy.mbatch, strategy.dataloader = experience, batch, data
         strategy.model.train(mode)
-        assert vision.different(before, vision.everything(strategy.task_model)) == []
+        assert vision.different(before, vision.everything(strategy.model)) == []
         self.seen.append({name: found.logits for name, found in strategy.predictions.items()})
 
 
@@ -246,9 +242,9 @@ def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scena
     strategy = vision.make(name, stream, plugins=[midway], **changes)
     for experience in stream.benchmark.train_stream:
         strategy.train(experience)
-        before = vision.everything(strategy.task_model)
+        before = vision.everything(strategy.model)
         found = {name: answer.logits for name, answer in strategy.evaluate().items()}
-        assert vision.different(before, vision.everything(strategy.task_model)) == []
+        assert vision.different(before, vision.everything(strategy.model)) == []
         for answers in (found, midway.seen[-1]):
             for other in answers.values():
                 assert np.array_equal(answers["experience-0"], other)
@@ -306,12 +302,12 @@ class Interrupt(SupervisedPlugin):
 def test_an_interrupted_evaluation_leaves_the_model_as_it_was(name: str, inference: str) -> None:
     interrupt = Interrupt()
     strategy = learn(vision.make(name, vision.stream("class", kind_of(name)), task_inference=inference))
-    before, answers = vision.everything(strategy.task_model), logits(strategy)
+    before, answers = vision.everything(strategy.model), logits(strategy)
     strategy.plugins.append(interrupt)
     with pytest.raises(KeyboardInterrupt):
         strategy.evaluate()
     strategy.plugins.remove(interrupt)
-    assert vision.different(before, vision.everything(strategy.task_model)) == []
+    assert vision.different(before, vision.everything(strategy.model)) == []
     assert vision.different(answers, logits(strategy)) == []
 
 

@@ -159,7 +159,7 @@ def read_strategy(name: str) -> Callable[[Path, Samples], Any]:
             strategy.load(path.parent)
         except ForgetfreeError:
             assert strategy.learned == []
-            assert torch.equal(strategy.space.flatten(strategy.task_model.backbone), strategy.pristine.theta)
+            assert torch.equal(strategy.space.flatten(strategy.model.backbone), strategy.pristine.theta)
             raise
         return strategy
 
@@ -170,11 +170,10 @@ def strategy_content(strategy: Any) -> Any:
     """The model that answers each learned task."""
     held = {}
     for task in strategy.learned:
-        strategy.enter_evaluation(task)
-        held[task.name] = bits(dict(strategy.model.state_dict()))
-        assert finite(strategy.model.state_dict().values())
-        strategy.leave_evaluation(task)
-    strategy.pristine.load_(strategy.task_model)
+        with strategy.answering(task):
+            held[task.name] = bits(dict(strategy.model.state_dict()))
+            assert finite(strategy.model.state_dict().values())
+    strategy.pristine.load_(strategy.model)
     return held
 
 

@@ -27,7 +27,7 @@ def test_what_it_keeps_is_counted_without_reading_any_model(tmp_path: Path, monk
             with monkeypatch.context() as patch:
                 patch.setattr(ModelState, "load", None)
                 kept.append(strategy.bytes_kept())
-        sizes = [strategy._state(task).size_in_bytes for task in strategy.stream.tasks]
+        sizes = [strategy.models.of(task).size_in_bytes for task in strategy.stream.tasks]
         assert kept == [0, sizes[0], sum(sizes)] and sizes[0] > 1000
     strategy.save(tmp_path / "saved")
     again = make(tmp_path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor
 
 from forgetfree import registry
+from forgetfree.continual.skills import learn_region
+from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
@@ -83,19 +85,19 @@ class Watch(SupervisedPlugin):
     """Notes the flat entries that move in any update of a task, and the other tensors that do."""
 
     def before_training_exp(self, strategy: Any, **_: Any) -> None:
-        self.theta = strategy.space.flatten(strategy.task_model.backbone)
-        self.rest = everything(strategy.task_model)
+        self.theta = strategy.space.flatten(strategy.model.backbone)
+        self.rest = everything(strategy.model)
         self.moved = torch.zeros(len(strategy.space), dtype=torch.bool)
         self.updates = 0
 
     def after_update(self, strategy: Any, **_: Any) -> None:
-        self.moved |= strategy.space.flatten(strategy.task_model.backbone) != self.theta
+        self.moved |= strategy.space.flatten(strategy.model.backbone) != self.theta
         self.updates += 1
 
     def moved_tensors(self, strategy: Any) -> list[str]:
         """Tensors outside the parameter space that are not what they were."""
         inside = {f"backbone.{spec.name}" for spec in strategy.space.tensors}
-        after = everything(strategy.task_model)
+        after = everything(strategy.model)
         return [name for name, was in self.rest.items() if name not in inside and not torch.equal(was, after[name])]
 
 
@@ -245,7 +247,7 @@ def test_localizing_leaves_the_pre_trained_model_in_place(tiny_stream: MakeStrea
     state = strategy.fine_tuned(stream.tasks[0])
     assert not torch.equal(state.theta, strategy.pristine.theta)
     assert_same_tensors(everything(stream.model), before)
-    strategy.learn_region(stream.tasks[0], state)
+    learn_region(strategy, stream.tasks[0], state)
     assert_same_tensors(everything(stream.model), before)
 
 
@@ -260,7 +262,7 @@ def test_no_dropout_while_the_mask_is_learned(tiny_stream: MakeStream) -> None:
     strategy = make("grafting-continual", stream)
     state = strategy.fine_tuned(stream.tasks[0])
     seen.clear()
-    strategy.learn_region(stream.tasks[0], state)
+    learn_region(strategy, stream.tasks[0], state)
     assert len(seen) > 0
     assert not any(seen)
 
@@ -474,7 +476,7 @@ def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(tiny_stream: M
     after = logits(strategy)
     assert torch.equal(after["qnli"], before["qnli"])
     assert strategy.ledger.tasks == ["qnli"]
-    theta = strategy.space.flatten(strategy.task_model.backbone)
+    theta = strategy.space.flatten(strategy.model.backbone)
     untouched = ~strategy.ledger.owned().mask(len(theta))
     assert torch.equal(theta[untouched], strategy.pristine.theta[untouched])
 
@@ -510,21 +512,22 @@ def test_a_stream_whose_model_was_changed_is_refused(tiny_stream: MakeStream) ->
 
 def test_localized_regions_are_kept_without_their_scores(history: History) -> None:
     """Scores are as large as the model; memory is to grow with the regions only."""
-    for learned in history.strategy.regions.values():
+    for learned in history.strategy.localized.values():
         assert learned.scores.numel() == 0 and len(learned.region) > 0
 
 
 @pytest.mark.parametrize(("sparsity", "factor"), [(1.0, 1.0), (0.01, 10.0)])
 def test_adamw_moves_a_region_as_far_as_the_whole(tiny_stream: MakeStream, sparsity: float, factor: float) -> None:
     """√(N/s) is 1 for s = N and 10 for s = N/100 (up to the rounding of s)."""
-    strategy = make("grafting-continual", tiny_stream(), optimizer="adamw", learning_rate=1e-3, sparsity=sparsity)
-    options = strategy.training_options()
-    assert options.learning_rate == pytest.approx(1e-3 * factor, rel=0.01)
-    assert options.readout_learning_rate == 1e-3
-    assert (
-        make("grafting-continual", tiny_stream(), optimizer="sgd", learning_rate=0.5).training_options().learning_rate
-        == 0.5
-    )
+
+    def options(**changes: Any) -> Any:
+        strategy = make("grafting-continual", tiny_stream(), sparsity=sparsity, **changes)
+        return strategy.begin(strategy.stream.tasks[0]).options
+
+    trained = options(optimizer="adamw", learning_rate=1e-3)
+    assert trained.learning_rate == pytest.approx(1e-3 * factor, rel=0.01)
+    assert trained.readout_learning_rate == 1e-3
+    assert options(optimizer="sgd", learning_rate=0.5).learning_rate == 0.5
 
 
 @pytest.mark.parametrize(
@@ -663,12 +666,25 @@ def test_evaluating_in_the_midst_of_training_changes_nothing(tiny_stream: MakeSt
         assert torch.equal(with_evaluation[2][-1]["qnli"], answers["qnli"])
 
 
-def test_what_parameters_gives_is_checked(tiny_stream: MakeStream) -> None:
-    class Loose(registry.strategy("continual-ft")):  # type: ignore[misc]
-        def parameters(self, task: Any) -> Any:
-            return list(self.task_model.parameters())
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda s, task: list(s.model.parameters()), "expected a Training, got "),
+        (
+            lambda s, task: s.everything(task, readout=[0.5]),
+            "expected trained and readout to list parameters, got a float",
+        ),
+    ],
+)
+def test_what_begin_returns_is_checked(tiny_stream: MakeStream, given: Any, message: str) -> None:
+    class Loose(ContinualStrategy):
+        def begin(self, task: Any) -> Any:
+            return given(self, task)
+
+        def answering(self, task: Any) -> Any:
+            return nullcontext()
 
     stream = tiny_stream("bert", "linear")
     strategy = Loose(stream=stream, options=Loose.Options(**SMALL))
-    with pytest.raises(ConformanceError, match=r"Loose .*\n- parameters\(task\): expected two lists of parameters"):
+    with pytest.raises(ConformanceError, match=rf"Loose .*\n- begin\(task\): {message}"):
         strategy.train(stream.benchmark.train_stream[0])

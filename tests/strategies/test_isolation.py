@@ -78,7 +78,7 @@ def learn(strategy: Any, count: int | None = None) -> Any:
 
 
 def theta_of(strategy: Any) -> Tensor:
-    flat: Tensor = strategy.space.flatten(strategy.task_model.backbone)
+    flat: Tensor = strategy.space.flatten(strategy.model.backbone)
     return flat
 
 
@@ -344,14 +344,14 @@ def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(
     """And it can be trained after all, to the same bits as without the interrupt."""
     stop = Stop(phase)
     strategy = learn(make(name, tiny_stream(), monitor=stop, **OPTIMIZERS[optimizer]), 1)
-    before, left, rest = logits(strategy), theta_of(strategy), outside(strategy.task_model)
+    before, left, rest = logits(strategy), theta_of(strategy), outside(strategy.model)
     second = list(strategy.stream.benchmark.train_stream)[1]
     stop.armed = True
     with pytest.raises(KeyboardInterrupt):
         strategy.train(second)
     stop.armed = False
     assert torch.equal(theta_of(strategy), left)
-    assert_same_tensors(outside(strategy.task_model), rest)
+    assert_same_tensors(outside(strategy.model), rest)
     assert strategy.ledger.tasks == ["qnli"]
     assert torch.equal(logits(strategy)["qnli"], before["qnli"])
 
@@ -459,10 +459,10 @@ def test_packnet_retrains_what_it_keeps_from_where_it_was(tiny_stream: MakeStrea
     """Without retraining, the task keeps the values of the first phase, and the others go back to θ_pre."""
     strategy = make("packnet", tiny_stream(), region_steps=0)
     first = strategy.stream.tasks[0]
-    localized = strategy.localize(first)
+    theta, _ = strategy._train_free(first, Region.empty())
     learn(strategy, 1)
     record = strategy.ledger.records[0]
-    assert torch.equal(record.owned.values, localized.theta[record.owned.region.indices])
+    assert torch.equal(record.owned.values, theta[record.owned.region.indices])
     assert bool((record.owned.values != strategy.pristine.theta[record.owned.region.indices]).any())
     retrained = learn(make("packnet", tiny_stream()), 1).ledger.records[0]
     assert retrained.owned.region == record.owned.region
@@ -661,7 +661,7 @@ class Rate(SupervisedPlugin):
     """The learning rates at the first update."""
 
     def before_training_exp(self, strategy: Any, **_: Any) -> None:
-        self.options = strategy.training_options()
+        self.options = strategy.training.options
 
 
 @pytest.mark.parametrize("name", ISOLATING)

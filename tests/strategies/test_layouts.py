@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree import registry
+from forgetfree.continual.skills import learn_region
 from forgetfree.continual.streams import Stream, benchmark_stream, make_stream
 from forgetfree.core.base_regions import most_moved
 from forgetfree.core.body import fingerprint_of
@@ -123,7 +124,7 @@ def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -
     learner.save(tmp_path)
     again = strategy(name, STREAMS[kind]())
     if name == "fine-tune":  # it keeps its models in its own store
-        again._own = learner._own
+        again.models._store = learner.models._store
     again.load(tmp_path)
     assert different(rows[-1], logits(again)) == []
 
@@ -185,7 +186,7 @@ def test_scores_and_regions_in_training_are_float32(kind: str, least: torch.dtyp
     stream = STREAMS[kind]()
     learner = strategy("grafting-continual", stream)
     space, task = stream.model.space(), stream.tasks[0]
-    found = learner.learn_region(task, learner.fine_tuned(task))
+    found = learn_region(learner, task, learner.fine_tuned(task))
     assert found.scores.dtype == least
     assert len(found.scores.unique()) > 100  # steps of all sizes, not those of an 8-bit mantissa
     assert RegionParameters(stream.model.backbone, space, found.region).values.dtype == least

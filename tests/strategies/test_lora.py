@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from forgetfree import cli, registry
 from forgetfree.continual.streams import benchmark_stream
 from forgetfree.errors import OptionError, RunError, TaskError
-from forgetfree.models.lora import LoraAdapters, overlap, targets
+from forgetfree.strategies.lora.adapters import LoraAdapters, overlap, targets
+from forgetfree.strategies.lora.task_adapters import adapter_training
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -114,13 +115,13 @@ def test_the_streams_model_is_as_it_was_and_serves_the_next_strategy(
 def test_only_the_newest_adapters_and_the_readout_get_gradients(tiny_stream: MakeStream, name: str) -> None:
     class Watch(SupervisedPlugin):
         def before_update(self, strategy: Any, **_: Any) -> None:
-            named = strategy.task_model.named_parameters()
+            named = strategy.model.named_parameters()
             wanting = {key for key, parameter in named if parameter.requires_grad}
-            newest = {key for key in wanting if f".{strategy.newest}." in key and ".lora_" in key}
+            newest = {key for key in wanting if f".{strategy.adapters.newest}." in key and ".lora_" in key}
             label = strategy.task.label
             assert wanting - newest == {f"linears.{label}.weight", f"linears.{label}.bias"}
             assert len(newest) == 8  # A and B of query and value in two layers
-            with_gradient = {k for k, p in strategy.task_model.named_parameters() if p.grad is not None}
+            with_gradient = {k for k, p in strategy.model.named_parameters() if p.grad is not None}
             assert with_gradient == wanting
 
     learn(make(name, tiny_stream("bert", "linear"), plugins=[Watch()]))
@@ -129,12 +130,16 @@ def test_only_the_newest_adapters_and_the_readout_get_gradients(tiny_stream: Mak
 def test_o_lora_freezes_earlier_adapters_bit_for_bit(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("gpt2-lm", "causal")
     strategy = make("o-lora", stream, **OPTIMIZERS["adamw"])
+    tensors_of = strategy.adapters.adapters.tensors
     kept: dict[str, dict[str, Tensor]] = {}
     for experience in stream.benchmark.train_stream:
         strategy.train(experience)
         for name, tensors in kept.items():
-            assert_same(strategy.adapters.tensors(name), tensors)
-        kept = {name: {k: t.clone() for k, t in strategy.adapters.tensors(name).items()} for name in strategy.records}
+            assert_same(tensors_of(name), tensors)
+        kept = {
+            name: {k: t.clone() for k, t in strategy.adapters.adapters.tensors(name).items()}
+            for name in strategy.adapters.records
+        }
     assert list(kept) == ["task-0", "task-1", "task-2"]
 
 
@@ -153,7 +158,7 @@ def test_adapters_add_their_scaled_products_to_the_weight(tiny_stream: MakeStrea
     rows = learn(strategy)
     suffixes = ("query", "value") if kind == "bert" else ("c_attn",)
     for acting in ["task-1"] if name == "lora" else ["task-0", "task-1", "task-2"]:
-        tensors = strategy.adapters.tensors(acting)
+        tensors = strategy.adapters.adapters.tensors(acting)
         layers = sorted({key.partition(".lora_")[0] for key in tensors})
         assert len(layers) == 2 * len(suffixes) and all(layer.endswith(suffixes) for layer in layers)
         for layer in layers:
@@ -180,7 +185,7 @@ def test_the_layers_to_adapt_can_be_named(tiny_stream: MakeStream) -> None:
     assert targets(backbone, space) == everywhere
     strategy = make("lora", tiny_stream("bert", "linear"), target_modules=r"layer\.0.*intermediate")
     learn(strategy)
-    assert list(strategy.adapters.projections("task-0")) == ["encoder.layer.0.intermediate.dense"]
+    assert list(strategy.adapters.adapters.projections("task-0")) == ["encoder.layer.0.intermediate.dense"]
 
 
 def test_graftable_bounds_the_adapters_too(tiny_stream: MakeStream) -> None:
@@ -208,9 +213,9 @@ def test_torchs_own_encoder_layers_are_not_adapted() -> None:
 
 def test_adapters_learn_at_ten_times_the_rate_unless_told_otherwise(tiny_stream: MakeStream) -> None:
     stream = tiny_stream("bert", "linear")
-    options = make("lora", stream, learning_rate=1e-3, lora_learning_rate=None, l1=0.1).training_options()
+    options = adapter_training(make("lora", stream, learning_rate=1e-3, lora_learning_rate=None, l1=0.1).options)
     assert (options.learning_rate, options.readout_learning_rate, options.l1) == (pytest.approx(1e-2), 1e-3, 0)
-    options = make("lora", stream, lora_learning_rate=0.3, readout_learning_rate=0.2).training_options()
+    options = adapter_training(make("lora", stream, lora_learning_rate=0.3, readout_learning_rate=0.2).options)
     assert (options.learning_rate, options.readout_learning_rate) == (0.3, 0.2)
 
 
@@ -230,13 +235,13 @@ def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> 
 
     class Watch(SupervisedPlugin):
         def after_forward(self, strategy: Any, **_: Any) -> None:
-            if len(strategy.records) == 2 and not seen:
+            if len(strategy.adapters.records) == 2 and not seen:
                 plain = nn.functional.cross_entropy(strategy.mb_output, strategy.mb_y)
-                newest = strategy.adapters.projections("task-2")
+                newest = strategy.adapters.adapters.projections("task-2")
                 products = [
                     a @ newest[layer].T
                     for name in ("task-0", "task-1")
-                    for layer, a in strategy.adapters.projections(name).items()
+                    for layer, a in strategy.adapters.adapters.projections(name).items()
                 ]
                 by_hand = (torch.stack(products) ** 2).sum()
                 seen.extend([(strategy.criterion() - plain).item(), 0.7 * by_hand.item()])
@@ -260,7 +265,7 @@ def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) ->
             steps=100,
         )
         learn(strategy)
-        first, second = (strategy.adapters.projections(f"task-{k}") for k in range(2))
+        first, second = (strategy.adapters.adapters.projections(f"task-{k}") for k in range(2))
         unit = nn.functional.normalize
         return max((unit(first[layer]) @ unit(second[layer]).T).abs().max().item() for layer in first)
 
@@ -278,7 +283,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tiny_stream: 
         torch.manual_seed(disturb)  # what ran before must not matter
         strategy = make(name, stream, seed=seed)
         answers = learn(strategy)[-1]
-        return answers, strategy.adapters.tensors("task-1")
+        return answers, strategy.adapters.adapters.tensors("task-1")
 
     first, same, other = run(0, 1), run(0, 2), run(1, 1)
     for one, two in zip(first, same, strict=True):
@@ -307,7 +312,7 @@ def test_evaluating_in_the_midst_of_training_changes_nothing(tiny_stream: MakeSt
         strategy = make(name, stream, accumulation=2, lora_dropout=0.2, **router, **periodic)
         for experience in stream.benchmark.train_stream:
             strategy.train(experience, eval_streams=[stream.benchmark.test_stream])
-        return everything(stream.model), strategy.adapters.tensors("task-2"), logits(strategy)
+        return everything(stream.model), strategy.adapters.adapters.tensors("task-2"), logits(strategy)
 
     for one, other in zip(run(), run(eval_every=1, peval_mode="iteration"), strict=True):
         assert_same(one, other)
@@ -318,7 +323,7 @@ def test_lora_answers_for_a_learned_task_in_the_midst_of_another(tiny_stream: Ma
 
     class Watch(SupervisedPlugin):
         def after_eval_exp(self, strategy: Any, **_: Any) -> None:
-            if strategy._in_training is not None and len(strategy.learned) == 1 and strategy.task.name == "qnli":
+            if strategy.training is not None and len(strategy.learned) == 1 and strategy.task.name == "qnli":
                 seen.append(torch.from_numpy(strategy.predictions["qnli"].logits))
 
     stream = tiny_stream("gpt2-lm", "causal", stream="qnli,sst2")
@@ -385,14 +390,14 @@ def test_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, infere
     x, _, _ = stream.tasks[0].test.batch(range(16))
     lowest = torch.finfo(torch.float32).min
     by_task = []
-    for acting in strategy.records:
-        stream.model.backbone = strategy.adapters.activate([acting]).eval()
+    for acting in strategy.adapters.records:
+        stream.model.backbone = strategy.adapters.adapters.activate([acting]).eval()
         with torch.no_grad():
             features = stream.model.features(x)
         logits_by_task = torch.full((16, 8), lowest)
-        for task, record in zip(stream.tasks, strategy.records.values(), strict=True):
+        for task, record in zip(stream.tasks, strategy.adapters.records.values(), strict=True):
             own = list(task.classes)
-            if inference == "last" or record is strategy.records[acting]:
+            if inference == "last" or record is strategy.adapters.records[acting]:
                 logits_by_task[:, own] = (features @ record.readout["weight"].T + record.readout["bias"])[:, own]
         by_task.append(logits_by_task)
     if inference == "last":
@@ -412,7 +417,7 @@ def test_o_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, tmp_
     stream = tiny_stream("bert", "linear", scenario="class")
     strategy = make("o-lora", stream)
     answers = learn(strategy)[-1]
-    assert [bool(record.readout) for record in strategy.records.values()] == [False, False, True]
+    assert [bool(record.readout) for record in strategy.adapters.records.values()] == [False, False, True]
     strategy.save(tmp_path)
     again = make("o-lora", tiny_stream("bert", "linear", scenario="class"))
     again.load(tmp_path)
@@ -547,7 +552,7 @@ def test_a_network_with_linear_layers_learns_by_adapters() -> None:
     before = everything(stream.model.backbone)
     strategy = make("lora", stream)
     rows = learn(strategy)
-    assert len(strategy.adapters.projections("task-0")) == 2
+    assert len(strategy.adapters.adapters.projections("task-0")) == 2
     assert not torch.equal(rows[0]["experience-0"], rows[1]["experience-0"])
     assert torch.equal(rows[1]["experience-0"], rows[2]["experience-0"])
     assert_same(everything(stream.model.backbone), before)
@@ -564,10 +569,12 @@ def test_buffers_that_training_changes_come_and_go_with_their_adapters(name: str
     strategy = make(name, stream())
     before = everything(strategy.stream.model.backbone)
     rows = learn(strategy)
-    kept = [set(record.buffers) for record in strategy.records.values()]
+    kept = [set(record.buffers) for record in strategy.adapters.records.values()]
     statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert kept == ([statistics, statistics] if name == "lora" else [set(), statistics])
-    steps = [int(record.buffers["1.num_batches_tracked"]) for record in strategy.records.values() if record.buffers]
+    steps = [
+        int(record.buffers["1.num_batches_tracked"]) for record in strategy.adapters.records.values() if record.buffers
+    ]
     assert steps == ([4, 4] if name == "lora" else [8])
     assert torch.equal(rows[1]["experience-0"], rows[2]["experience-0"]) == (name == "lora")
     assert_same(everything(strategy.stream.model.backbone), before)

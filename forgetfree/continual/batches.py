@@ -1,0 +1,38 @@
+"""Batches of an Avalanche data set as they are planned, and the generators that plugins draw from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any:
+    """Return a data loader of the batches, each a list of row numbers."""
+    return DataLoader(
+        data,
+        batch_sampler=[list(batch) for batch in batches],
+        collate_fn=data.collate_fn,
+        num_workers=num_workers,
+        generator=torch.Generator(),  # the loader must draw neither from dropout's generator nor during training
+    )
+
+
+def lengths_of(data: Any, model: nn.Module) -> list[int]:
+    """Return the tokens per row of rows that a plugin put together; 0 where rows are no texts."""
+    tokens: Any = getattr(model, "tokens", None)
+    if tokens is None:
+        return [0] * len(data)
+    return [int(tokens.attention_mask(data[i][0].unsqueeze(0)).sum()) for i in range(len(data))]
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,68 @@
+"""What is trained for one task: the value that a strategy's `begin` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.trained import Trained
+from forgetfree.learning.monitor import Phase
+from forgetfree.learning.stream_task import StreamTask
+from forgetfree.learning.training import TrainingOptions
+
+#: From inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32; the model itself is one.
+Answer = Callable[[Tensor, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained for one task, from the weights that the model holds when `begin` returns, and for how long.
+
+    Attributes:
+        task: the task.
+        trained: what is trained of the backbone: it takes the gradients before each update and writes the values after it.
+        readout: the readouts' parameters that are trained.
+        steps: updates.
+        options: how: rate, batches, schedule, precision and so on.
+        phase: what the steps are called in progress and timings.
+        answer: from inputs to logits in training, in place of the model: for prompts, for other readouts.
+        loss: from logits and labels to the loss, in place of cross-entropy: for penalties.
+        optimizer: from PyTorch's parameter groups (the backbone's, the readout's) to an optimiser, in place of the options'.
+        schedule: from the number of updates done to the factor on the learning rate, in place of the options'.
+        scope: entered when `begin` has returned, left after `commit`. An error passes through it: see `undo_on_error`.
+        learns: the tasks that are learned by it; default: ``task`` alone.
+    """
+
+    task: StreamTask
+    trained: Trained
+    readout: Sequence[nn.Parameter]
+    steps: int
+    options: TrainingOptions
+    phase: Phase = "train"
+    answer: Answer | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
+    schedule: Callable[[int], float] | None = None
+    scope: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    learns: tuple[StreamTask, ...] = ()
+
+    def faults(self) -> list[str]:
+        """What makes it impossible to train by."""
+        parameters = [*self.trained.parameters, *self.trained.touched, *self.readout]
+        wrong = [type(each).__name__ for each in parameters if not isinstance(each, nn.Parameter)]
+        return [f"expected trained and readout to list parameters, got a {wrong[0]} among them"] if wrong else []
+
+
+@contextmanager
+def undo_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Call ``undo`` if an error, or an interrupt, passes through: what training left in the model must not stay there."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise

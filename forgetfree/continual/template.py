@@ -1,0 +1,293 @@
+"""Avalanche's work: its training template around our batches, updates and evaluation.
+
+`forgetfree.continual.strategy` has what the author of a strategy meets. Here is what Avalanche calls: data loaders, the
+optimiser, the loops with their callbacks. Their order is Avalanche's own; a test holds every baseline to its loop bit by bit.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.templates import SupervisedTemplate
+from avalanche.training.utils import cycle
+from torch import Tensor
+
+from forgetfree.continual.batches import lengths_of, loader, seed_generators
+from forgetfree.continual.experiences import check_experiences, part_of
+from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.task_inference import answer_for
+from forgetfree.continual.task_training import Training
+from forgetfree.core.steps import check_loss, trainable
+from forgetfree.core.tensors import tensors_of
+from forgetfree.data.sampling import by_length
+from forgetfree.display import brief
+from forgetfree.errors import ConformanceError, UsageError
+from forgetfree.learning.monitor import Monitor, Phase
+from forgetfree.learning.training import Part, Update, parts, plan, training_mode
+from forgetfree.results.metrics import Predictions
+from forgetfree.seeds import derive_seed
+
+#: What a forward pass takes of a batch that is not cut.
+_WHOLE = Part((), 1.0, True, True)
+
+
+class StrategyTemplate(SupervisedTemplate):
+    """The Avalanche side of `ContinualStrategy`, which has the constructor."""
+
+    online: ClassVar[bool] = False
+    options: Any
+    stream: Stream
+    seed: int
+    monitor: Monitor
+    seconds: dict[Phase, float]
+    predictions: dict[str, Predictions]
+    is_busy: bool
+    #: What is trained now, between a task's `begin` and the end of its `commit`.
+    training: Training | None
+
+    # -- Training --------------------------------------------------------------------------------------------
+
+    def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
+        """Train on one experience, or on several in turn; see Avalanche."""
+        check_experiences(experiences)
+        try:
+            with _at_work(self), ExitStack() as self._scope:
+                return super().train(experiences, eval_streams, **kwargs)
+        finally:
+            self.training = self.model.current_task = None
+
+    def avalanche_arguments(self) -> dict[str, Any]:
+        """Return arguments of an Avalanche strategy that this one also inherits from: `TemplateStrategy` gives its own."""
+        return {}
+
+    def check_experience(self, experience: Any) -> StreamTask:
+        """Return the task of an experience that is to be trained on.
+
+        Raises:
+            UsageError: it is none of the stream's training experiences, or part of one, and the strategy is not `online`.
+        """
+        task, part = self.stream.task_of(experience, training=True), part_of(experience)
+        if part is not None and not self.online:
+            raise UsageError(
+                f"{type(self).__name__} learns a task at once, from all of its rows, got part {part} of {task.name} "
+                f"({len(experience.dataset)} of {len(task.train)} rows). Train on the experience that it was cut from, or by a "
+                "strategy that learns in parts: continual-ft, replay, der, cumulative."
+            )
+        return task
+
+    def _before_training_exp(self, **kwargs: Any) -> None:
+        task = self.check_experience(self.experience)
+        seed_generators(self.phase_seed("train", task))
+        self.training = training = _checked(type(self).__name__, self.begin(task))
+        self._scope.enter_context(training.scope)
+        self.model.current_task = task.label
+        self._updates = training.steps
+        if part_of(self.experience) is not None:  # a part's share, by rows
+            self._updates = math.ceil(training.steps * len(self.experience.dataset) / len(task.train))
+        seed_generators(self.phase_seed(training.phase, task))  # Avalanche's plugins draw from them
+        super()._before_training_exp(**kwargs)
+
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        training = _training_of(self)
+        readout = tensors_of(self.model.readout_module(training.task.label))
+        self.commit(training.task, training)
+        for task in training.learns or (training.task,):
+            self.note_learned(task, readout if task is training.task else {})
+        self.training = None
+        super()._after_training_exp(**kwargs)  # plugins still see which parameters are trained
+        self._scope.close()
+
+    def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
+        """Plan the batches of this task, cut into parts where gradients are accumulated."""
+        training, data = _training_of(self), self.adapted_dataset
+        whole = data is self.experience.dataset and part_of(self.experience) is None
+        lengths = training.task.train.lengths if whole else lengths_of(data, self.model)
+        seed = self.phase_seed(training.phase, training.task)
+        batches = plan(lengths, training.options, self._updates, seed)
+        self._parts = [part for batch in batches for part in parts(batch, training.options.accumulation)]
+        self._planned = self.dataloader = loader(data, [list(part.rows) for part in self._parts], num_workers)
+
+    def check_model_and_optimizer(self, **kwargs: Any) -> None:
+        """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
+        training = _training_of(self)
+        self.model = self.model_adaptation()
+        backbone, readout = list(training.trained.parameters), list(training.readout)
+        anchors = [parameter.detach().clone() for parameter in backbone] if training.options.l1 else []
+        self._update = Update(
+            backbone,
+            readout,
+            training.options,
+            self._updates,
+            anchors,
+            optimizer=training.optimizer,
+            schedule=training.schedule,
+        )
+        self.optimizer = self._update.optimizer
+        self._scope.enter_context(trainable(self.model, [*training.trained.touched, *readout]))
+
+    def training_epoch(self, **kwargs: Any) -> None:
+        """Take all steps of one task, with Avalanche's callbacks around each.
+
+        An iteration is one forward pass; with ``accumulation`` several of them make one update.
+        """
+        if self.dataloader is self._planned:
+            batches: Iterator[tuple[Any, Part]] = zip(self.dataloader, self._parts, strict=False)
+        else:  # a plugin's own loader, such as replay's: round and round, for as many steps
+            batches = ((batch, _WHOLE) for batch in islice(cycle(self.dataloader), self._updates))
+        with self.training_steps():
+            for batch, part in batches:
+                self._part = part
+                if self._stop_training:
+                    break
+                self.mbatch = batch
+                self._unpack_minibatch()
+                self._before_training_iteration(**kwargs)
+                if self._part.first:
+                    self.model.zero_grad()
+                    self.optimizer.zero_grad()
+                self.loss = self._make_empty_loss()
+
+                self._before_forward(**kwargs)
+                self.mb_output = self.forward()
+                self._after_forward(**kwargs)
+
+                self.loss = self.loss + self.criterion()
+                self._before_backward(**kwargs)
+                self.backward()
+                self._after_backward(**kwargs)
+
+                if self._part.last:
+                    self._before_update(**kwargs)
+                    self.optimizer_step()
+                    self._after_update(**kwargs)
+                self._after_training_iteration(**kwargs)
+
+    @contextmanager
+    def training_steps(self) -> Iterator[None]:
+        """Set up all steps of one task: the mode, the draws of dropout, and what the monitor hears."""
+        training = _training_of(self)
+        training_mode(self.model, self.options.dropout)
+        torch.manual_seed(derive_seed(self.phase_seed(training.phase, training.task), "dropout"))
+        self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
+        with self.phase(training.phase, training.task, self._updates) as self._on_step:
+            yield
+
+    def _before_training_iteration(self, **kwargs: Any) -> None:
+        super()._before_training_iteration(**kwargs)
+        # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode; without dropout, the model's flag tells neither.
+        if not (self.options.dropout and self.model.training):
+            training_mode(self.model, self.options.dropout)
+
+    def forward(self) -> Tensor:
+        """Return logits of the mini-batch in float32, computed in the precision of the options."""
+        answer = _training_of(self).answer if self.is_training else self._answer
+        task_labels = self.mbatch[-1] if len(self.mbatch) > 2 else 0
+        if answer is None and hasattr(self.experience, "task_labels"):
+            logits: Tensor = super().forward()
+            return logits
+        # Avalanche would call the model without task labels, even where the batch has them.
+        return (answer or self.model)(self.mb_x, task_labels)
+
+    def criterion(self) -> Any:
+        """Return the loss of the mini-batch."""
+        own = _training_of(self).loss if self.is_training else None
+        return own(self.mb_output, self.mb_y) if own else super().criterion()
+
+    def backward(self) -> None:
+        """Compute the gradients of this part of the batch, weighted by its share."""
+        self._update.backward(self.loss * self._part.share)
+        self._step_loss += check_loss(self.loss, self._step + 1) * self._part.share
+
+    def optimizer_step(self) -> None:
+        """Move the weights."""
+        trained = _training_of(self).trained
+        trained.collect()
+        self._update.before_step()
+        self._update.step()
+        trained.write()
+        self._step += 1
+        self._on_step(self._step, self._step_loss)
+        self._step_loss = 0.0
+
+    # -- Evaluation ------------------------------------------------------------------------------------------
+
+    def eval(self, experiences: Any, **kwargs: Any) -> Any:
+        """Evaluate on one experience, or on several in turn; see Avalanche."""
+        check_experiences(experiences)
+        current = self.model.current_task  # during training, that in training
+        try:
+            with _at_work(self):
+                return super().eval(experiences, **kwargs)
+        finally:
+            self.model.current_task = current
+
+    def make_eval_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
+        """Plan all rows once, rows of similar length together."""
+        data = self.adapted_dataset
+        rows = getattr(self.task, self.experience.origin_stream.name, None)
+        lengths = rows.lengths if rows is not None and len(rows) == len(data) else lengths_of(data, self.model)
+        batches = by_length(lengths, self.eval_mb_size)
+        self._order = [row for batch in batches for row in batch]
+        self.dataloader = loader(data, batches, num_workers)
+
+    def _before_eval_exp(self, **kwargs: Any) -> None:
+        self.model.current_task = self.task.label
+        super()._before_eval_exp(**kwargs)
+
+    def eval_epoch(self, **kwargs: Any) -> None:
+        """Answer all rows of one task by the model that answers for it, and keep the answers in the rows' order."""
+        self._collected: list[tuple[Tensor, Tensor]] = []
+        showing = self.phase("evaluate", self.task, len(self.dataloader))
+        with showing as self._on_evaluated, answer_for(self, self.task) as self._answer:
+            super().eval_epoch(**kwargs)
+        in_order = torch.argsort(torch.tensor(self._order))
+        logits, labels = (torch.cat(column)[in_order].numpy() for column in zip(*self._collected, strict=True))
+        self.predictions[self.task.name] = Predictions(logits, labels)
+
+    def _after_eval_iteration(self, **kwargs: Any) -> None:
+        self._collected.append((self.mb_output.cpu(), self.mb_y.cpu()))
+        self._on_evaluated(len(self._collected), math.nan)
+        super()._after_eval_iteration(**kwargs)
+
+
+@contextmanager
+def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
+    model = strategy.model
+    before = model.precision, strategy.is_busy
+    # Of every forward pass, those of Avalanche's plugins too.
+    model.precision, strategy.is_busy = strategy.options.precision, True
+    try:
+        yield
+    finally:
+        model.precision, strategy.is_busy = before
+
+
+def _training_of(strategy: StrategyTemplate) -> Training:
+    assert strategy.training is not None
+    return strategy.training
+
+
+def _checked(strategy: str, given: Any) -> Training:
+    faults = given.faults() if isinstance(given, Training) else [f"expected a Training, got {brief(given)}"]
+    if not isinstance(given, Training) or faults:
+        remedy = "Return self.everything(task) to train everything."
+        raise ConformanceError(strategy, [f"begin(task): {fault}. {remedy}" for fault in faults])
+    return given
+
+
+def silent_evaluator() -> EvaluationPlugin:
+    """Return Avalanche's evaluation without metrics and loggers."""
+    with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
+        warnings.simplefilter("ignore")
+        return EvaluationPlugin()
+
+
+# Avalanche gives each class a constructor that calls its own, past that of a strategy a class also inherits from.
+delattr(StrategyTemplate, "__init__")

@@ -1,0 +1,1 @@
+"""LoRA: adapters in a model, their file, what strategies by adapters share, and the two strategies."""

@@ -1,0 +1,263 @@
+"""The adapters of learned tasks, beside a θ_pre that stays as it is, bit for bit: what strategies by adapters share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.continual.strategy import ContinualStrategy, Training, undo_on_error
+from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
+from forgetfree.core.trained import WholeTensors
+from forgetfree.display import brief
+from forgetfree.errors import OptionError, RunError, TaskError
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.ledger import changed_buffers
+from forgetfree.options import option
+from forgetfree.seeds import derive_seed
+from forgetfree.strategies.lora.adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
+from forgetfree.strategies.lora.file import LoraRecord, config_of, load_records, save_records
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions(TrainingOptions):
+    """How adapters are made and trained."""
+
+    rank: int = option(8, "r of every adapter", at_least=1)
+    lora_alpha: int = option(16, "α: an adapter acts with weight α/r", at_least=1)
+    lora_dropout: float = option(0.0, "before every adapter, while training", at_least=0, at_most=1)
+    target_modules: str | None = option(
+        None,
+        "regular expression over names of linear layers to adapt ('.': all); none: as PEFT for the architecture (query and "
+        "value of BERT and RoBERTa, c_attn of GPT-2), else all",
+    )
+    lora_learning_rate: float | None = option(
+        None,
+        "of the adapters; none: 10·learning_rate, since adapters learn best at about ten times the rate of full fine-tuning",
+        above=0,
+    )
+
+
+def check_targets(strategy: str, options: AdapterOptions, stream: Stream) -> None:
+    """Raise ``OptionError`` unless there are layers to adapt."""
+    backbone, space = stream.model.backbone, stream.model.space()
+    try:
+        found = targets(backbone, space, options.target_modules)
+    except re.error as error:
+        raise OptionError(
+            f"target_modules must be a regular expression, got {options.target_modules!r}: {error}."
+        ) from error
+    if not found:
+        layers = linear_layers(backbone, space)
+        raise OptionError(
+            f"{strategy} adapts linear layers, and finds none to adapt in {type(backbone).__name__}"
+            + (f" by target_modules={options.target_modules!r}" if layers else "")
+            + f". Its linear layers that may be trained: {', '.join(layers) or 'none'}. "
+            + ("Name some of them." if layers else "Use another strategy for this model.")
+        )
+
+
+def adapter_training(options: AdapterOptions) -> TrainingOptions:
+    """Return the options by which adapters are trained. ℓ1 has no part in it: what is trained is not θ."""
+    return replace(
+        options,
+        learning_rate=options.lora_learning_rate or 10 * options.learning_rate,
+        readout_learning_rate=options.readout_learning_rate or options.learning_rate,
+        l1=0.0,
+    )
+
+
+class TaskAdapters:
+    """The adapters of a strategy's tasks, and its model, which holds θ_pre between tasks.
+
+    Args:
+        strategy: a `ContinualStrategy`; this becomes what it keeps.
+        together: whether the adapters of all tasks so far act together, rather than each task's alone.
+
+    Attributes:
+        adapters: those of all tasks, by name.
+        records: what is kept of the learned tasks, by the names of their adapters.
+    """
+
+    def __init__(self, strategy: ContinualStrategy, *, together: bool) -> None:
+        self._strategy, self._together = strategy, together
+        self._original: nn.Module = strategy.model.backbone
+        self.adapters = LoraAdapters(self._original)
+        self.records: dict[str, LoraRecord] = {}
+        #: The readout in training and its tensors as they were before; none between tasks.
+        self._untrained: tuple[nn.Module, dict[str, Tensor]] | None = None
+        strategy.kept = self
+
+    @property
+    def newest(self) -> str:
+        """The name of the adapters in training."""
+        return _name(len(self.records))
+
+    @property
+    def earlier(self) -> list[str]:
+        """The names of the adapters that act beside the newest."""
+        return list(self.records) if self._together else []
+
+    # -- Learning a task -------------------------------------------------------------------------------------
+
+    def training(self, task: StreamTask, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Training:
+        """Return the training of new adapters, under those of all earlier tasks unless each acts alone.
+
+        Args:
+            task: the task.
+            loss: from logits and labels; default: cross-entropy.
+
+        Raises:
+            TaskError: the task has adapters already.
+        """
+        if any(record.task == task.name for record in self.records.values()):
+            raise TaskError(
+                f"Task {task.name!r} has adapters already, and they are frozen. Give the same data under another name to "
+                "learn it again."
+            )
+        strategy, options = self._strategy, self._strategy.options
+        config = lora_config(
+            rank=options.rank,
+            alpha=options.lora_alpha,
+            dropout=options.lora_dropout,
+            pattern="|".join(map(re.escape, targets(self._original, strategy.space, options.target_modules))),
+        )
+        self.adapters.add(self.newest, config, derive_seed(strategy.seed, "adapters", task.name))
+        readout = strategy.model.readout_module(task.label)
+        self._untrained = readout, tensors_of(readout)
+        with undo_on_error(self._withdraw):
+            if not self._together:
+                load_tensors_(readout, strategy.pristine.readouts[task.name])
+            self._become([*self.earlier, self.newest])
+        return Training(
+            task,
+            WholeTensors(self.adapters.parameters(self.newest)),
+            list(readout.parameters()),
+            strategy.full_steps(task),
+            adapter_training(options),
+            scope=undo_on_error(self._withdraw),
+            loss=loss,
+        )
+
+    def commit(self, task: StreamTask) -> None:
+        """Keep the newest adapters for good; the model holds θ_pre again."""
+        model = self._strategy.model
+        changed = changed_buffers(self._original, self._strategy.pristine.buffers)
+        record = LoraRecord(
+            task.name,
+            self.adapters.config(self.newest),
+            self.adapters.tensors(self.newest),
+            tensors_of(model.readout_module(task.label)),
+            {name: buffer.cpu().clone() for name, buffer in changed.items()},
+        )
+        if self._together:  # one model for all: of what all tasks train on, the newest state counts
+            self.records = {
+                name: replace(each, readout={} if model.shared_readout else each.readout, buffers={})
+                for name, each in self.records.items()
+            }
+        self.records[self.newest] = record
+        self._untrained = None
+        self._become([])
+
+    def _withdraw(self) -> None:
+        """Take what is being trained out of the model, if anything is."""
+        if self._untrained is not None:
+            load_tensors_(*self._untrained)
+            self._untrained = None
+            self._become([])
+
+    # -- Answering -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def answering(self, task: StreamTask) -> Iterator[None]:
+        """Inside, the model has the task's own adapters, or those of all tasks; θ_pre where there are none."""
+        with self._set_aside():
+            own = [name for name, record in self.records.items() if record.task == task.name]
+            self._become(self.earlier if self._together else own)
+            try:
+                yield
+            finally:
+                self._become([])
+
+    @contextmanager
+    def _set_aside(self) -> Iterator[None]:
+        """Inside, what is being trained is out of the model, if anything is."""
+        if (untrained := self._untrained) is None:
+            yield
+            return
+        readout, _ = untrained
+        trained = tensors_of(readout)
+        buffers = {name: buffer.clone() for name, buffer in persistent_buffers(self._original).items()}
+        self._withdraw()
+        try:
+            yield
+        finally:
+            self._untrained = untrained
+            load_tensors_(readout, trained)
+            self._become([*self.earlier, self.newest])
+            self._load_buffers(buffers)
+
+    def _become(self, names: Sequence[str]) -> None:
+        """Give the model these adapters, and the buffers that go with them; without any it is the stream's own."""
+        model = self._strategy.model
+        backbone = self.adapters.activate(names) if names else self._original
+        backbone.train(model.backbone.training)
+        model.backbone = backbone
+        changed = [self.records[name].buffers for name in names if name in self.records]
+        self._load_buffers({**self._strategy.pristine.buffers, **(changed[-1] if changed else {})})
+
+    @torch.no_grad()
+    def _load_buffers(self, buffers: dict[str, Tensor]) -> None:
+        for name, buffer in persistent_buffers(self._original).items():
+            buffer.copy_(buffers[name])
+
+    # -- Keeping ---------------------------------------------------------------------------------------------
+
+    def save(self, directory: Path) -> None:
+        """Write the adapters of all tasks, and their readouts."""
+        save_records(directory / "adapters.safetensors", list(self.records.values()), **self._belonging())
+
+    def load(self, directory: Path) -> None:
+        """Read the adapters; the next task may be learned beside them."""
+        strategy, path = self._strategy, directory / "adapters.safetensors"
+        records = load_records(path, **self._belonging())
+        tasks = {task.name: task for task in strategy.stream.tasks}
+        for record in records:
+            if record.task not in tasks:
+                raise RunError(
+                    f"{path} has adapters of task {brief(record.task)}, which this stream lacks. Load that stream."
+                )
+            if record.readout:
+                readout = strategy.model.readout_module(tasks[record.task].label)
+                check_shapes(f"the readout of {record.task!r}", readout.state_dict(), record.readout)
+        adapters = LoraAdapters(self._original)
+        for k, record in enumerate(records):
+            adapters.add(_name(k), config_of(record.config), seed=0)
+            adapters.load_(_name(k), record.adapter)
+        self.adapters = adapters
+        self.records = {_name(k): replace(r, adapter=adapters.tensors(_name(k))) for k, r in enumerate(records)}
+        for record in records:
+            task = tasks[record.task]
+            if record.readout:
+                load_tensors_(strategy.model.readout_module(task.label), record.readout)
+            strategy.note_learned(task, dict(record.readout))
+
+    def _belonging(self) -> dict[str, Any]:
+        loaded = self._strategy.stream.loaded
+        binding = loaded.binding(self._strategy.options.precision)
+        return {"together": self._together, "fingerprint": loaded.fingerprint, "binding": binding}
+
+    def bytes_kept(self) -> int:
+        """Count adapters and readouts."""
+        return sum(record.size_in_bytes for record in self.records.values())
+
+
+def _name(k: int) -> str:
+    return f"task-{k}"

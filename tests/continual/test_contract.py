@@ -1,0 +1,278 @@
+"""The contract of a strategy: how small it is, that nobody goes past it, and what each of its seams does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from avalanche.training.plugins import LwFPlugin
+from avalanche.training.templates import SupervisedTemplate
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from forgetfree import registry
+from forgetfree.continual import adapter, regions, strategy
+from forgetfree.continual.adapter import PluginStrategy
+from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.core.trained import WholeTensors
+from forgetfree.errors import ConformanceError
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.options import build, option
+from forgetfree.testing import check_strategy, tiny_stream
+
+ROOT = Path(__file__).parents[2]
+#: What the author of a strategy may write: three methods about a task, and at most ten names beside them.
+THREE = {"begin", "commit", "answering"}
+MORE = {
+    *("Options", "check", "setup", "kept", "forget_free", "taskwise", "online", "stale", "extra_results"),
+}
+BASES = [
+    ContinualStrategy,
+    regions.RegionStrategy,
+    *(vars(adapter)[name] for name in adapter.__all__ if "Strategy" in name),
+]
+STRATEGIES = [registry.strategy(name) for name in registry.STRATEGIES]
+
+
+def ours(cls: Any) -> list[Any]:
+    """The classes of forgetfree that ``cls`` is made of, itself first."""
+    return [each for each in cls.__mro__ if each.__module__.startswith("forgetfree.")]
+
+
+def is_open(method: Any) -> bool:
+    """Whether a method is there to be written: abstract, or without a body but a constant."""
+    if getattr(method, "__isabstractmethod__", False):
+        return True
+    source = textwrap.dedent(inspect.getsource(getattr(method, "__func__", method)))
+    (_, *body) = ast.parse(source).body[0].body  # type: ignore[attr-defined]  # after the docstring
+    return not body or (len(body) == 1 and ast.unparse(body[0]) in ("return {}", "return None"))
+
+
+def test_an_author_writes_three_methods_and_at_most_ten_names_beside() -> None:
+    methods = {
+        name
+        for base in ours(ContinualStrategy)
+        for name, value in vars(base).items()
+        if not name.startswith("_")
+        and inspect.isroutine(value)
+        and not hasattr(SupervisedTemplate, name)
+        and is_open(value)
+    }
+    attributes = {name for name in vars(ContinualStrategy) if not name.startswith("_")} - set(dir(SupervisedTemplate))
+    attributes = {name for name in attributes if not callable(getattr(ContinualStrategy, name)) or name == "Options"}
+    attributes -= {name for name, value in vars(ContinualStrategy).items() if isinstance(value, property)}
+    assert methods - {"avalanche_arguments"} | attributes | {"kept"} == THREE | MORE  # the first is the adapter's
+    assert len(MORE) <= 10
+
+
+@pytest.mark.parametrize("cls", [*BASES, *STRATEGIES], ids=lambda cls: cls.__name__)
+def test_no_strategy_overrides_what_another_does(cls: Any) -> None:
+    """Avalanche's own methods apart: a strategy that is Avalanche's too overrides those as Avalanche's do."""
+    for base in ours(cls)[1:]:
+        for name, value in vars(base).items():
+            if name in vars(cls) and inspect.isfunction(getattr(value, "__func__", value)):
+                assert name.startswith("__") or hasattr(SupervisedTemplate, name) or is_open(value), (base, name)
+
+
+@pytest.mark.parametrize("cls", [*BASES, *STRATEGIES], ids=lambda cls: cls.__name__)
+def test_no_class_has_more_than_25_methods_of_ours(cls: Any) -> None:
+    methods = {
+        name
+        for base in ours(cls)
+        for name, value in vars(base).items()
+        if inspect.isroutine(value) and not isinstance(value, staticmethod)
+        if not name.startswith("__") and not hasattr(SupervisedTemplate, name)
+    }
+    assert len(methods) <= 25, sorted(methods)
+    assert "__init__" not in vars(cls) or cls is ContinualStrategy or cls.__init__.__wrapped__  # Avalanche wraps it
+
+
+def lines(path: str) -> int:
+    return len((ROOT / path).read_text(encoding="utf-8").splitlines())
+
+
+def test_files_are_short() -> None:
+    assert lines("forgetfree/continual/strategy.py") <= 300
+    assert lines("forgetfree/continual/template.py") <= 300
+    assert lines("strategies/grafting_continual.py") <= 150
+
+
+def test_grafting_continual_follows_the_paper_from_top_to_bottom() -> None:
+    text = (ROOT / "strategies" / "grafting_continual.py").read_text(encoding="utf-8")
+    places = [text.index(step) for step in ("(1) Fine-tune", "(2) Starting from", "(3) Record", "(4) Answer")]
+    assert places == sorted(places)
+
+
+# -- What is refused -------------------------------------------------------------------------------------
+
+
+class Plain(ContinualStrategy):
+    """Trains everything, and answers with the one model, as it is."""
+
+    def begin(self, task: Any) -> Training:
+        return self.everything(task)
+
+    def answering(self, task: Any) -> Any:
+        return nullcontext()
+
+
+def test_a_hook_of_old_is_refused_with_what_it_is_now() -> None:
+    with pytest.raises(ConformanceError) as caught:
+        type("Old", (Plain,), {"prepare": lambda self, task: None, "enter_evaluation": lambda self, task: None})
+    assert str(caught.value) == (
+        "Old is not written for the contract of a strategy (docs/plug-in.md) (2 faults):\n"
+        "- prepare: expected no such hook. Write begin(task), which also returns what is trained.\n"
+        "- enter_evaluation: expected no such hook. Write answering(task), a context manager."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("save", r"save: expected no such hook. Write setup\(\): set self.kept to an object with save\(\), load\(\)"),
+        ("note_learned", "note_learned: expected ContinualStrategy's own, which is final. Give yours another name."),
+        ("fine_tuned", "fine_tuned: expected ContinualStrategy's own, which is final."),
+    ],
+)
+def test_what_is_final_stays(name: str, message: str) -> None:
+    with pytest.raises(ConformanceError, match=message):
+        type("Own", (Plain,), {name: lambda self: None})
+
+
+def test_what_must_be_written_is_named() -> None:
+    with pytest.raises(ConformanceError, match=r"class: expected answering, begin\(\), got none. Write begin\(task\)"):
+        check_strategy(type("Half", (ContinualStrategy,), {}))
+
+
+# -- The seams -------------------------------------------------------------------------------------------
+
+
+def learned(cls: Any, **changes: Any) -> Any:
+    """The strategy after the first of two tiny tasks."""
+    options = build(cls.Options, {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "dropout": False} | changes, "x")
+    made = cls(stream=tiny_stream(), options=options)
+    made.train(made.stream.benchmark.train_stream[0])
+    return made
+
+
+def weights(made: Any) -> Tensor:
+    flat: Tensor = made.space.flatten(made.model.backbone)
+    return flat
+
+
+def with_field(**fields: Any) -> Any:
+    """Plain, with other fields of its `Training`."""
+    return type("Own", (Plain,), {"begin": lambda self, task: replace(self.everything(task), **fields)})
+
+
+def test_a_loss_and_an_answer_of_your_own_are_trained_by() -> None:
+    plain = weights(learned(Plain))
+    assert torch.equal(plain, weights(learned(with_field(loss=cross_entropy))))
+    assert not torch.equal(plain, weights(learned(with_field(loss=lambda x, y: 2 * cross_entropy(x, y)))))
+
+    class Same(Plain):
+        def begin(self, task: Any) -> Training:
+            return self.everything(task, answer=lambda x, t: self.model(x, t))
+
+    class Shifted(Plain):
+        def begin(self, task: Any) -> Training:
+            return self.everything(task, answer=lambda x, t: self.model(x.flip(1), t))
+
+    assert torch.equal(plain, weights(learned(Same)))
+    assert not torch.equal(plain, weights(learned(Shifted)))
+
+
+def test_an_optimizer_and_a_schedule_of_your_own_move_the_weights() -> None:
+    decayed = lambda groups: torch.optim.SGD(groups, weight_decay=1e-4)  # noqa: E731
+    plain = weights(learned(Plain, schedule="constant"))
+    assert torch.equal(plain, weights(learned(with_field(optimizer=decayed), schedule="constant")))
+    assert not torch.equal(plain, weights(learned(with_field(optimizer=torch.optim.Adagrad), schedule="constant")))
+    assert torch.equal(plain, weights(learned(with_field(schedule=lambda done: 1.0))))
+    frozen = learned(with_field(schedule=lambda done: 0.0))
+    assert torch.equal(weights(frozen), frozen.pristine.theta)
+
+
+def test_a_scope_hears_of_the_error_that_breaks_training_off() -> None:
+    seen: list[Any] = []
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        try:
+            yield
+        except ZeroDivisionError as error:
+            seen.append(error)
+            raise
+
+    def fail(logits: Tensor, labels: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        learned(with_field(scope=scope(), loss=fail))
+    assert len(seen) == 1
+
+
+class NearestMean(ContinualStrategy):
+    """Answers by the nearest class mean of the features of θ_pre (docs/plug-in.md)."""
+
+    def setup(self) -> None:
+        self.means: dict[str, Tensor] = {}
+
+    def begin(self, task: Any) -> Training:
+        return self.everything(task, trained=WholeTensors([]))
+
+    @torch.no_grad()
+    def commit(self, task: Any, training: Training) -> None:
+        x, y, _ = task.train.batch(range(len(task.train)))
+        features = self.model.eval().features(x)
+        self.means[task.name] = torch.stack([features[y == label].mean(0) for label in task.classes])
+
+    @contextmanager
+    def answering(self, task: Any) -> Iterator[Any]:
+        if task.name not in self.means:
+            yield None
+        else:
+            yield lambda x, labels: -torch.cdist(self.model.features(x), self.means[task.name])
+
+
+def test_a_readout_of_your_own_answers() -> None:
+    made = learned(NearestMean)
+    task = made.stream.tasks[0]
+    found = torch.from_numpy(made.evaluate()[task.name].logits)
+    x, _, _ = task.test.batch(range(len(task.test)))
+    with torch.no_grad():
+        by_hand = -torch.cdist(made.model.eval().features(x), made.means[task.name])
+    torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-4)
+    assert torch.equal(weights(made), made.pristine.theta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience(TrainingOptions):
+    patience: int = option(3, "no argument of the plugin", at_least=1)
+
+
+def test_options_of_your_own_stand_beside_a_plugins_arguments() -> None:
+    class Patient(PluginStrategy, plugin=LwFPlugin, temperature=option(2.0, "T", above=0)):
+        Options = Patience
+
+    made = learned(Patient, patience=5, temperature=4.0)
+    assert (made.options.patience, made.avalanche_plugin.lwf.temperature) == (5, 4.0)
+
+
+def test_all_that_authors_need_is_in_one_module() -> None:
+    assert strategy.__all__ == [
+        "Answer",
+        "ContinualStrategy",
+        "Kept",
+        "TaskwiseOptions",
+        "Training",
+        "WholeModel",
+        "undo_on_error",
+    ]
