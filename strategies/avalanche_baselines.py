@@ -18,7 +18,7 @@ from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, showing
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.options import option
@@ -335,7 +335,7 @@ class RWalk(
     ``delta_t`` is cut to the steps of the task.
     """
 
-    def prepare(self, task: StreamTask) -> None:
+    def prepare(self, task: EncodedTask) -> None:
         """Scores are taken at least once a task."""
         self.avalanche_plugin.delta_t = min(self.options.delta_t, self.steps(task))
 
@@ -396,17 +396,17 @@ class Joint(TemplateStrategy, supervised.JointTraining):
             return self.evaluator.get_last_metrics()
         return super().train(self.stream.benchmark.train_stream, eval_streams, **kwargs)
 
-    def steps(self, task: StreamTask) -> int:
+    def steps(self, task: EncodedTask) -> int:
         """Those of all tasks together."""
         return sum(self.full_steps(each) for each in self.stream.tasks)
 
-    def note_learned(self, task: StreamTask, readout: dict[str, Tensor]) -> None:
+    def note_learned(self, task: EncodedTask, readout: dict[str, Tensor]) -> None:
         """All tasks at once."""
         super().note_learned(task, readout)
         for other in self.stream.tasks[1:]:
             super().note_learned(other, {})
 
-    def stale(self, learned: StreamTask) -> list[StreamTask]:
+    def stale(self, learned: EncodedTask) -> list[EncodedTask]:
         """All tasks by the first, none by the others."""
         return list(self.stream.tasks) if learned is self.stream.tasks[0] else []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionToTrain
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.regions import biases
 from forgetfree.ledger import Composition
 
@@ -26,7 +26,7 @@ class BitFit(LedgerStrategy):
         super().check(options, stream)
         biases(stream.model.space())
 
-    def localize(self, task: StreamTask) -> RegionToTrain:
+    def localize(self, task: EncodedTask) -> RegionToTrain:
         """The same for every task."""
         region = biases(self.space)
         return RegionToTrain(region, len(region) / len(self.space))

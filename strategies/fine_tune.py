@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import StrPath, write_json
@@ -35,16 +35,16 @@ class FineTune(ContinualStrategy):
         self._sizes: dict[str, int] = {}
         self._own = StateStore() if self.has_plugins else self.store
 
-    def prepare(self, task: StreamTask) -> None:
+    def prepare(self, task: EncodedTask) -> None:
         """Back to θ_pre; the fine-tuned model itself, where another strategy has made it already."""
         self._known = self._own.get(self.fine_tuned_key(task))
         (self._known or self.pristine).load_(self.task_model)
 
-    def steps(self, task: StreamTask) -> int:
+    def steps(self, task: EncodedTask) -> int:
         """None where the model is known."""
         return 0 if self._known else self.full_steps(task)
 
-    def commit(self, task: StreamTask) -> None:
+    def commit(self, task: EncodedTask) -> None:
         """Keep the model; the next task starts from θ_pre again."""
         self._keys[task.name] = self.fine_tuned_key(task)
         state = self._known or ModelState.of(self.task_model, [task.name])
@@ -57,16 +57,16 @@ class FineTune(ContinualStrategy):
         """θ_pre."""
         self.pristine.load_(self.task_model)
 
-    def enter_evaluation(self, task: StreamTask) -> None:
+    def enter_evaluation(self, task: EncodedTask) -> None:
         """The task's own model."""
         if task.name in self._keys:
             self._state(task).load_(self.task_model)
 
-    def leave_evaluation(self, task: StreamTask) -> None:
+    def leave_evaluation(self, task: EncodedTask) -> None:
         """θ_pre."""
         self.pristine.load_(self.task_model)
 
-    def _state(self, task: StreamTask) -> ModelState:
+    def _state(self, task: EncodedTask) -> ModelState:
         return self._state_of(task.name)
 
     def _state_of(self, name: str) -> ModelState:
@@ -78,7 +78,7 @@ class FineTune(ContinualStrategy):
             )
         return state
 
-    def stale(self, learned: StreamTask) -> list[StreamTask]:
+    def stale(self, learned: EncodedTask) -> list[EncodedTask]:
         """Each task's result is that of its own model, from the row in which it was learned; if the task is known."""
         return [learned] if self.stream.scenario == "task" else super().stale(learned)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from forgetfree.continual.skill_strategy import SkillOptions, SkillStrategy
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
@@ -37,11 +37,11 @@ class GraftingContinual(SkillStrategy):
         self.regions: dict[str, LearnedRegion] = {}
         self._final_union = False
 
-    def note_region(self, task: StreamTask, learned: LearnedRegion) -> None:
+    def note_region(self, task: EncodedTask, learned: LearnedRegion) -> None:
         """Keep what was found, without the scores, which are as large as the model: the ledger's memory is O(T·s)."""
         self.regions[task.name] = replace(learned, scores=learned.scores.new_empty(0))
 
-    def enter_evaluation(self, task: StreamTask) -> None:
+    def enter_evaluation(self, task: EncodedTask) -> None:
         """Step 4 of C.3: θ_pre under the union of the regions up to the task's own."""
         if self._final_union:
             self._switch.to(len(self.ledger.records))

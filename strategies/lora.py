@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from forgetfree.continual.lora_strategy import AdapterOptions, LoraStrategy
 from forgetfree.continual.strategy import TaskwiseOptions
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.learning.training import TrainingOptions
 
 
@@ -28,6 +28,6 @@ class LoRA(LoraStrategy):
     forget_free: ClassVar[bool] = True
     taskwise: ClassVar[bool] = True
 
-    def stale(self, learned: StreamTask) -> list[StreamTask]:
+    def stale(self, learned: EncodedTask) -> list[EncodedTask]:
         """Where the task is known, its own result alone."""
         return [learned] if self.stream.scenario == "task" else super().stale(learned)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.lora_strategy import AdapterOptions, LoraStrategy
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.lora import overlap
 from forgetfree.options import option
@@ -34,7 +34,7 @@ class OLoRA(LoraStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = OLoRAOptions
 
-    def prepare(self, task: StreamTask) -> None:
+    def prepare(self, task: EncodedTask) -> None:
         """New adapters, and the subspaces to keep out of."""
         super().prepare(task)
         frozen: dict[str, list[Tensor]] = {}

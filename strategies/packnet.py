@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionOptions, RegionToTrain
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import top
 from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
 from forgetfree.core.regions import Region
@@ -58,7 +58,7 @@ class PackNet(LedgerStrategy):
         super().check(options, stream)
         weight_matrices(stream.model.space())
 
-    def localize(self, task: StreamTask) -> RegionToTrain:
+    def localize(self, task: EncodedTask) -> RegionToTrain:
         """Train all that is free and keep the share of it that moved the most, tensor by tensor."""
         self._switch.to(len(self.ledger.records))
         owned = self.ledger.owned()
@@ -78,7 +78,7 @@ class PackNet(LedgerStrategy):
         region = Region(torch.cat(kept))
         return RegionToTrain(region, len(region) / len(self.space), theta, readout)
 
-    def _train_free(self, task: StreamTask, owned: Region) -> tuple[Tensor, dict[str, Tensor]]:
+    def _train_free(self, task: EncodedTask, owned: Region) -> tuple[Tensor, dict[str, Tensor]]:
         """θ ``(N,)`` and the readout after training; the model is as it was."""
         model, steps = self.task_model, self.full_steps(task)
         tensors = self.space.parameters(model.backbone)
@@ -108,7 +108,7 @@ class PackNet(LedgerStrategy):
         finally:
             before.load_(model, [task.name])
 
-    def steps(self, task: StreamTask) -> int:
+    def steps(self, task: EncodedTask) -> int:
         """Of retraining: half of the others."""
         steps = super().steps(task)
         return -(-steps // 2) if self.options.region_steps is None else steps

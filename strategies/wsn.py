@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionOptions, RegionToTrain
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
@@ -64,11 +64,11 @@ class WSN(LedgerStrategy):
         super().check(options, stream)
         weight_matrices(stream.model.space())
 
-    def localize(self, task: StreamTask) -> RegionToTrain:
+    def localize(self, task: EncodedTask) -> RegionToTrain:
         """Nothing yet: the region is known only after training."""
         return RegionToTrain(Region.empty(), self.options.capacity)
 
-    def trained(self, task: StreamTask) -> Trained:
+    def trained(self, task: EncodedTask) -> Trained:
         """θ and s, from θ_pre under what earlier tasks own."""
         records = self.ledger.records
         indices = torch.cat([torch.empty(0, dtype=torch.int64), *(r.owned.region.indices for r in records)])
@@ -88,7 +88,7 @@ class WSN(LedgerStrategy):
         """The share c of all entries."""
         return max(1, int(self.options.capacity * len(self.space)))
 
-    def commit(self, task: StreamTask) -> None:
+    def commit(self, task: EncodedTask) -> None:
         """M = M ∪ m_t; the model holds θ_pre after."""
         assert self._localized is not None
         region = self._winning.region()

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -28,7 +28,7 @@ class MyStrategy(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = MyOptions
 
-    def prepare(self, task: StreamTask) -> None:
+    def prepare(self, task: EncodedTask) -> None:
         """θ_pre tensor by tensor."""
         self._anchors = self.space.views(self.pristine.theta.to(self.device))
 

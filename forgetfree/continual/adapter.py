@@ -25,7 +25,7 @@ from avalanche.training.templates.base import BaseTemplate
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.errors import OptionError
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState
@@ -74,7 +74,7 @@ class AvalancheStrategy(ContinualStrategy):
         """What the plugin or template is made with."""
         return {name: getattr(self.options, name) for name in self._own_options} | dict(self._fixed)
 
-    def parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    def parameters(self, task: EncodedTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The backbone, and the readouts of all tasks."""
         return self.space.parameters(self.task_model.backbone), self.task_model.readouts()
 

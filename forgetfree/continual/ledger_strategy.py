@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.graft import Graft
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
@@ -83,11 +83,11 @@ class LedgerStrategy(ContinualStrategy):
                 "region_learning_rate of its own. Set it."
             )
 
-    def localize(self, task: StreamTask) -> RegionToTrain:
+    def localize(self, task: EncodedTask) -> RegionToTrain:
         """Choose γ; the model holds θ_pre before."""
         raise NotImplementedError
 
-    def trained(self, task: StreamTask) -> Trained:
+    def trained(self, task: EncodedTask) -> Trained:
         """What the main loop trains: the free entries of the region, which the model holds where they start from."""
         return RegionParameters(self.task_model.backbone, self.space, self._owned)
 
@@ -100,7 +100,7 @@ class LedgerStrategy(ContinualStrategy):
         self._region: Trained | None = None
         self._owned = Region.empty()
 
-    def prepare(self, task: StreamTask) -> None:
+    def prepare(self, task: EncodedTask) -> None:
         """Choose the region, and put the model where its training starts."""
         self.ledger.check_new(task.name)
         self._switch.to(0)
@@ -141,19 +141,19 @@ class LedgerStrategy(ContinualStrategy):
         assert self._localized is not None
         return max(1, len(self._localized.region))
 
-    def steps(self, task: StreamTask) -> int:
+    def steps(self, task: EncodedTask) -> int:
         """None where there is nothing to train."""
         steps: int | None = self.options.region_steps
         if not any(parameter.numel() for group in self.parameters(task) for parameter in group):
             return 0
         return self.full_steps(task) if steps is None else steps
 
-    def parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    def parameters(self, task: EncodedTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The region's values, and the readout."""
         assert self._region is not None
         return self._region.parameters, list(self.task_model.readout_module(task.label).parameters())
 
-    def gradients(self, task: StreamTask) -> list[nn.Parameter]:
+    def gradients(self, task: EncodedTask) -> list[nn.Parameter]:
         """The tensors that hold the region, and the readout."""
         assert self._region is not None
         return [*self._region.touched, *self.parameters(task)[1]]
@@ -168,7 +168,7 @@ class LedgerStrategy(ContinualStrategy):
         assert self._region is not None
         self._region.write()
 
-    def commit(self, task: StreamTask) -> None:
+    def commit(self, task: EncodedTask) -> None:
         """Record who owns what."""
         assert self._localized is not None
         backbone = self.task_model.backbone
@@ -192,14 +192,14 @@ class LedgerStrategy(ContinualStrategy):
         self._switch.revert_uncommitted()
         load_tensors_(*self._readout_before)
 
-    def enter_evaluation(self, task: StreamTask) -> None:
+    def enter_evaluation(self, task: EncodedTask) -> None:
         """What the ledger says; a task not learned yet is answered by the union so far, or θ_pre where there is none."""
         if task.name in self.ledger.tasks:
             self._switch.to_task(task.name)
         else:
             self.leave_evaluation(task)
 
-    def leave_evaluation(self, task: StreamTask) -> None:
+    def leave_evaluation(self, task: EncodedTask) -> None:
         """Back to what the next task starts from."""
         self._switch.to(len(self.ledger.records) if self.composition == "union" else 0)
 

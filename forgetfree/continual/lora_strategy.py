@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
@@ -90,7 +90,7 @@ class LoraStrategy(ContinualStrategy):
 
     # -- Training ------------------------------------------------------------------------------------------
 
-    def prepare(self, task: StreamTask) -> None:
+    def prepare(self, task: EncodedTask) -> None:
         """New adapters; under those of all earlier tasks, unless each acts alone."""
         if any(record.task == task.name for record in self.records.values()):
             raise TaskError(
@@ -122,12 +122,12 @@ class LoraStrategy(ContinualStrategy):
             l1=0.0,
         )
 
-    def parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    def parameters(self, task: EncodedTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The new adapters, and the readout."""
         readout = self.task_model.readout_module(task.label)
         return self.adapters.parameters(self.newest), list(readout.parameters())
 
-    def commit(self, task: StreamTask) -> None:
+    def commit(self, task: EncodedTask) -> None:
         """Keep the adapters for good; the model holds θ_pre again."""
         changed = changed_buffers(self._original, self.pristine.buffers)
         record = LoraRecord(
@@ -168,12 +168,12 @@ class LoraStrategy(ContinualStrategy):
 
     # -- Evaluation ----------------------------------------------------------------------------------------
 
-    def enter_evaluation(self, task: StreamTask) -> None:
+    def enter_evaluation(self, task: EncodedTask) -> None:
         """The task's own adapters, or those of all tasks; θ_pre where there are none."""
         own = [name for name, record in self.records.items() if record.task == task.name]
         self._become(own if self.taskwise else self.earlier)
 
-    def leave_evaluation(self, task: StreamTask) -> None:
+    def leave_evaluation(self, task: EncodedTask) -> None:
         """θ_pre."""
         self._become([])
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from forgetfree.continual.ledger_strategy import LedgerStrategy, RegionOptions, RegionToTrain
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import budget
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.learning.localization import LocalizationOptions, check_localization, localize, mask_options
@@ -33,7 +33,7 @@ class SkillStrategy(LedgerStrategy):
         super().check(options, stream)
         check_localization(options, stream.model.space())
 
-    def localize(self, task: StreamTask) -> RegionToTrain:
+    def localize(self, task: EncodedTask) -> RegionToTrain:
         """Fine-tune θ_pre on the task alone, and localize γ (eqs. 3 and 4)."""
         fine_tuned = self.fine_tuned(task)
         learned = self.learn_region(task, fine_tuned)
@@ -41,10 +41,10 @@ class SkillStrategy(LedgerStrategy):
         start = fine_tuned.theta if self.options.region_start == "fine-tuned" else None
         return RegionToTrain(learned.region, self.options.sparsity, start, dict(fine_tuned.readouts[task.name]))
 
-    def note_region(self, task: StreamTask, learned: LearnedRegion) -> None:
+    def note_region(self, task: EncodedTask, learned: LearnedRegion) -> None:
         """Told of every region that was found."""
 
-    def learn_region(self, task: StreamTask, fine_tuned: ModelState) -> LearnedRegion:
+    def learn_region(self, task: EncodedTask, fine_tuned: ModelState) -> LearnedRegion:
         """γ of one task; the model holds θ_pre before and after."""
         mask = mask_options(self.options, len(task.train), self.full_steps(task))
         seed = self.phase_seed("localize", task)

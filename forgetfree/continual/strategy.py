@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree.continual.experiences import check_experiences, part_of
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST, ReadoutModel
 from forgetfree.core.steps import OnStep, check_loss, trainable
 from forgetfree.core.tensors import load_tensors_, tensors_of
@@ -135,10 +135,10 @@ class ContinualStrategy(SupervisedTemplate):
         self.ledger: Ledger | None = None
         self._training_scope = ExitStack()
         #: The tasks learned so far, in order.
-        self.learned: list[StreamTask] = []
+        self.learned: list[EncodedTask] = []
         self._readouts: dict[str, dict[str, Tensor]] = {}
-        self._in_training: StreamTask | None = None
-        self._in_evaluation: StreamTask | None = None
+        self._in_training: EncodedTask | None = None
+        self._in_evaluation: EncodedTask | None = None
         self._suspended: Any = None
         self._readout_in_training: dict[str, Tensor] | None = None
         self._routing = False
@@ -176,19 +176,19 @@ class ContinualStrategy(SupervisedTemplate):
         """Arguments of an Avalanche strategy that this one also inherits from."""
         return {}
 
-    def prepare(self, task: StreamTask) -> None:
+    def prepare(self, task: EncodedTask) -> None:
         """Called before a task is trained, with the model as the last task left it."""
 
-    def parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    def parameters(self, task: EncodedTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """What the optimiser trains: of the backbone, and of the readout."""
         readout = self.task_model.readout_module(task.label)
         return self.space.parameters(self.task_model.backbone), list(readout.parameters())
 
-    def gradients(self, task: StreamTask) -> list[nn.Parameter]:
+    def gradients(self, task: EncodedTask) -> list[nn.Parameter]:
         """The model's parameters that need gradients; by default those trained."""
         return [parameter for group in self.parameters(task) for parameter in group]
 
-    def steps(self, task: StreamTask) -> int:
+    def steps(self, task: EncodedTask) -> int:
         """Updates in the main training loop."""
         return self.full_steps(task)
 
@@ -203,7 +203,7 @@ class ContinualStrategy(SupervisedTemplate):
     def after_step(self) -> None:
         """Called after each update."""
 
-    def commit(self, task: StreamTask) -> None:
+    def commit(self, task: EncodedTask) -> None:
         """Called after a task was trained."""
 
     def suspend(self) -> None:
@@ -217,13 +217,13 @@ class ContinualStrategy(SupervisedTemplate):
         """Undo `suspend`."""
         snapshot.load_(self.task_model)
 
-    def enter_evaluation(self, task: StreamTask) -> None:
+    def enter_evaluation(self, task: EncodedTask) -> None:
         """Make the model the one that answers for ``task``."""
 
-    def leave_evaluation(self, task: StreamTask) -> None:
+    def leave_evaluation(self, task: EncodedTask) -> None:
         """Undo `enter_evaluation`."""
 
-    def stale(self, learned: StreamTask) -> list[StreamTask]:
+    def stale(self, learned: EncodedTask) -> list[EncodedTask]:
         """The tasks whose answers may have changed by learning ``learned``: by default all."""
         return list(self.stream.tasks)
 
@@ -273,11 +273,11 @@ class ContinualStrategy(SupervisedTemplate):
         return self.model
 
     @property
-    def task(self) -> StreamTask:
+    def task(self) -> EncodedTask:
         """The task of the current experience."""
         return self.stream.task_of(self.experience)
 
-    def tasks_named(self, names: Iterable[str], path: Path) -> list[StreamTask]:
+    def tasks_named(self, names: Iterable[str], path: Path) -> list[EncodedTask]:
         """The stream's tasks of these names, which a file says were learned.
 
         Raises:
@@ -291,22 +291,22 @@ class ContinualStrategy(SupervisedTemplate):
             )
         return [tasks[name] for name in names]
 
-    def note_learned(self, task: StreamTask, readout: dict[str, Tensor]) -> None:
+    def note_learned(self, task: EncodedTask, readout: dict[str, Tensor]) -> None:
         """``task`` can be answered from now on, by this readout; for `load` too."""
         self.learned = [*(each for each in self.learned if each is not task), task]
         self._readouts[task.name] = readout
 
-    def full_steps(self, task: StreamTask) -> int:
+    def full_steps(self, task: EncodedTask) -> int:
         """``options.steps``, or the paper's rule."""
         return full_steps(self.options, task)
 
-    def phase_seed(self, phase: Phase, task: StreamTask) -> int:
+    def phase_seed(self, phase: Phase, task: EncodedTask) -> int:
         """The seed of one phase of one task, or of one part of it."""
         part = None if self.experience is None else part_of(self.experience)
         return derive_seed(self.seed, phase, task.name, *([] if part is None else [part]))
 
     @contextmanager
-    def phase(self, name: Phase, task: StreamTask, steps: int) -> Iterator[OnStep]:
+    def phase(self, name: Phase, task: EncodedTask, steps: int) -> Iterator[OnStep]:
         """Time a phase and show it."""
         start = time.perf_counter()
         try:
@@ -315,7 +315,7 @@ class ContinualStrategy(SupervisedTemplate):
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def fine_tuned(self, task: StreamTask) -> ModelState:
+    def fine_tuned(self, task: EncodedTask) -> ModelState:
         """θ_ft of ``task``: θ_pre fine-tuned on it alone, without plugins.
 
         Made once, shared by all strategies through the store, if one was given. The model holds θ_pre afterwards.
@@ -324,18 +324,18 @@ class ContinualStrategy(SupervisedTemplate):
             return self._fine_tune(task)
         return self.store.get_or_make(self.fine_tuned_key(task), lambda: self._fine_tune(task))
 
-    def fine_tuned_key(self, task: StreamTask) -> str:
+    def fine_tuned_key(self, task: EncodedTask) -> str:
         """Names everything that determines the fine-tuned model, as a digest; without a shared store, just the task."""
         if not self.shares_store:
             return task.name
         return fine_tuned_key(self.stream.loaded, task, self.pristine, self.options, self.seed, self.device)
 
-    def _fine_tune(self, task: StreamTask) -> ModelState:
+    def _fine_tune(self, task: EncodedTask) -> ModelState:
         seed = self.phase_seed("fine_tune", task)
         with self.phase("fine_tune", task, self.full_steps(task)) as on_step:
             return fine_tuned_state(self.stream.loaded, task, self.pristine, self.options, seed, on_step)
 
-    def evaluate(self, tasks: Sequence[StreamTask] | None = None) -> dict[str, Predictions]:
+    def evaluate(self, tasks: Sequence[EncodedTask] | None = None) -> dict[str, Predictions]:
         """Answers on the test rows of ``tasks`` (default: all), by Avalanche's evaluation loop."""
         stream = self.stream.benchmark.test_stream
         self.predictions = {}
@@ -360,7 +360,7 @@ class ContinualStrategy(SupervisedTemplate):
             self._training_scope.close()
             self._in_training = self.task_model.current_task = None
 
-    def check_experience(self, experience: Any) -> StreamTask:
+    def check_experience(self, experience: Any) -> EncodedTask:
         """The task of an experience that is to be trained on.
 
         Raises:
@@ -417,7 +417,7 @@ class ContinualStrategy(SupervisedTemplate):
         self.optimizer = self._update.optimizer
         self._training_scope.enter_context(trainable(self.model, self.gradients(task)))
 
-    def _checked_parameters(self, task: StreamTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    def _checked_parameters(self, task: EncodedTask) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         given: Any = self.parameters(task)
         groups: list[list[Any]] = []
         if isinstance(given, tuple):
@@ -635,7 +635,7 @@ class ContinualStrategy(SupervisedTemplate):
         return torch.stack(answers)[best, torch.arange(len(best), device=best.device)]
 
     @contextmanager
-    def _answering(self, task: StreamTask) -> Iterator[None]:
+    def _answering(self, task: EncodedTask) -> Iterator[None]:
         """The model of one candidate of the router, inside."""
         if task is self._in_training:
             yield  # the model as it is
