@@ -24,6 +24,7 @@ from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
+from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -272,9 +273,9 @@ def _strategy(given: Any) -> Any:
     base = Entry("forgetfree.continual.strategy:ContinualStrategy").load()  # by name: it stands in a layer above
     is_strategy = isinstance(given, type) and issubclass(given, base)
     if not is_strategy:
-        raise UsageError(f"expected a subclass of ContinualStrategy, got {_shown(given)}")
+        raise UsageError(f"expected a subclass of ContinualStrategy, got {brief(given)}")
     if not issubclass(given.Options, base.Options):
-        raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {_shown(given.Options)}")
+        raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {brief(given.Options)}")
     describe(given.Options)  # fails where an option has no type that can be read
     return given
 
@@ -298,9 +299,4 @@ def _stream_or_task(name: str, given: Any) -> Any:
         return task
     if isinstance(given, tuple | list) and given and all(isinstance(task, str) and task for task in given):
         return tuple(given)
-    raise UsageError(f"expected a tuple or list of task names, or a TaskDefinition, got {_shown(given)}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    raise UsageError(f"expected a tuple or list of task names, or a TaskDefinition, got {brief(given)}")

@@ -127,9 +127,10 @@ class TaskDefinition:
         name, expected = "causal_template", [*self.text_columns]
         if readout == "prompt":
             name, expected = "template", [*expected, "mask"]
-        if sorted(slots(getattr(self, name))) != sorted(expected):
+        prompt = getattr(self, name)
+        if not isinstance(prompt, str) or sorted(slots(prompt)) != sorted(expected):
             each = ", ".join(f"{{{slot}}}" for slot in expected)
-            faults.append(f"{name} must hold each of {each} once and no other slot, got {getattr(self, name)!r}")
+            faults.append(f"{name} must hold each of {each} once and no other slot, got {prompt!r}")
         return faults
 
     def _label_faults(self) -> list[str]:

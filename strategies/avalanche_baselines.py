@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, showing
 from forgetfree.continual.strategy import Training, undo_on_error
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.options import option
@@ -207,7 +207,7 @@ class DER(
         self.storage_policy = _LogitsByTask(self.mem_size, adaptive_size=True)
         self.keep_beside(lambda: self.storage_policy)
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train everything, by logits of one width."""
         # Avalanche rehearses nothing, and does not say so, while it remembers fewer rows than a batch of them takes.
         rows, wanted = len(self.storage_policy.buffer), self.options.batch_size_mem
@@ -359,7 +359,7 @@ class Cumulative(TemplateStrategy, supervised.Cumulative):
         """Keep all rows."""
         self.keep_beside(lambda: self.dataset)
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train everything. A task that is cut short does not count."""
         return self.everything_by_avalanche(task, scope=undo_on_error(partial(setattr, self, "dataset", self.dataset)))
 
@@ -384,11 +384,11 @@ class Joint(TemplateStrategy, supervised.JointTraining):
             return self.evaluator.get_last_metrics()
         return super().train(self.stream.benchmark.train_stream, eval_streams, **kwargs)
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train everything on all tasks, for the steps of all together."""
         tasks = self.stream.tasks
         return self.everything_by_avalanche(task, steps=sum(map(self.full_steps, tasks)), learns=tasks)
 
-    def stale(self, learned: StreamTask) -> list[StreamTask] | None:
+    def stale(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return all tasks for the first, none for the others."""
         return None if learned is self.stream.tasks[0] else []

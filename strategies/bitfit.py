@@ -7,7 +7,7 @@ from typing import Any
 
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.regions import biases
 
 
@@ -30,15 +30,15 @@ class BitFit(RegionStrategy):
         self.regions = TaskRegions(self, "alone")
         self._biases = biases(self.space)
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train all biases."""
         self.regions.ledger.check_new(task.name)
         return self.regions.training(task, self._biases)
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the biases."""
         self.regions.commit(task, self._biases, len(self._biases) / len(self.space))
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's own biases."""
         return self.regions.answering(task)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 
 
 class ContinualFT(ContinualStrategy):
@@ -18,10 +18,10 @@ class ContinualFT(ContinualStrategy):
 
     online: ClassVar[bool] = True
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train everything."""
         return self.everything(task)
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the one model, as it is."""
         return nullcontext()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.whole_model import tasks_named
 from forgetfree.display import brief
 from forgetfree.errors import RunError
@@ -34,7 +34,7 @@ class FineTune(ContinualStrategy):
         """Keep a model per task."""
         self.kept = self.models = TaskModels(self)
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train everything from θ_pre; no step where another strategy has made the fine-tuned model already."""
         self._known = self.models.made(task)
         (self._known or self.pristine).load_(self.model)
@@ -45,18 +45,18 @@ class FineTune(ContinualStrategy):
             scope=undo_on_error(lambda: self.pristine.load_(self.model)),
         )
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """Keep the model; the next task starts from θ_pre again."""
         self.models.keep(task, self._known or ModelState.of(self.model, [task.name]), is_new=self._known is None)
         self.pristine.load_(self.model)
 
     @contextmanager
-    def answering(self, task: StreamTask) -> Iterator[None]:
+    def answering(self, task: EncodedTask) -> Iterator[None]:
         """Answer with the task's own model."""
         with self.holding(self.models.of(task)):
             yield
 
-    def stale(self, learned: StreamTask) -> list[StreamTask] | None:
+    def stale(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned task alone, where the task is known: each is answered by its own model."""
         return [learned] if self.stream.scenario == "task" else None
 
@@ -75,18 +75,18 @@ class TaskModels:
         self._store = StateStore() if strategy.has_plugins else strategy.store
         self._on_disk = strategy.shares_store and not strategy.has_plugins
 
-    def made(self, task: StreamTask) -> ModelState | None:
+    def made(self, task: EncodedTask) -> ModelState | None:
         """Return the task's fine-tuned model, if it is in the store."""
         return self._store.get(self._strategy.fine_tuned_key(task))
 
-    def keep(self, task: StreamTask, state: ModelState, *, is_new: bool) -> None:
+    def keep(self, task: EncodedTask, state: ModelState, *, is_new: bool) -> None:
         """Keep the task's model, which is new unless `made` gave it."""
         key = self._keys[task.name] = self._strategy.fine_tuned_key(task)
         self._sizes[task.name] = state.size_in_bytes
         if is_new:
             self._store.put(key, state)
 
-    def of(self, task: StreamTask) -> ModelState:
+    def of(self, task: EncodedTask) -> ModelState:
         """Return the model that answers for the task: θ_pre if it is not learned."""
         if task.name not in self._keys:
             return self._strategy.pristine

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
 from forgetfree.continual.skills import SkillOptions, check_skill, learn_region
 from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import budget
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
@@ -42,7 +42,7 @@ class GraftRetrain(RegionStrategy):
         """Make an empty ledger, in which each task stands alone."""
         self.regions = TaskRegions(self, "alone")
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Fine-tune θ_pre on the task alone, localize γ, and train it."""
         self.regions.ledger.check_new(task.name)
         fine_tuned = self.fine_tuned(task)
@@ -55,10 +55,10 @@ class GraftRetrain(RegionStrategy):
             budget=budget(len(self.space), self.options.sparsity),
         )
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the region and its values."""
         self.regions.commit(task, self._region, self.options.sparsity)
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's own region on θ_pre."""
         return self.regions.answering(task)

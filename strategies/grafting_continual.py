@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
 from forgetfree.continual.skills import SkillOptions, check_skill, learn_region
 from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import budget
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.learning.training import TrainingOptions
@@ -47,9 +47,9 @@ class GraftingContinual(RegionStrategy):
         #: γ_n of each task as it was localized.
         self.localized: dict[str, LearnedRegion] = {}
         #: The task whose union answers for all tasks, while the final union is evaluated.
-        self._answers_all: StreamTask | None = None
+        self._answers_all: EncodedTask | None = None
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no earlier task owns, on top of what they own."""
         self.regions.ledger.check_new(task.name)
 
@@ -70,12 +70,12 @@ class GraftingContinual(RegionStrategy):
             budget=budget(len(self.space), self.options.sparsity),  # though fewer entries may have moved
         )
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
         self.regions.commit(task, self.localized[task.name].region, self.options.sparsity)
 
     @contextmanager
-    def answering(self, task: StreamTask) -> Iterator[None]:
+    def answering(self, task: EncodedTask) -> Iterator[None]:
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""
         with self.regions.answering(self._answers_all or task):
             yield

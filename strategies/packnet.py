@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import top
 from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
 from forgetfree.core.regions import Region
@@ -63,7 +63,7 @@ class PackNet(RegionStrategy):
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own."""
         self.regions = TaskRegions(self, "union")
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train all that is free, keep the share of it that moved the most, tensor by tensor, and retrain that."""
         self.regions.ledger.check_new(task.name)
         owned = self.regions.ledger.owned()
@@ -90,15 +90,15 @@ class PackNet(RegionStrategy):
             steps=-(-self.full_steps(task) // 2) if steps is None else steps,
         )
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """Record what is kept; the rest is θ_pre again."""
         self.regions.commit(task, self._region, len(self._region) / len(self.space))
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the union of what the tasks up to this one keep."""
         return self.regions.answering(task)
 
-    def _train_free(self, task: StreamTask, owned: Region) -> tuple[Tensor, dict[str, Tensor]]:
+    def _train_free(self, task: EncodedTask, owned: Region) -> tuple[Tensor, dict[str, Tensor]]:
         """Return θ ``(N,)`` and the readout after training; the model is as it was."""
         model, steps = self.model, self.full_steps(task)
         tensors = self.space.parameters(model.backbone)

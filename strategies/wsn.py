@@ -13,7 +13,7 @@ from torch import nn
 
 from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
@@ -68,7 +68,7 @@ class WSN(RegionStrategy):
         """Make an empty ledger, in which a task is inferred with its mask alone, which may hold entries of earlier tasks."""
         self.regions = TaskRegions(self, "selection")
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train θ and s, from θ_pre under what earlier tasks own; the mask is known only after that."""
         self.regions.ledger.check_new(task.name)
         return self.regions.training(
@@ -78,7 +78,7 @@ class WSN(RegionStrategy):
             trained=partial(self._subnetwork, task),
         )
 
-    def _subnetwork(self, task: StreamTask) -> WinningSubnetwork:
+    def _subnetwork(self, task: EncodedTask) -> WinningSubnetwork:
         records = self.regions.ledger.records
         indices = torch.cat([torch.empty(0, dtype=torch.int64), *(r.owned.region.indices for r in records)])
         values = torch.cat([self.pristine.theta[:0], *(r.owned.values for r in records)])
@@ -93,12 +93,12 @@ class WSN(RegionStrategy):
         )
         return self._winning
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """Record M = M ∪ m_t; the model holds θ_pre after."""
         self.regions.commit(task, self._winning.region(), self.options.capacity)
         del self._winning
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's mask alone."""
         return self.regions.answering(task)
 

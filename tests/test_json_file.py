@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from forgetfree import json_file
 from forgetfree.errors import ReportError
-from forgetfree.json_file import MOST_DEPTH, check_fields, is_number, is_table, parse_json, read_json
+from forgetfree.json_file import MOST_DEPTH, check_fields, checked, is_number, is_table, parse_json, read_json
 
 
 def nested(depth: int) -> str:
@@ -70,6 +73,49 @@ def test_a_file_that_cannot_be_read_is_the_readers_own_error(tmp_path: Path, mon
     monkeypatch.setattr(json_file, "MOST_BYTES", 1000)
     path.write_text(" " * 1001)
     assert message() == " cannot be read: it has 1,001 bytes, and at most 1,000 are read. Make it again."
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Whole:
+    kind: Literal["a", "b"]
+    share: Annotated[float, Field(ge=0, le=1)]
+    parts: tuple[Part, ...] = ()
+
+    __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012
+
+
+def test_a_value_becomes_an_object_by_its_annotations() -> None:
+    value = {"kind": "a", "share": 1, "parts": [{"name": "one", "sizes": [1, 2]}]}
+    assert checked(Whole, value) == Whole("a", 1.0, (Part("one", (1, 2)),))
+    assert checked(list[Part], [{"name": "one"}]) == [Part("one")]
+    assert checked(Whole, Whole("b", 0.5)) == Whole("b", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "the content must be an object, got []"),
+        ({}, "kind is missing; share is missing"),
+        ({"kind": "c", "share": 2}, "kind must be 'a' or 'b', got 'c'; share must be at most 1, got 2"),
+        ({"kind": "a", "share": True}, "share must be a number, got True"),
+        ({"kind": "a", "share": "1"}, "share must be a number, got '1'"),
+        ({"kind": "a", "share": -1, "colour": 3}, "share must be at least 0, got -1; colour is not known here"),
+        ({"kind": "a", "share": 0, "parts": [{"name": 3}]}, "parts[0].name must be a string, got 3"),
+        ({"kind": "a", "share": 0, "parts": {}}, "parts must be a list, got {}"),
+        (Whole("a", 0.5, parts=["one"]), "parts must be a tuple, got ['one']"),  # type: ignore
+        ([{"name": i} for i in range(9)], "[4].name must be a string, got 4; 4 more faults"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_each_place(value: Any, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        checked(list[Part] if message.startswith("[") else Whole, value)
+    assert str(caught.value).endswith(message)
 
 
 def test_numbers_and_tables() -> None:

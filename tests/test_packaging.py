@@ -270,6 +270,12 @@ def test_a_module_that_moved_is_found_under_its_old_name(old: str) -> None:
         _ = before.nothing
 
 
+def test_a_class_with_a_new_name_is_found_under_its_old_one() -> None:
+    streams = importlib.import_module("forgetfree.continual.streams")
+    with pytest.warns(DeprecationWarning, match="StreamTask is EncodedTask now."):
+        assert streams.StreamTask is streams.EncodedTask
+
+
 def test_every_name_of_the_old_core_is_found() -> None:
     code = (
         "from forgetfree.grafting import Graft, MaskOptions, RegionParameters, budget, grafted, learn_regions, top\n"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -30,14 +30,14 @@ class MyStrategy(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = MyOptions
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train everything, tensor by tensor on a leash."""
         anchors = self.space.views(self.pristine.theta.to(self.device))
         return self.everything(
             task, trained=Leashed(self.space.parameters(self.model.backbone), anchors, self.options.pull)
         )
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the one model, as it is."""
         return nullcontext()
 

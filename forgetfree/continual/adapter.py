@@ -24,7 +24,7 @@ from torch import nn
 
 from forgetfree.continual.held_bytes import held_bytes
 from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.errors import OptionError
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
@@ -89,12 +89,12 @@ class AvalancheStrategy(ContinualStrategy):
         tokens = getattr(self.model, "tokens", None)
         self.kept = WholeModel(self, lambda: held_bytes(held(), tokens))
 
-    def everything_by_avalanche(self, task: StreamTask, **changes: Any) -> Training:
+    def everything_by_avalanche(self, task: EncodedTask, **changes: Any) -> Training:
         """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`."""
         scope = _around(self, changes.pop("scope", nullcontext()))
         return self.everything(task, readout=self.model.readouts(), scope=scope, **changes)
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the one model, as it is."""
         return nullcontext()
 
@@ -134,7 +134,7 @@ class PluginStrategy(AvalancheStrategy):
         self.plugins.insert(0, plugin)
         self.keep_beside(lambda: getattr(plugin, self._keeps) if self._keeps else plugin)
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train everything; the plugin does the rest."""
         return self.everything_by_avalanche(task)
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
-from forgetfree.continual.streams import StreamTask
+from forgetfree.continual.streams import EncodedTask
 from forgetfree.core.graft import Graft
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
@@ -133,7 +133,7 @@ class TaskRegions:
 
     def training(
         self,
-        task: StreamTask,
+        task: EncodedTask,
         region: Region,
         *,
         start: Tensor | None = None,
@@ -192,7 +192,7 @@ class TaskRegions:
         if self._moves_anything:
             self._strategy.space.load_(self._strategy.model.backbone, self._strategy.pristine.theta)
 
-    def commit(self, task: StreamTask, region: Region, sparsity: float) -> None:
+    def commit(self, task: EncodedTask, region: Region, sparsity: float) -> None:
         """Record who owns what, with the values that the model holds.
 
         Args:
@@ -221,7 +221,7 @@ class TaskRegions:
     # -- Answering -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def answering(self, task: StreamTask) -> Iterator[None]:
+    def answering(self, task: EncodedTask) -> Iterator[None]:
         """Inside, the model is what the ledger says for ``task``; for one that is not learned, what the next starts from."""
         with self._set_aside():
             if task.name in self.ledger.tasks:

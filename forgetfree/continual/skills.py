@@ -7,7 +7,7 @@ from typing import Literal
 
 from forgetfree.continual.regions import RegionOptions, check_region_rate
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.learning.localization import LocalizationOptions, check_localization, localize, mask_options
 from forgetfree.models.state import ModelState
@@ -27,7 +27,7 @@ def check_skill(options: SkillOptions, stream: Stream) -> None:
     check_localization(options, stream.model.space())
 
 
-def learn_region(strategy: ContinualStrategy, task: StreamTask, fine_tuned: ModelState) -> LearnedRegion:
+def learn_region(strategy: ContinualStrategy, task: EncodedTask, fine_tuned: ModelState) -> LearnedRegion:
     """Return γ of one task by eqs. 3 and 4; the model holds θ_pre before and after.
 
     Args:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.old_hooks import check_hooks
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate, silent_evaluator
@@ -68,7 +68,7 @@ class ContinualStrategy(StrategyTemplate):
     #: What is kept to answer later: saved, loaded, counted. Set another in `setup` if the model is not all, or not kept.
     kept: Kept
     #: The tasks learned so far, in order.
-    learned: list[StreamTask]
+    learned: list[EncodedTask]
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -78,24 +78,24 @@ class ContinualStrategy(StrategyTemplate):
         """Make what the strategy needs; called once, at the end of the constructor. The model holds θ_pre."""
 
     @abstractmethod
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Put the model where the training of ``task`` starts, and say what is trained; `everything` makes the usual answer.
 
         The model is as the last task left it. If training is broken off, `Training.scope` may put it back.
         """
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """Record what was trained, and put the model where the next task finds it."""
 
     @abstractmethod
-    def answering(self, task: StreamTask) -> AbstractContextManager[Answer | None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[Answer | None]:
         """Return a context manager: inside, the model is the one that answers for ``task``; after, it is what it was before.
 
         It is asked during the training of another task too (`training` says of which), and for tasks that are not learned
         yet. It yields nothing, or a function from inputs and task labels to logits that answers in the model's place.
         """
 
-    def stale(self, learned: StreamTask) -> list[StreamTask] | None:
+    def stale(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the tasks whose answers may have changed by learning ``learned``; ``None``: all."""
 
     def extra_results(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class ContinualStrategy(StrategyTemplate):
     # -- What you use ----------------------------------------------------------------------------------------
 
     @final
-    def everything(self, task: StreamTask, **changes: Any) -> Training:
+    def everything(self, task: EncodedTask, **changes: Any) -> Training:
         """Return the training of all graftable tensors and the task's readout, from the weights as they are.
 
         Args:
@@ -133,18 +133,18 @@ class ContinualStrategy(StrategyTemplate):
             before.load_(self.model)
 
     @final
-    def note_learned(self, task: StreamTask, readout: dict[str, Tensor]) -> None:
+    def note_learned(self, task: EncodedTask, readout: dict[str, Tensor]) -> None:
         """Note that ``task`` can be answered from now on, by this readout; for `Kept.load`."""
         self.learned = [*(each for each in self.learned if each is not task), task]
         self.readouts[task.name] = readout
 
     @final
-    def full_steps(self, task: StreamTask) -> int:
+    def full_steps(self, task: EncodedTask) -> int:
         """Return ``options.steps``, or the paper's rule."""
         return full_steps(self.options, task)
 
     @final
-    def fine_tuned(self, task: StreamTask) -> ModelState:
+    def fine_tuned(self, task: EncodedTask) -> ModelState:
         """Return θ_ft of ``task``: θ_pre fine-tuned on it alone, without plugins.
 
         Made once, shared by all strategies through the store, if one was given. The model holds θ_pre afterwards.
@@ -158,7 +158,7 @@ class ContinualStrategy(StrategyTemplate):
         return self.store.get_or_make(self.fine_tuned_key(task), make) if self.shares_store else make()
 
     @final
-    def fine_tuned_key(self, task: StreamTask) -> str:
+    def fine_tuned_key(self, task: EncodedTask) -> str:
         """Return a digest of everything that determines the fine-tuned model; without a shared store, the task's name."""
         if not self.shares_store:
             return task.name
@@ -176,19 +176,19 @@ class ContinualStrategy(StrategyTemplate):
 
     @property
     @final
-    def task(self) -> StreamTask:
+    def task(self) -> EncodedTask:
         """The task of the current experience."""
         return self.stream.task_of(self.experience)
 
     @final
-    def phase_seed(self, phase: Phase, task: StreamTask) -> int:
+    def phase_seed(self, phase: Phase, task: EncodedTask) -> int:
         """Return the seed of one phase of one task, or of one part of it."""
         part = None if self.experience is None else part_of(self.experience)
         return derive_seed(self.seed, phase, task.name, *([] if part is None else [part]))
 
     @final
     @contextmanager
-    def phase(self, name: Phase, task: StreamTask, steps: int) -> Iterator[OnStep]:
+    def phase(self, name: Phase, task: EncodedTask, steps: int) -> Iterator[OnStep]:
         """Time a phase and show it; yields what to call after each step."""
         start = time.perf_counter()
         try:
@@ -199,7 +199,7 @@ class ContinualStrategy(StrategyTemplate):
 
     # -- What users call, beside Avalanche's `train` and `eval` ------------------------------------------------
 
-    def evaluate(self, tasks: Sequence[StreamTask] | None = None) -> dict[str, Predictions]:
+    def evaluate(self, tasks: Sequence[EncodedTask] | None = None) -> dict[str, Predictions]:
         """Return the answers on the test rows of ``tasks`` (default: all), by Avalanche's evaluation loop."""
         stream = self.stream.benchmark.test_stream
         self.predictions = {}

@@ -5,6 +5,7 @@ This room, the strategies and their tests are all that import Avalanche.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,7 +37,7 @@ from forgetfree.data.examples import DatasetExamples, OneLength
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import default_data, load_tasks
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.learning.stream_task import StreamTask, encode_task, label_spaces
+from forgetfree.learning.encoded_task import EncodedTask, encode_task, label_spaces
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.state import ModelState
@@ -102,7 +103,7 @@ class Stream:
     """
 
     name: str
-    tasks: tuple[StreamTask, ...]
+    tasks: tuple[EncodedTask, ...]
     loaded: LoadedModel
     seed: int
     pristine: ModelState
@@ -119,7 +120,7 @@ class Stream:
         """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
         return turn_of(self.model.backbone)
 
-    def task_of(self, experience: Any, *, training: bool = False) -> StreamTask:
+    def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
         """The task of an experience of the benchmark, of a copy that shares its rows, or of a part that Avalanche cut from one.
 
         Args:
@@ -237,7 +238,7 @@ def check_scenario(scenario: str) -> None:
         raise UsageError(f"Unknown scenario {scenario!r}. Known: {', '.join(get_args(Scenario))}.")
 
 
-def _benchmark(tasks: Sequence[StreamTask]) -> Any:
+def _benchmark(tasks: Sequence[EncodedTask]) -> Any:
     """The Avalanche benchmark: ``train_stream``, ``validation_stream``, ``test_stream``, with task labels."""
     parts: dict[str, list[Any]] = {
         split: [getattr(task, split) for task in tasks] for split in ("train", "validation", "test")
@@ -334,7 +335,7 @@ def benchmark_stream(
         definition = TaskDefinition(f"experience-{position}", "single", tuple(map(str, classes[position])))
         shots = min(rows[0].labels.tolist().count(label) for label in classes[position])
         fingerprint = f"{name}/{position}"
-        tasks.append(StreamTask(definition, label, shots, rows[0], rows[1], rows[2], fingerprint, classes[position]))
+        tasks.append(EncodedTask(definition, label, shots, rows[0], rows[1], rows[2], fingerprint, classes[position]))
     loaded = LoadedModel(type(network).__name__, model, None, "linear", fingerprint_of(model.backbone))
     return Stream(name, tuple(tasks), loaded, seed, ModelState.of(model), benchmark, scenario)
 
@@ -385,12 +386,19 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
 
 __all__ = [
     "BenchmarkModel",
+    "EncodedTask",
     "Scenario",
     "Stream",
     "StreamModel",
-    "StreamTask",
     "benchmark_stream",
     "check_scenario",
     "load_stream",
     "make_stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "EncodedTask":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.StreamTask is EncodedTask now.", DeprecationWarning, stacklevel=2)
+    return EncodedTask

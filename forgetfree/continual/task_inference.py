@@ -21,7 +21,7 @@ from torch import Tensor
 from forgetfree.continual.task_training import Answer
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.core.tensors import load_tensors_, tensors_of
-from forgetfree.learning.stream_task import StreamTask
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -37,7 +37,7 @@ class TaskwiseOptions(TrainingOptions):
     )
 
 
-def answer_for(strategy: Any, task: StreamTask) -> AbstractContextManager[Answer | None]:
+def answer_for(strategy: Any, task: EncodedTask) -> AbstractContextManager[Answer | None]:
     """A context in which the model answers the rows of ``task``; it yields what answers in the model's place, if anything.
 
     Args:
@@ -99,20 +99,20 @@ def _by_router(strategy: Any) -> Iterator[Answer]:
     yield route
 
 
-def _among(task: StreamTask, logits: Tensor) -> Tensor:
+def _among(task: EncodedTask, logits: Tensor) -> Tensor:
     """The logits of the task's own labels, and the lowest for the others."""
     hidden = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
     hidden[list(task.classes)] = False
     return logits.masked_fill(hidden, LOWEST)
 
 
-def _share_of_entropy(task: StreamTask, logits: Tensor) -> Tensor:
+def _share_of_entropy(task: EncodedTask, logits: Tensor) -> Tensor:
     entropy: Tensor = torch.special.entr(logits.softmax(1)).sum(1)
     return entropy / math.log(max(2, len(task.classes)))
 
 
 @contextmanager
-def _model_of(strategy: Any, last: list[StreamTask]) -> Iterator[Answer]:
+def _model_of(strategy: Any, last: list[EncodedTask]) -> Iterator[Answer]:
     """The model of the last task: during training, and before any task, the model as it is."""
     if strategy.training is not None:
         yield strategy.training.answer or strategy.model

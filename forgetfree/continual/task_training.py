@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.trained import Trained
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.monitor import Phase
-from forgetfree.learning.stream_task import StreamTask
 from forgetfree.learning.training import TrainingOptions
 
 #: From inputs ``(B, …)`` and task labels ``(B,)`` to logits ``(B, n)`` in float32; the model itself is one.
@@ -38,7 +38,7 @@ class Training:
         learns: the tasks that are learned by it; default: ``task`` alone.
     """
 
-    task: StreamTask
+    task: EncodedTask
     trained: Trained
     readout: Sequence[nn.Parameter]
     steps: int
@@ -49,7 +49,7 @@ class Training:
     optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
     schedule: Callable[[int], float] | None = None
     scope: AbstractContextManager[Any] = field(default_factory=nullcontext)
-    learns: tuple[StreamTask, ...] = ()
+    learns: tuple[EncodedTask, ...] = ()
 
     def faults(self) -> list[str]:
         """What makes it impossible to train by."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from forgetfree.continual.batches import lengths_of, loader, seed_generators
 from forgetfree.continual.experiences import check_experiences, part_of
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.continual.task_training import Training
 from forgetfree.core.steps import check_loss, trainable
@@ -67,7 +67,7 @@ class StrategyTemplate(SupervisedTemplate):
         """Return arguments of an Avalanche strategy that this one also inherits from: `TemplateStrategy` gives its own."""
         return {}
 
-    def check_experience(self, experience: Any) -> StreamTask:
+    def check_experience(self, experience: Any) -> EncodedTask:
         """Return the task of an experience that is to be trained on.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.tensors import tensors_of
 from forgetfree.display import brief
 from forgetfree.errors import RunError
@@ -65,7 +65,7 @@ class WholeModel:
         return ModelState.of(strategy.model).size_in_bytes + self._beside() if strategy.learned else 0
 
 
-def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[StreamTask]:
+def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[EncodedTask]:
     """The stream's tasks of these names, which a file says were learned.
 
     Raises:

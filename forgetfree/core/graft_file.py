@@ -22,6 +22,7 @@ from torch import Tensor
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
+from forgetfree.core.tensors import not_finite
 from forgetfree.display import brief
 from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import StrPath, check_metadata, read_sound, signed_bytes
@@ -51,7 +52,7 @@ def serialize(
         )
     named = {"graft": pack(space, region, values), "readout": readout, "buffer": buffers}
     tensors = {f"{kind}/{name}": tensor.detach().cpu() for kind in _KINDS for name, tensor in named[kind].items()}
-    if damaged := _not_finite(tensors):
+    if damaged := not_finite(tensors):
         raise GraftError(f"The graft holds NaN or infinity in {damaged!r}. Train it again, with a lower rate.")
     header = {
         "format": FORMAT,
@@ -181,7 +182,7 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
             raise RegionError(f"it holds the unexpected tensor {brief(key)}.")
         named[kind][name] = tensor
     region, values = unpack(space, named["graft"])
-    if damaged := _not_finite(tensors):
+    if damaged := not_finite(tensors):
         raise RegionError(f"{damaged!r} holds NaN or infinity.")
     try:
         origin = GraftOrigin.of_json(header["origin"]) if "origin" in header else None
@@ -195,14 +196,6 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
         "buffers": named["buffer"],
         "origin": origin,
     }
-
-
-def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity."""
-    return next(
-        (name for name, each in tensors.items() if each.is_floating_point() and not bool(torch.isfinite(each).all())),
-        None,
-    )
 
 
 def _is_graft(path: Path) -> bool:

@@ -28,6 +28,12 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in module.named_buffers() if name in persistent}
 
 
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity, if there is one."""
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    return next((name for name, tensor in floats.items() if not bool(torch.isfinite(tensor).all())), None)
+
+
 def check_buffers(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     """Raise ``RegionError`` unless each of the buffers ``wanted`` is among those ``found``, in its shape and dtype."""
     for name, buffer in wanted.items():

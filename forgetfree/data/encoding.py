@@ -8,7 +8,6 @@ from the ids: see `forgetfree.models.tokens`.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import string
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from forgetfree.core.examples import Batch
 from forgetfree.data.rows import Rows
-from forgetfree.display import escaped
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
 
@@ -96,6 +94,43 @@ class EncodedRows:
 _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
 
 
+@dataclass(frozen=True)
+class Slot:
+    """A place in a prompt: ``text``, ``text_a``, ``text_b`` or ``mask``, with its style and the space before it."""
+
+    name: str
+    prefix: str
+    style: str | None
+    inside: bool
+
+    @property
+    def column(self) -> int:
+        """The number of the text that belongs here."""
+        return 1 if self.name == "text_b" else 0
+
+    def of(self, text: str) -> str:
+        """Return a text as it stands here."""
+        text = text.strip()
+        if self.style == "bare" and text and text[-1] in string.punctuation:
+            text = text[:-1]
+        if self.style == "lower":
+            text = text[:1].lower() + text[1:]
+        return self.prefix + text if text else ""
+
+
+def split_prompt(template: str) -> list[str | Slot]:
+    """Split a prompt into its literal texts and its slots, in order."""
+    pieces: list[str | Slot] = []
+    end = 0
+    for match in _SLOT.finditer(template):
+        space, name, style = match.groups()
+        # A space belongs to the word after it, as byte-level tokenizers see it.
+        slot = Slot(name, " " if space else "", style, match.start() > 0)
+        pieces += [template[end : match.start()], slot]
+        end = match.end()
+    return [piece for piece in (*pieces, template[end:]) if piece]
+
+
 class Encoder:
     """Converts rows to token ids by a template, within ``max_length`` tokens.
 
@@ -118,16 +153,19 @@ class Encoder:
         probe = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("a"))
         whole = tokenizer("a")["input_ids"]
         start = next((i for i in range(len(whole)) if whole[i : i + len(probe)] == probe), 0)
-        self._opening, self._closing = whole[:start], whole[start + len(probe) :]
+        self.opening, self.closing = whole[:start], whole[start + len(probe) :]
         pair = tokenizer("a", "a")["input_ids"]
-        self._middle = pair[start + len(probe) : len(pair) - len(probe) - len(self._closing)]
+        self.middle = pair[start + len(probe) : len(pair) - len(probe) - len(self.closing)]
         if not closed:
-            self._closing = []
-        self._blank = next(i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if i is not None)
-        self._template = template
-        self._parts = None if template is None else self._parse(template)
+            self.closing = []
+        self.blank = next(i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if i is not None)
+        #: The prompt's literal texts and slots; ``None`` without a prompt.
+        self.pieces = None if template is None else split_prompt(template)
+        self._parts = None
+        if self.pieces is not None:
+            self._parts = [self._part(piece, inside=i > 0) for i, piece in enumerate(self.pieces)]
         self._max_length = max_length
-        if self._room(2) < 2:
+        if self.room(2) < 2:
             raise ModelError(
                 f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes "
                 "them all. Set a higher max_length, if the model allows it, or shorten the prompt."
@@ -137,116 +175,53 @@ class Encoder:
         """Return the token ids of every row."""
         texts: list[Sequence[str]] = [rows.first, rows.second] if rows.second else [rows.first]
         if self._parts is None:
-            if not self._middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
+            if not self.middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
                 texts[1:] = [[f" {text}" for text in column] for column in texts[1:]]
             ids = [
-                _tokens(self._tokenizer, column, inside=bool(i and not self._middle)) for i, column in enumerate(texts)
+                _tokens(self._tokenizer, column, inside=bool(i and not self.middle)) for i, column in enumerate(texts)
             ]
             return [self._plain([column[i] for column in ids]) for i in range(len(rows))]
-        slots = [part for part in self._parts if isinstance(part, _Slot)]
+        slots = [part for part in self._parts if isinstance(part, Slot)]
         columns = [
             _tokens(self._tokenizer, [slot.of(text) for text in texts[slot.column]], inside=slot.inside)
             for slot in slots
         ]
         return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
 
-    def source(self, *, pair: bool) -> str:
-        """Return python that does the same with ``tokenizer`` alone: a function ``encode``, for model cards.
-
-        Args:
-            pair: whether it is given two texts.
-        """
-        if self._template is None:
-            texts = (
-                {"text_a": "tokens", "text_b": "tokens" if self._middle else "inside"} if pair else {"text": "tokens"}
-            )
-            lines = ['text_b = " " + text_b'] if pair and not self._middle else []
-            pieces = [*texts]
-            pieces[1:1] = [f"{self._middle}"] * bool(pair and self._middle)
-        else:
-            texts, lines, pieces = self._prompt_source(self._template)
-        room = self._room(len(texts))
-        read = [f"{function}({text})" for text, function in texts.items()]
-        if len(texts) == 1:
-            lines.append(f"{next(iter(texts))} = {read[0]}[:{room}]")
-        else:
-            first, second = texts
-            lines += [
-                f"{first}, {second} = {', '.join(read)}",
-                f"short = min(len({first}), len({second}), {room // 2})  # of two long texts the longer is cut",
-                f"long = {room} - short",
-                f"cut = (long, short) if len({first}) > len({second}) else (short, long)",
-                f"{first}, {second} = {first}[: cut[0]], {second}[: cut[1]]",
-            ]
-        pieces = [*([f"{self._opening}"] * bool(self._opening)), *pieces, *([f"{self._closing}"] * bool(self._closing))]
-        blank = "" if self._template is not None or self._opening or self._closing else f" or [{self._blank}]"
-        lines.append(f"return {' + '.join(pieces)}{blank}")
-        encode = "\n".join([f"def encode({', '.join(sorted(texts))}):", *(f"    {line}" for line in lines)])
-        prompted = self._template is not None  # label words are inside a row, too
-        return _TOKENS_SOURCE + _INSIDE_SOURCE * (prompted or "inside(" in encode) + encode
-
-    def _prompt_source(self, template: str) -> tuple[dict[str, str], list[str], list[str]]:
-        """Return the prompt's texts in order with their readers, the lines that prepare them, and its parts."""
-        texts: dict[str, str] = {}
-        lines: list[str] = []
-        pieces: list[str] = []
-        end = 0
-        for match in _SLOT.finditer(template):
-            space, slot, style = match.groups()
-            pieces.append(_literal_source(template[end : match.start()], inside=end > 0))
-            pieces.append("[tokenizer.mask_token_id]" if slot == "mask" else slot)
-            if slot != "mask":
-                texts[slot] = "inside" if match.start() else "tokens"
-                lines += _slot_source(slot, " " if space else "", style)
-            end = match.end()
-        pieces.append(_literal_source(template[end:], inside=end > 0))
-        return texts, lines, [piece for piece in pieces if piece]
-
     def _plain(self, texts: list[list[int]]) -> list[int]:
-        texts = truncate(texts, self._room(len(texts)))
-        body = texts[0] if len(texts) == 1 else texts[0] + self._middle + texts[1]
+        texts = truncate(texts, self.room(len(texts)))
+        body = texts[0] if len(texts) == 1 else texts[0] + self.middle + texts[1]
         # An empty text of a tokenizer without special tokens (GPT-2) still needs a token to be read at.
-        ids: list[int] = self._opening + body + self._closing
-        return ids or [self._blank]
+        ids: list[int] = self.opening + body + self.closing
+        return ids or [self.blank]
 
     def _prompted(self, texts: list[list[int]]) -> list[int]:
         assert self._parts is not None
-        filled = iter(truncate(texts, self._room(len(texts))))
-        body = [token for part in self._parts for token in (next(filled) if isinstance(part, _Slot) else part)]
-        ids: list[int] = self._opening + body + self._closing
+        filled = iter(truncate(texts, self.room(len(texts))))
+        body = [token for part in self._parts for token in (next(filled) if isinstance(part, Slot) else part)]
+        ids: list[int] = self.opening + body + self.closing
         return ids
 
-    def _room(self, texts: int) -> int:
+    def room(self, texts: int) -> int:
         """Return the number of tokens left for the texts."""
         if self._parts is None:
-            fixed = len(self._middle) if texts == 2 else 0
+            fixed = len(self.middle) if texts == 2 else 0
         else:
-            fixed = sum(len(part) for part in self._parts if not isinstance(part, _Slot))
-        return self._max_length - len(self._opening) - len(self._closing) - fixed
+            fixed = sum(len(part) for part in self._parts if not isinstance(part, Slot))
+        return self._max_length - len(self.opening) - len(self.closing) - fixed
 
-    def _parse(self, template: str) -> list[list[int] | _Slot]:
-        parts: list[list[int] | _Slot] = []
-        end = 0
-        for match in _SLOT.finditer(template):
-            self._literal(parts, template[end : match.start()], inside=end > 0)
-            space, slot, style = match.groups()
-            if slot == "mask":
-                if self._tokenizer.mask_token_id is None:
-                    raise ModelError(
-                        "The prompt readout needs a mask token, and this model's tokenizer has none. "
-                        "Use --readout causal or --readout linear."
-                    )
-                parts.append([self._tokenizer.mask_token_id])
-            else:
-                # A space belongs to the word after it, as byte-level tokenizers see it.
-                parts.append(_Slot(1 if slot == "text_b" else 0, " " if space else "", style, match.start() > 0))
-            end = match.end()
-        self._literal(parts, template[end:], inside=end > 0)
-        return parts
-
-    def _literal(self, parts: list[list[int] | _Slot], text: str, *, inside: bool) -> None:
-        if text:
-            parts.append(_tokens(self._tokenizer, [text], inside=inside)[0])
+    def _part(self, piece: str | Slot, *, inside: bool) -> list[int] | Slot:
+        """Return the ids of a piece of the prompt, or the slot of a text."""
+        if isinstance(piece, str):
+            return _tokens(self._tokenizer, [piece], inside=inside)[0]
+        if piece.name != "mask":
+            return piece
+        if self._tokenizer.mask_token_id is None:
+            raise ModelError(
+                "The prompt readout needs a mask token, and this model's tokenizer has none. "
+                "Use --readout causal or --readout linear."
+            )
+        return [self._tokenizer.mask_token_id]
 
 
 #: The text before a text that does not begin its row.
@@ -267,56 +242,6 @@ def _tokens(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> li
         ids[len(lead) :] if ids[: len(lead)] == lead else _tokens(tokenizer, [text])[0]
         for ids, text in zip(whole, texts, strict=True)
     ]
-
-
-_TOKENS_SOURCE = """\
-def tokens(text):
-    # A text that spells a special token is read as a text.
-    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-
-
-"""
-_INSIDE_SOURCE = """\
-def inside(text):
-    # After other text, where no tokenizer begins it by a space of its own.
-    lead, ids = tokens("a"), tokens("a" + text)
-    return ids[len(lead) :] if ids[: len(lead)] == lead else tokens(text)
-
-
-"""
-
-
-def _literal_source(text: str, *, inside: bool) -> str:
-    written = escaped(json.dumps(text, ensure_ascii=False))
-    return f"{'inside' if inside else 'tokens'}({written})" if text else ""
-
-
-def _slot_source(name: str, prefix: str, style: str | None) -> list[str]:
-    """Return python lines that do what `_Slot.of` does."""
-    lines = [f"{name} = {name}.strip()"]
-    if style == "bare":
-        lines.append(f"{name} = {name}[:-1] if {name}[-1:] in tuple(string.punctuation) else {name}")
-    if style == "lower":
-        lines.append(f"{name} = {name}[:1].lower() + {name}[1:]")
-    if prefix:
-        lines.append(f'{name} = "{prefix}" + {name} if {name} else ""')
-    return lines
-
-
-@dataclass(frozen=True)
-class _Slot:
-    column: int
-    prefix: str
-    style: str | None
-    inside: bool
-
-    def of(self, text: str) -> str:
-        text = text.strip()
-        if self.style == "bare" and text and text[-1] in string.punctuation:
-            text = text[:-1]
-        if self.style == "lower":
-            text = text[:1].lower() + text[1:]
-        return self.prefix + text if text else ""
 
 
 def truncate(texts: list[list[int]], room: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from forgetfree.data.tables import Table
 from forgetfree.display import brief
 from forgetfree.errors import DataError
 from forgetfree.json_file import read_json
-from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition, slots
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition
 
 #: What is read of source.json; more may stand there.
-_NOTES = ("label_names", "label_words", "template", "causal_template", "metric")
+_KEYS = ("label_names", "label_words", "template", "causal_template", "metric")
 
 
-def read_notes(folder: Path) -> dict[str, Any]:
-    """The content of a task's ``source.json``; nothing where there is none.
+def read_source(folder: Path) -> dict[str, Any]:
+    """Read a task's ``source.json``; empty if there is none.
 
     Raises:
         DataError: it is no JSON object, or a key that counts is misspelt or has a value that does not fit.
@@ -30,21 +30,21 @@ def read_notes(folder: Path) -> dict[str, Any]:
     path = folder / "source.json"
     if not os.path.lexists(path):
         return {}
-    notes = read_json(path, DataError, "Fix or remove it.")
-    if not isinstance(notes, dict):
-        raise DataError(f"{path} must hold a JSON object with label_names, got a {type(notes).__name__}.")
-    for key in [key for key in notes if key not in _NOTES]:
-        if meant := difflib.get_close_matches(key, [known for known in _NOTES if known not in notes], 1, 0.8):
+    given = read_json(path, DataError, "Fix or remove it.")
+    if not isinstance(given, dict):
+        raise DataError(f"{path} must hold a JSON object with label_names, got a {type(given).__name__}.")
+    for key in [key for key in given if key not in _KEYS]:
+        if meant := difflib.get_close_matches(key, [known for known in _KEYS if known not in given], 1, 0.8):
             raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
     for key in ("label_names", "label_words"):
-        names = notes.get(key)
+        names = given.get(key)
         if names is not None and not _are_names(names):
             raise DataError(
                 f"{path}: {key} must be a list of at least two names, all different, got {brief(names, 200)}."
             )
-    if notes.get("metric", "accuracy") not in ("accuracy", "f1"):
-        raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {notes['metric']!r}.")
-    return notes
+    if given.get("metric", "accuracy") not in ("accuracy", "f1"):
+        raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {given['metric']!r}.")
+    return given
 
 
 def _are_names(names: Any) -> bool:
@@ -55,16 +55,16 @@ def _are_names(names: Any) -> bool:
     return "" not in plain and len(plain) == len(names) > 1
 
 
-def infer(name: str, kind: Kind, notes: Mapping[str, Any], train: Rows, table: Table) -> TaskDefinition:
+def infer(name: str, kind: Kind, given: Mapping[str, Any], train: Rows, table: Table) -> TaskDefinition:
     """Return the definition of a task that is not registered, with labels from ``source.json`` or from the rows."""
     present = sorted(set(train.labels))
-    if not notes.get("label_names") and present != list(range(len(present))):
+    if not given.get("label_names") and present != list(range(len(present))):
         gap = next(label for label in range(len(present)) if label not in present)
         raise DataError(
             f"{table.where}: the labels go up to {present[-1]}, and no row has label {gap}. "
             "Number the labels from 0 without gaps, or put their names into source.json as label_names."
         )
-    labels = tuple(map(str, notes.get("label_names") or range(max(len(present), 2))))
+    labels = tuple(map(str, given.get("label_names") or range(max(len(present), 2))))
     return TaskDefinition(
         name,
         kind,
@@ -75,38 +75,27 @@ def infer(name: str, kind: Kind, notes: Mapping[str, Any], train: Rows, table: T
     )
 
 
-def described(task: TaskDefinition, notes: Mapping[str, Any], folder: Path) -> TaskDefinition:
-    """``task`` as ``source.json`` has it: labels in the data's own order, and what else is given."""
+def described(task: TaskDefinition, given: Mapping[str, Any], folder: Path) -> TaskDefinition:
+    """Return ``task`` as ``source.json`` describes it: labels in the data's own order, and other given values."""
     path = folder / "source.json"
-    if notes.get("label_names"):
-        task = _renamed(task, tuple(map(str, notes["label_names"])), path)
-    words = tuple(map(str, notes.get("label_words") or task.label_words))
+    if given.get("label_names"):
+        task = _renamed(task, tuple(map(str, given["label_names"])), path)
+    words = tuple(map(str, given.get("label_words") or task.label_words))
     if len(words) != len(task.labels):
         raise DataError(
             f"{path}: expected one of label_words for each of the {len(task.labels)} labels, got {len(words)}."
         )
-    metric = notes.get("metric", task.metric)
+    metric = given.get("metric", task.metric)
     if metric == "f1" and len(task.labels) != 2:
         raise DataError(
             f"{path}: metric 'f1' is that of label 1 of two, and there are {len(task.labels)} labels. Give 'accuracy'."
         )
-    return replace(
-        task,
-        label_words=words,
-        template=_template(notes, "template", task.template, [*task.text_columns, "mask"], path),
-        causal_template=_template(notes, "causal_template", task.causal_template, task.text_columns, path),
-        metric=metric,
-    )
-
-
-def _template(notes: Mapping[str, Any], key: str, default: str, expected: Sequence[str], path: Path) -> str:
-    template = notes.get(key)
-    if template is None:
-        return default
-    if not isinstance(template, str) or sorted(slots(template)) != sorted(expected):
-        each = ", ".join(f"{{{slot}}}" for slot in expected)
-        raise DataError(f"{path}: {key} must hold each of {each} once and no other slot, got {template!r}.")
-    return template
+    prompts = {key: given[key] for key in ("template", "causal_template") if given.get(key) is not None}
+    task = replace(task, label_words=words, metric=metric, **prompts)
+    for key in prompts:
+        if faults := task.prompt_faults("prompt" if key == "template" else "causal", words=False):
+            raise DataError(f"{path}: {faults[0]}.")
+    return task
 
 
 def _renamed(task: TaskDefinition, labels: tuple[str, ...], path: Path) -> TaskDefinition:

@@ -16,7 +16,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.rows import Rows, TaskRows, complete
-from forgetfree.data.source_json import described, infer, read_notes
+from forgetfree.data.source_json import described, infer, read_source
 from forgetfree.data.tables import FORMATS, PAIR, Table, read_table
 from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
@@ -137,7 +137,7 @@ class _Directory:
                 f"{', '.join(self.names()) or 'no tasks'}. Add the folder, or give another directory to "
                 "--data."
             )
-        notes = read_notes(folder)
+        given = read_source(folder)
         tables = {split: read_table(folder, split) for split in SPLITS}
         train = tables["train"]
         if train is None or (tables["test"] is None and tables["validation"] is None):
@@ -151,7 +151,7 @@ class _Directory:
             if table is None:
                 _check_left_out(name, folder, split)
         texts = {"text", *PAIR} & set(train.columns)
-        if notes.get("kind") == "tokens" or (not texts and {"tokens", "tags"} <= set(train.columns)):
+        if given.get("kind") == "tokens" or (not texts and {"tokens", "tags"} <= set(train.columns)):
             raise DataError(
                 f"Task {name!r} is token classification: {folder} holds a tag for each word. This version reads tasks with "
                 "one label a row; token classification comes later. Leave the task out."
@@ -159,7 +159,7 @@ class _Directory:
         registered = registry.tasks().get(name)
         kind: Kind = registered.kind if registered else "pair" if set(PAIR) <= set(train.columns) else "single"
         rows = {split: table.rows(kind) for split, table in tables.items() if table is not None}
-        task = described(registered or infer(name, kind, notes, rows["train"], train), notes, folder)
+        task = described(registered or infer(name, kind, given, rows["train"], train), given, folder)
         for split, split_rows in rows.items():
             table = tables[split]
             assert table is not None

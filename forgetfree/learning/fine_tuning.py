@@ -12,19 +12,19 @@ from torch import Tensor
 
 from forgetfree import __version__
 from forgetfree.core.steps import OnStep
-from forgetfree.learning.stream_task import StreamTask
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, fine_tune, paper_steps
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState
 
 
-def full_steps(options: TrainingOptions, task: StreamTask) -> int:
+def full_steps(options: TrainingOptions, task: EncodedTask) -> int:
     """Return ``options.steps``, or the steps of the paper's rule."""
     return options.steps or paper_steps(len(task.definition.labels), task.shots)
 
 
 def fine_tuned_key(
-    loaded: LoadedModel, task: StreamTask, pre: ModelState, options: TrainingOptions, seed: int, device: torch.device
+    loaded: LoadedModel, task: EncodedTask, pre: ModelState, options: TrainingOptions, seed: int, device: torch.device
 ) -> str:
     """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
 
@@ -60,7 +60,7 @@ def fine_tuned_key(
 
 def fine_tuned_state(
     loaded: LoadedModel,
-    task: StreamTask,
+    task: EncodedTask,
     pre: ModelState,
     options: TrainingOptions,
     seed: int,

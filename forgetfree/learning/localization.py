@@ -21,7 +21,7 @@ from forgetfree.core.steps import OnStep
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
-from forgetfree.learning.stream_task import StreamTask
+from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, predict
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -143,7 +143,7 @@ def _later(on_step: OnStep, before: int, step: int, loss: float) -> None:
 
 def localize(
     model: ReadoutModel,
-    task: StreamTask,
+    task: EncodedTask,
     pre: ModelState,
     fine_tuned: ModelState,
     options: LocalizationOptions,
@@ -218,7 +218,7 @@ def _batches(rows: Examples, mask: MaskOptions, seed: int) -> Iterator[list[Batc
 
 
 @contextmanager
-def _reading_as(fine_tuned: ModelState, pre: ModelState, model: ReadoutModel, task: StreamTask) -> Iterator[None]:
+def _reading_as(fine_tuned: ModelState, pre: ModelState, model: ReadoutModel, task: EncodedTask) -> Iterator[None]:
     """Give the model the fine-tuned readout and buffers, without dropout; restore it after the block.
 
     A mask is judged as the trained region will be: with BatchNorm's statistics of the task.

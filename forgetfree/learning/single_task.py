@@ -24,6 +24,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.learning.encoded_task import encode_task
 from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.learning.localization import (
     LocalizationOptions,
@@ -34,7 +35,6 @@ from forgetfree.learning.localization import (
     searches,
 )
 from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.stream_task import encode_task
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel

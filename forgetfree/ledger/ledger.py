@@ -14,6 +14,7 @@ from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
+from forgetfree.core.tensors import not_finite
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
 from forgetfree.files import StrPath, read_sound, write_atomically
 from forgetfree.ledger import file, legacy_file
@@ -160,7 +161,10 @@ class Ledger:
                 f"{where} needs its own definition, and a class for each label: expected {record.task!r} with "
                 f"{len(record.classes)} labels, got {defined.name!r} with {len(defined.labels)}."
             )
-        _check_finite(where, {"values": record.owned.values, **record.readout, **record.buffers})
+        if damaged := not_finite({"values": record.owned.values, **record.readout, **record.buffers}):
+            raise LedgerError(
+                f"{where}: tensor {damaged!r} holds NaN or infinity. Train the task again, with a lower rate."
+            )
         position, unowned = len(self._records), record.owned.region.indices[owners < 0]
         if position >= torch.iinfo(self._owners.dtype).max:
             self._owners = self._owners.to(torch.int32)
@@ -230,14 +234,6 @@ class Ledger:
             except (TaskError, LedgerError) as error:  # without its remedy, which is about training
                 raise RegionError(str(error).partition(". ")[0]) from error
         return ledger
-
-
-def _check_finite(where: str, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise LedgerError(
-                f"{where}: tensor {name!r} holds NaN or infinity. Train the task again, with a lower rate."
-            )
 
 
 def _frozen(record: Record) -> Record:

@@ -124,7 +124,7 @@ def _network(
     backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
     reading = Reading(
         "AutoModelForSequenceClassification",
-        loaded.encoder(origin.task).source(pair=pair),
+        loaded.encoder(origin.task),
         position=-1 if reads_last(config) else 0,
         separator=cast(Any, loaded.model).tokens.separator if pair else None,
     )

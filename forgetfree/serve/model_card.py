@@ -6,8 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from forgetfree.core.graft import Graft
 from forgetfree.core.graft_origin import GraftOrigin
+from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.display import escaped
 from forgetfree.models.fine_tuned_directory import READOUT
 
@@ -18,7 +21,7 @@ class Reading:
 
     Attributes:
         loader: the class of ``transformers`` that loads it: ``AutoModelForMaskedLM``, say.
-        encoder: python that defines ``encode``, see `Encoder.source`.
+        encoder: encodes the task's texts.
         position: of the token that a linear readout is on: 0, or −1 for causal models.
         separator: the token between two texts, for models with token types that tell them apart; else ``None``.
         own_readout: whether the linear layer is in a separate file.
@@ -26,7 +29,7 @@ class Reading:
     """
 
     loader: str
-    encoder: str
+    encoder: Encoder
     position: int = 0
     separator: int | None = None
     own_readout: bool = False
@@ -42,137 +45,73 @@ def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) 
         model: the base model's name, as the user gave it.
         reading: how to read the written model.
     """
-    task, labels, model = _plain(origin.task.name), _plain(", ".join(origin.task.labels)), _plain(model)
-    size = f"{len(graft.space):,}" if graft.space else "?"
-    return f"""\
----
-library_name: transformers
-tags: [forgetfree, grafting]
----
-
-# {task} grafted onto {model}
-
-`{model}` with a *graft* for the task `{task}`: {len(graft.region):,} of {size} graftable parameters have the values of
-a fine-tuned model, all others are the base model's own ([Panigrahi et al., 2023](https://arxiv.org/abs/2302.06600)).
-Written by `forgetfree apply`; it needs nothing but transformers.
-
-| | |
-|---|---|
-| task | `{task}`: {labels} |
-| base model | `{model}` |
-| fingerprint of its body | `{origin.fingerprint}` |
-| sparsity | {origin.sparsity:g} ({len(graft.region):,} entries) |
-| class | `{reading.loader}` |
-| readout | {_readout(origin, reading)} |
-
-Inside this directory:
-
-```python
-{_usual_code(origin) if reading.usual else _code(origin, reading)}
-```
-
-{_remark(origin, reading)}
-"""
-
-
-def _readout(origin: GraftOrigin, reading: Reading) -> str:
-    where = "first" if reading.position == 0 else "last"
-    if origin.readout == "classifier":
-        return "the fine-tuned model's own classification head"
-    if origin.readout == "linear":
-        layer = (
-            f"the linear layer in `{READOUT}`" if reading.own_readout else "a linear layer, inside the model's head,"
-        )
-        return f"{layer} at the {where} token"
-    words = _plain(
-        ", ".join(f"{label}: {word!r}" for label, word in zip(origin.task.labels, origin.task.label_words, strict=True))
-    )
-    return (
-        f"the logits of label words {'at the mask' if origin.readout == 'prompt' else 'after the last token'} ({words})"
-    )
-
-
-def _remark(origin: GraftOrigin, reading: Reading) -> str:
-    if reading.usual:
-        empty = " For an empty second text give a blank." if origin.task.kind == "pair" else ""
-        return (
-            f"Rows are read up to {origin.max_length} tokens: `truncation=True` cuts longer ones. A text that spells a special "
-            f"token is read as a text.{empty}"
-        )
-    if reading.loader == "AutoModelForSequenceClassification":
-        return "The tokenizer by itself reads texts in another way, so `pipeline` does not answer exactly as this code does."
-    return (
-        'This is no sequence classifier: for `pipeline("text-classification")` it has no classes, and that call fails with '
-        "an error."
-    )
-
-
-def _usual_code(origin: GraftOrigin) -> str:
-    example = '"This is one text."'
-    if origin.task.kind == "pair":
-        example = '{"text": "Is this one text?", "text_pair": "This is another."}'
-    return "\n".join(
-        [
-            "from transformers import pipeline",
-            "",
-            'classify = pipeline("text-classification", model=".", truncation=True)',
-            f"print(classify({example}))",
-        ]
-    )
-
-
-def _code(origin: GraftOrigin, reading: Reading) -> str:
     task = origin.task
-    columns = ", ".join(task.text_columns)
-    prompted = origin.readout in ("prompt", "causal")
-    lines = [
-        *(["import string", ""] if "string." in reading.encoder else []),
-        "import torch",
-        *(["from safetensors.torch import load_file"] if reading.own_readout else []),
-        f"from transformers import {reading.loader}, AutoTokenizer",
-        "",
-        'tokenizer = AutoTokenizer.from_pretrained(".")',
-        f'model = {reading.loader}.from_pretrained(".").eval()',
-    ]
-    if prompted or reading.own_readout:
-        lines.append(f"labels = {_listed(task.labels)}")
-    else:
-        lines.append("labels = [model.config.id2label[i] for i in range(model.config.num_labels)]")
-    if prompted:
-        lines.append(f"words = {_listed(task.label_words)}")
-    if reading.own_readout:
-        lines.append(f'readout = load_file("{READOUT}")')
-    lines += [
-        "",
-        "",
-        reading.encoder,
-        "",
-        "",
-        *(['label_words = [inside(" " + word)[0] for word in words]', "", ""] if prompted else []),
-        "@torch.no_grad()",
-        f"def logits({columns}):",
-        f"    ids = encode({columns})",
-    ]
-    inputs = "torch.tensor([ids])"
-    if reading.separator is not None:
-        lines.append(f"    types = [int(ids[:i].count({reading.separator}) == 1) for i in range(len(ids))]")
-        inputs += ", token_type_ids=torch.tensor([types])"
-    at = {
-        "prompt": ".logits[0, ids.index(tokenizer.mask_token_id)][label_words]",
-        "causal": ".logits[0, -1][label_words]",
-        "linear": f".logits[0, {reading.position}]",
-        "classifier": ".logits[0]",
-    }[origin.readout]
-    if reading.own_readout:
-        lines += [
-            f"    hidden = model({inputs}).last_hidden_state[0, {reading.position}]",
-            '    return torch.nn.functional.linear(hidden, readout["weight"], readout["bias"])',
-        ]
-    else:
-        lines.append(f"    return model({inputs}){at}")
-    example = ", ".join(f'"{text}"' for text in ("Is this one text?", "This is another.")[-len(task.text_columns) :])
-    lines += ["", "", f"def classify({columns}):", f"    return labels[int(logits({columns}).argmax())]", "", ""]
-    return "\n".join([*lines, f"print(classify({example}))"])
+    words = (f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
+    return (
+        _templates()
+        .get_template("model_card.md.jinja")
+        .render(
+            origin=origin,
+            task=task,
+            model=model,
+            reading=reading,
+            entries=f"{len(graft.region):,}",
+            size=f"{len(graft.space):,}" if graft.space else "?",
+            pair=task.kind == "pair",
+            prompted=origin.readout in ("prompt", "causal"),
+            words=", ".join(words),
+            readout_file=READOUT,
+            encode=encode_source(reading.encoder, pair=task.kind == "pair"),
+        )
+    )
+
+
+def encode_source(encoder: Encoder, *, pair: bool) -> str:
+    """Return python that does what ``encoder`` does with ``tokenizer`` and without forgetfree: a function ``encode``.
+
+    Args:
+        encoder: the encoder.
+        pair: whether it reads two texts.
+    """
+    joined = encoder.pieces is None and pair and not encoder.middle
+    pieces = encoder.pieces or []
+    slots = [piece for piece in pieces if isinstance(piece, Slot) and piece.name != "mask"]
+    readers = {slot.name: "inside" if slot.inside else "tokens" for slot in slots}
+    parts = [_part(piece, inside=i > 0) for i, piece in enumerate(pieces)]
+    if encoder.pieces is None:
+        readers = {"text_a": "tokens", "text_b": "inside" if joined else "tokens"} if pair else {"text": "tokens"}
+        parts = [*readers]
+        parts[1:1] = [str(encoder.middle)] * (pair and not joined)
+    around = [[str(ids)] if ids else [] for ids in (encoder.opening, encoder.closing)]
+    parts = [*around[0], *parts, *around[1]]
+    if encoder.pieces is None and not any(around):
+        parts[-1] += f" or [{encoder.blank}]"
+    return (
+        _templates()
+        .get_template("encode.py.jinja")
+        .render(
+            slots=slots,
+            readers=readers,
+            joined=joined,
+            prompted=encoder.pieces is not None,  # label words are inside a row, too
+            room=encoder.room(len(readers)),
+            parts=parts,
+        )
+    )
+
+
+def _part(piece: str | Slot, *, inside: bool) -> str:
+    """Return the python expression for the ids of one piece of a prompt."""
+    if isinstance(piece, str):
+        return f"{'inside' if inside else 'tokens'}({escaped(json.dumps(piece, ensure_ascii=False))})"
+    return "[tokenizer.mask_token_id]" if piece.name == "mask" else piece.name
+
+
+def _templates() -> Environment:
+    loader = PackageLoader("forgetfree.serve", "")
+    found = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    found.filters |= {"plain": _plain, "listed": _listed}
+    return found
 
 
 def _plain(text: str) -> str:

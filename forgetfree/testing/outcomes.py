@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.models.state import StateStore
 from forgetfree.testing.faults import Faults, differing, listed
 from forgetfree.testing.runs import Look, Run, Untrained, look
@@ -45,7 +45,7 @@ def check_answers(run: Run, faults: Faults, where: str = "") -> None:
         )
 
 
-def _steps(run: Run) -> Iterator[tuple[StreamTask, Look, Look]]:
+def _steps(run: Run) -> Iterator[tuple[EncodedTask, Look, Look]]:
     """Each task with the looks before and after it was learned."""
     for position, task in enumerate(run.strategy.stream.tasks):
         yield task, run.looks[position], run.looks[position + 1]

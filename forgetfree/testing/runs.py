@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.testing.faults import differing, listed, tensors
 
 Tensors = dict[str, Tensor]
@@ -48,11 +48,11 @@ class Look:
 class Untrained(ContinualStrategy):
     """Answers by the model as it finds it, and cannot be trained."""
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Refuse."""
         raise NotImplementedError
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Change nothing."""
         return nullcontext()
 

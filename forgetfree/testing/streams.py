@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.continual.streams import Stream, StreamTask, load_stream, make_stream
+from forgetfree.continual.streams import EncodedTask, Stream, load_stream, make_stream
 from forgetfree.core.examples import Examples
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import default_data, load_tasks
@@ -85,7 +85,7 @@ def _check_tasks(stream: Stream, faults: Faults) -> None:
             faults.add(f"{task.name}: expected a class a label, got {task.classes} for {task.definition.labels}.")
 
 
-def _check_splits(task: StreamTask, faults: Faults) -> None:
+def _check_splits(task: EncodedTask, faults: Faults) -> None:
     for split in SPLITS:
         labels = set(getattr(task, split).labels.tolist())
         if not labels:
@@ -101,7 +101,7 @@ def _check_splits(task: StreamTask, faults: Faults) -> None:
             )
 
 
-def _check_rows(stream: Stream, task: StreamTask, faults: Faults) -> None:
+def _check_rows(stream: Stream, task: EncodedTask, faults: Faults) -> None:
     """The model reads the longest rows; rows hold a text; reading them twice gives the same."""
     width = stream.model.heads[task.label].n_labels
     special = set(stream.loaded.tokenizer.all_special_ids) if stream.loaded.tokenizer is not None else set()
@@ -130,7 +130,7 @@ def _check_rows(stream: Stream, task: StreamTask, faults: Faults) -> None:
         )
 
 
-def _check_repeated(task: StreamTask, faults: Faults) -> None:
+def _check_repeated(task: EncodedTask, faults: Faults) -> None:
     """Test rows that are training rows too."""
     known = {_key(x) for x in _inputs(task.train)}
     repeated = sum(_key(x) in known for x in _inputs(task.test))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, check_targets
 
@@ -38,18 +38,18 @@ class LoRA(ContinualStrategy):
         """Make adapters that act alone, none so far."""
         self.adapters = TaskAdapters(self, together=False)
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train new adapters on θ_pre, and the task's readout."""
         return self.adapters.training(task)
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """Keep the adapters for good."""
         self.adapters.commit(task)
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's own adapters."""
         return self.adapters.answering(task)
 
-    def stale(self, learned: StreamTask) -> list[StreamTask] | None:
+    def stale(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned task alone, where the task is known: each is answered by its own adapters."""
         return [learned] if self.stream.scenario == "task" else None

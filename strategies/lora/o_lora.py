@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from forgetfree.continual.strategy import ContinualStrategy, Training
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 from forgetfree.strategies.lora.adapters import overlap
@@ -47,15 +47,15 @@ class OLoRA(ContinualStrategy):
         """Make adapters that act together, none so far."""
         self.adapters = TaskAdapters(self, together=True)
 
-    def begin(self, task: StreamTask) -> Training:
+    def begin(self, task: EncodedTask) -> Training:
         """Train new adapters on top of the earlier ones, and keep out of their subspaces."""
         return self.adapters.training(task, self._penalized())
 
-    def commit(self, task: StreamTask, training: Training) -> None:
+    def commit(self, task: EncodedTask, training: Training) -> None:
         """Keep the adapters for good."""
         self.adapters.commit(task)
 
-    def answering(self, task: StreamTask) -> AbstractContextManager[None]:
+    def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the adapters of all tasks so far."""
         return self.adapters.answering(task)
 

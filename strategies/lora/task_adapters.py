@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, Training, undo_on_error
-from forgetfree.continual.streams import Stream, StreamTask
+from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.core.trained import WholeTensors
 from forgetfree.display import brief
@@ -107,7 +107,7 @@ class TaskAdapters:
 
     # -- Learning a task -------------------------------------------------------------------------------------
 
-    def training(self, task: StreamTask, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Training:
+    def training(self, task: EncodedTask, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Training:
         """Return the training of new adapters, under those of all earlier tasks unless each acts alone.
 
         Args:
@@ -146,7 +146,7 @@ class TaskAdapters:
             loss=loss,
         )
 
-    def commit(self, task: StreamTask) -> None:
+    def commit(self, task: EncodedTask) -> None:
         """Keep the newest adapters for good; the model holds θ_pre again."""
         model = self._strategy.model
         changed = changed_buffers(self._original, self._strategy.pristine.buffers)
@@ -176,7 +176,7 @@ class TaskAdapters:
     # -- Answering -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def answering(self, task: StreamTask) -> Iterator[None]:
+    def answering(self, task: EncodedTask) -> Iterator[None]:
         """Inside, the model has the task's own adapters, or those of all tasks; θ_pre where there are none."""
         with self._set_aside():
             own = [name for name, record in self.records.items() if record.task == task.name]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import string
 from typing import Any
 
 import pytest
 import torch
-from spaced import ALL, BERT, EVERY, GPT2, ROBERTA, SPACED
+from spaced import ALL, BERT, GPT2, ROBERTA, SPACED
 
 from forgetfree.data.encoding import EncodedRows, Encoder, truncate
 from forgetfree.data.rows import Rows
@@ -311,32 +310,3 @@ def test_the_mask_position_is_found_in_every_row() -> None:
 def test_a_row_with_no_mask_or_several_is_refused(rows: list[list[int]], counts: str) -> None:
     with pytest.raises(ModelError, match=rf"exactly one mask token for the prompt readout, got {counts}"):
         TokenLayout(pad=0, mask=4).masked(torch.tensor(rows))
-
-
-# -- As python, for model cards --------------------------------------------------------------------------
-
-
-@EVERY
-@pytest.mark.parametrize(
-    "template", [None, ENTAILS, "{text_b} {mask}: {text_a:lower}", "{text_a:lower} and {text_b:bare}"]
-)
-def test_its_source_encodes_pairs_as_the_encoder_does(tokenizer: Any, template: str | None) -> None:
-    """Pairs of all lengths, empty texts, odd ends and special tokens, and the second text first."""
-    if template and "{mask}" in template and tokenizer.mask_token_id is None:
-        pytest.skip("no mask token")
-    encoder = Encoder(tokenizer, template, max_length=19)
-    namespace: dict[str, Any] = {"tokenizer": tokenizer, "string": string}
-    exec(encoder.source(pair=True), namespace)
-    texts = ["", " ", "A film .", "was it Dull?!", "the film " * 12, "a river in the city", "[SEP] <mask>", *FIRST]
-    pairs = [(a, b) for a in texts for b in texts]
-    assert [namespace["encode"](*each) for each in pairs] == encoder(pair(*pairs))
-
-
-@EVERY
-@pytest.mark.parametrize("template", [None, "It was {text:lower}", "{text:bare}"])
-def test_its_source_encodes_single_texts_as_the_encoder_does(tokenizer: Any, template: str | None) -> None:
-    encoder = Encoder(tokenizer, template, max_length=9)
-    namespace: dict[str, Any] = {"tokenizer": tokenizer, "string": string}
-    exec(encoder.source(pair=False), namespace)
-    texts = ["", "A film.", " was it Dull?! ", "the film " * 12, "</s> [MASK]"]
-    assert [namespace["encode"](text) for text in texts] == encoder(single(*texts))

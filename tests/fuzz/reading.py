@@ -19,7 +19,7 @@ from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.data.source_json import described, read_notes
+from forgetfree.data.source_json import described, read_source
 from forgetfree.errors import (
     ForgetfreeError,
 )
@@ -249,7 +249,7 @@ def sound_readout(found: Any, path: Path) -> None:
 
 
 def read_task_notes(path: Path, samples: Samples) -> Any:
-    notes = read_notes(path.parent)
+    notes = read_source(path.parent)
     return notes, described(registry.tasks()["sst2"], notes, path.parent)
 
 

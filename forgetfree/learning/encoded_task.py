@@ -17,7 +17,7 @@ from forgetfree.tasks import Scenario, TaskDefinition
 
 
 @dataclass(frozen=True)
-class StreamTask:
+class EncodedTask:
     """One task of a stream, encoded for its model.
 
     Attributes:
@@ -69,7 +69,7 @@ def encode_task(
     seed: int = 0,
     test_limit: int | None = None,
     labels: LabelSpace = LabelSpace(),  # frozen
-) -> StreamTask:
+) -> EncodedTask:
     """Add the task's readout to the model, draw its sample, and tokenize once.
 
     Args:
@@ -97,7 +97,7 @@ def encode_task(
         task = label if labels.task_known else 0
         return EncodedRows.of(encoder(part), [y + labels.first for y in part.labels], task, loaded.pad)
 
-    return StreamTask(
+    return EncodedTask(
         definition,
         label,
         shots or min(MOST_SHOTS, *(train.labels.count(i) for i in range(len(definition.labels)))),
