@@ -38,7 +38,7 @@ def test_a_whole_number_serves_where_any_number_does() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rate": 0}, "rate must be above 0, got 0.0."),
+        ({"rate": 0}, "rate must be above 0, got 0."),
         ({"rate": 1.5}, "rate must be at most 1, got 1.5."),
         ({"rate": float("nan")}, "rate must be finite, got nan."),
         ({"rate": float("inf")}, "rate must be finite, got inf."),
@@ -63,7 +63,7 @@ def test_all_faults_are_told_together() -> None:
     with pytest.raises(OptionError) as caught:
         Own(rate=2, steps=-1, optimizer="adam")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "rate must be at most 1, got 2.0; steps must be at least 1, got -1; optimizer must be sgd or adamw, got 'adam'."
+        "rate must be at most 1, got 2; steps must be at least 1, got -1; optimizer must be sgd or adamw, got 'adam'."
     )
 
 
