@@ -31,7 +31,7 @@ _BOUNDS = {
 }
 _TYPE_NAMES: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
-    **{type(None): "none", dict: "a table"},
+    **{type(None): "none", Mapping[str, Any]: "a table"},
 }
 
 
@@ -43,9 +43,19 @@ def option(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """Return a dataclass field with its meaning and its bounds, as pydantic names them."""
+    """Return a dataclass field with its meaning and its bounds, as pydantic names them.
+
+    Args:
+        default: the default, or what makes it.
+        help: what it means.
+        above: bound that the value must exceed.
+        at_least: lower bound.
+        at_most: upper bound.
+    """
     bounds = {"gt": above, "ge": at_least, "le": at_most}
     metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -90,38 +100,39 @@ def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
         OptionError: a value of the wrong type or out of range.
     """
     hints = typing.get_type_hints(options)
-    typed = {}
-    for name, value in values.items():
+    for name in values:
         if name not in hints:
             raise UnknownNameError(f"option of {owner}", name, hints)
-        try:
-            typed[name] = parse(value, hints[name], name)
-        except OptionError:
-            typed[name] = value  # the dataclass reports it, together with all other faults
     try:
-        return options(**typed)
+        return options(**{name: _read(value, hints[name]) for name, value in values.items()})
     except OptionError as error:
         raise OptionError(f"Options of {owner}: {error}") from error
 
 
-def parse(value: Any, hint: Any, name: str) -> Any:
-    """Return a text, or a list of texts, as a value of type ``hint``; any other value as it is.
+def parse(text: str, hint: Any, name: str) -> Any:
+    """Return a text as a value of type ``hint``.
 
     Raises:
         OptionError: the text does not say such a value.
     """
     from pydantic import TypeAdapter, ValidationError
 
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return tuple(parse(each, typing.get_args(hint)[0], name) for each in value)
-    if not isinstance(value, str):
-        return value
-    if type(None) in _choices(hint) and value.lower() in ("none", "null"):
+    if type(None) in _choices(hint) and text.lower() in ("none", "null"):
         return None
     try:
-        return TypeAdapter(hint).validate_python(value)
+        return TypeAdapter(hint).validate_python(text)
     except ValidationError:
-        raise OptionError(f"{name} must be {type_name(hint)}, got {brief(value)}.") from None
+        raise OptionError(f"{name} must be {type_name(hint)}, got {brief(text)}.") from None
+
+
+def _read(value: Any, hint: Any) -> Any:
+    """Return what a text, or each of several, says; what says nothing of the type stays, to be reported later."""
+    if isinstance(value, list | tuple) and typing.get_origin(hint) is tuple:
+        return tuple(_read(each, typing.get_args(hint)[0]) for each in value)
+    try:
+        return parse(value, hint, "") if isinstance(value, str) else value
+    except OptionError:
+        return value
 
 
 def faults_in(options: Any, show: Callable[[str], str] = str) -> list[str]:
@@ -166,6 +177,17 @@ def _adapters(options: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
         bounded: Any = Annotated[hint, Field(**bounds)]
         adapters[field.name] = TypeAdapter(bounded, config=strict), hint
     return adapters
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type as it is."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def type_name(hint: Any) -> str:

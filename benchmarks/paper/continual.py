@@ -83,11 +83,11 @@ class Continual(Experiment):
                 stream=",".join(preset.tasks),
                 model=preset.model,
                 data=lab.data,
-                readout=preset.readout,
+                readout=preset.readout,  # type: ignore[arg-type]  # checked
                 shots=shots,
                 seeds=(unit["seed"],),
                 settings=settings,
-                device=lab.device,
+                device=lab.device,  # type: ignore[arg-type]  # checked
                 out=str(Path(out) / "run"),
             )
             results = run(config, monitor=lab.monitor)

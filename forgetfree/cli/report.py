@@ -2,75 +2,70 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
 
+from cyclopts import Parameter
+
+from forgetfree.cli.usage import Debug, lacks
 from forgetfree.errors import ReportError, UsageError
 
-if TYPE_CHECKING:
-    from forgetfree.cli.shared import Commands, Parser
+Format = Literal["rich", "markdown", "json", "html", "latex"]
 
 
-def add(commands: Commands, common: Parser) -> None:
-    """The command and its arguments."""
-    report = commands.add_parser("report", parents=[common], help="tables over runs")
-    report.set_defaults(command=command)
-    report.add_argument("directories", nargs="+", metavar="DIR", help="what run, graft or experiment wrote")
-    report.add_argument("--draw", metavar="DIR", help="of experiments: also draw their figures into DIR")
-    report.add_argument("--format", default="rich", choices=("rich", "markdown", "json", "html", "latex"))
-
-
-def command(options: argparse.Namespace) -> int:
+def command(
+    *directories: Annotated[str, Parameter(name="DIR", help="what run, graft or experiment wrote")],
+    draw: Annotated[
+        str | None, Parameter(metavar="DIR", help="of experiments: also draw their figures into DIR")
+    ] = None,
+    format: Annotated[Format, Parameter(help="how to write the tables")] = "rich",
+    debug: Debug = False,
+) -> None:
     """Print the tables."""
     from forgetfree.results.reports import command_of, render
     from forgetfree.results.run_results import load_results, merge
 
-    paths = [Path(directory) for directory in options.directories]
+    if not directories:
+        raise lacks("forgetfree report", ["DIR"])
+    paths = [Path(directory) for directory in directories]
     for path in paths:
         if not path.exists():
             raise ReportError(f"{path} does not exist. Give what forgetfree run, graft or experiment wrote.")
     wrote = {command_of(path) for path in paths}
     if len(wrote) > 1:
         raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
-    if "experiment" in wrote:
-        return _report_experiments(paths, options)
-    if options.draw:
+    if draw and "experiment" not in wrote:
         raise UsageError("--draw is for the results of experiments: others have no figure. Leave it out.")
-    if "graft" in wrote:
-        return _report_grafts(paths, options)
-    print(render(merge([load_results(path) for path in paths]), options.format))
-    return 0
+    if wrote == {"run"}:
+        print(render(merge([load_results(path) for path in paths]), format))
+        return
+    if format == "json":
+        a = "an experiment" if "experiment" in wrote else "a graft"
+        raise UsageError(f"--format json is for runs of strategies: {a}'s results.json is JSON already. Give another.")
+    if "experiment" in wrote:
+        _report_experiments(paths, format, draw)
+    else:
+        _report_grafts(paths, format)
 
 
-def _report_experiments(paths: Sequence[Path], options: argparse.Namespace) -> int:
+def _report_experiments(paths: Sequence[Path], format: Format, draw: str | None) -> None:
     from forgetfree.jobs.environment import make_directory
     from forgetfree.jobs.experiments import draw_outcome, load_experiment_results, outcome
     from forgetfree.results.rendering import render_page
 
     all_results = [load_experiment_results(path) for path in paths]
-    if options.format == "json":
-        raise UsageError(
-            "--format json is for runs of strategies: an experiment's results.json is JSON already. Give another."
-        )
-    if options.draw:
-        make_directory(Path(options.draw), "--draw")
+    if draw:
+        make_directory(Path(draw), "--draw")
     for results in all_results:
-        print(render_page(outcome(results), options.format))
-        if options.draw:
-            draw_outcome(results, Path(options.draw))
-    return 0
+        print(render_page(outcome(results), format))
+        if draw:
+            draw_outcome(results, Path(draw))
 
 
-def _report_grafts(paths: Sequence[Path], options: argparse.Namespace) -> int:
+def _report_grafts(paths: Sequence[Path], format: Format) -> None:
     from forgetfree.results.graft_report import lay_out_graft, load_graft_results
     from forgetfree.results.rendering import render_page
 
-    if options.format == "json":
-        raise UsageError(
-            "--format json is for runs of strategies: a graft's results.json is JSON already. Give another."
-        )
     for path in paths:
-        print(render_page(lay_out_graft(load_graft_results(path)), options.format))
-    return 0
+        print(render_page(lay_out_graft(load_graft_results(path)), format))

@@ -4,7 +4,7 @@ OUT/config.json                 everything needed to repeat it
 OUT/results.json                see docs/grafts.md; rewritten after every seed
 OUT/report.md                   the tables
 OUT/graft.safetensors           the graft; of several seeds or sparsities, graft-seed-S-sparsity-F.safetensors each
-OUT/fine-tuned/                 the fine-tuned models, unless ``--set cache=DIR`` shares them
+OUT/fine-tuned/                 the fine-tuned models, unless ``--cache DIR`` shares them
 """
 
 from __future__ import annotations
@@ -50,12 +50,17 @@ MakeMonitor = Callable[[str], Monitor]
 Json = dict[str, Any]
 
 
-def run_graft(config: GraftConfig, *, monitor: MakeMonitor | None = None) -> Json:
+def run_graft(
+    config: GraftConfig, *, resume: bool = False, jobs: int = 1, monitor: MakeMonitor | None = None, debug: bool = False
+) -> Json:
     """Do it.
 
     Args:
         config: what was asked for.
+        resume: continue in ``config.out``.
+        jobs: units at a time.
         monitor: makes the monitor of one seed from a title.
+        debug: let exceptions through.
 
     Returns:
         The content of results.json.
@@ -64,6 +69,8 @@ def run_graft(config: GraftConfig, *, monitor: MakeMonitor | None = None) -> Jso
         UsageError: the configuration is wrong, or the directory is not empty.
         ForgetfreeError: data, model or graft cannot be loaded, or training cannot go on.
     """
+    if resume or jobs > 1:
+        raise UsageError("--resume and --jobs are not for grafts yet. Leave them out.")
     checked = config.checked()
     if config.fine_tuned is not None:
         _check_readout(config.readout, config.fine_tuned)
@@ -71,7 +78,7 @@ def run_graft(config: GraftConfig, *, monitor: MakeMonitor | None = None) -> Jso
     refuse_held(out, make_directory(out), "Give another directory.")
     cache = Path(checked.common.cache) if checked.common.cache else out / "fine-tuned"
     if checked.common.cache:
-        make_directory(cache, "--set cache")
+        make_directory(cache, "--cache")
     device = find_device(config.device)
     check_precision([options.precision for options in checked.options], device)
     set_threads(checked.common.threads)

@@ -180,7 +180,9 @@ def _check_predictions(task: str, logits: Tensor, labels: Tensor, rows: int | No
 def _lying(run: Json, directory: Path) -> Json:
     """Where model and data of a section lie, however they are named."""
     return {
-        key: os.path.realpath(name) if os.path.isdir(name := located(run[key], directory)) else name for key in PLACES
+        key: os.path.realpath(name) if os.path.isdir(name := located(run[key], directory)) else name
+        for key in PLACES
+        if key in run
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, TrainingError
+from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, TrainingError, UsageError
 from forgetfree.files import write_json
 from forgetfree.jobs.environment import (
     check_precision,
@@ -38,13 +38,14 @@ FirstRows = dict[tuple[str, int], "dict[str, Predictions]"]
 
 
 def run(
-    config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None = None, debug: bool = False
+    config: RunConfig, *, resume: bool = False, jobs: int = 1, monitor: MakeMonitor | None = None, debug: bool = False
 ) -> dict[str, Any]:
     """Run it.
 
     Args:
         config: what to run.
         resume: continue in ``config.out``: what is finished there is kept.
+        jobs: units at a time.
         monitor: makes the monitor of one strategy and seed from a title.
         debug: let an unexpected exception of a strategy through, instead of going on with the others.
 
@@ -55,11 +56,13 @@ def run(
         UsageError: the configuration is wrong, or the directory is not empty.
         ForgetfreeError: data or model cannot be loaded.
     """
+    if jobs > 1:
+        raise UsageError(f"--jobs {jobs} is not for runs yet. Leave it out.")
     checked = config.checked()
     directory = RunDirectory(Path(config.out), config.section(), resume)
     cache = Path(checked.run.cache) if checked.run.cache else directory.path / "fine-tuned"
     if checked.run.cache or os.path.lexists(cache):
-        make_directory(cache, "--set cache" if checked.run.cache else "--out")
+        make_directory(cache, "--cache" if checked.run.cache else "--out")
 
     from forgetfree.continual.streams import make_stream
     from forgetfree.data.sources import load_tasks

@@ -175,7 +175,7 @@ def test_a_section_is_read_with_its_lists() -> None:
         ({"model": None}, "model must be a text, got None"),
         ({"seed": [None]}, "seed must be a whole number, got None"),
         ({"seed": [True]}, "seed must be a whole number, got True"),
-        ({"sparsity": "x"}, "sparsity must be a whole number or a number or none, got 'x'"),
+        ({"sparsity": "x"}, "sparsity must be a number or none, got 'x'"),
         ({"set": []}, "set must be a table, got []"),
         ({"strategy": [["lora"]]}, "strategy must be a text, got ['lora']"),
     ],
