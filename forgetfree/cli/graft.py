@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.shared import fail, free_directory, no_empty_directories, print_recipe, say, settings_of
+from forgetfree.cli.shared import free_directory, print_recipe, say, settings_of
 from forgetfree.display import escaped
+from forgetfree.errors import UsageError
 from forgetfree.jobs.environment import quiet_libraries
 
 if TYPE_CHECKING:
@@ -53,12 +53,14 @@ def add(commands: Commands, common: Parser) -> None:
         help="any option of fine-tuning and localizing: see grafting-continual in 'forgetfree list strategies --verbose'",
     )
     graft.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    graft.add_argument("--jobs", type=int, default=1, metavar="N", help="seeds at a time (default: 1)")
+    graft.add_argument("--resume", action="store_true", help="continue in --out; finished seeds are kept")
     graft.add_argument("--out", metavar="DIR", help="where to write (default: runs/graft-TASK)")
 
 
 def command(options: argparse.Namespace) -> int:
     """Graft, then print the report and the files."""
-    from forgetfree.cli.progress import make_monitor
+    from forgetfree.cli.perform import execution, perform
     from forgetfree.data.sources import default_data
     from forgetfree.jobs.graft_config import GraftConfig
 
@@ -77,29 +79,31 @@ def command(options: argparse.Namespace) -> int:
         device=options.device,
         out=options.out or free_directory(f"graft-{options.task}"),
     )
+    if options.resume and not options.out:
+        raise UsageError("--resume needs --out DIR. Give the graft to continue.")
     quiet_libraries()
     if needs_hub(config.model, config.data):
         go_offline_if_cut_off()
     from forgetfree.jobs.graft_run import run_graft
-    from forgetfree.results.graft_report import lay_out_graft
-    from forgetfree.results.rendering import render_page
 
     say(f"Grafting {config.task} into {config.out}")
     print_recipe(config.model, config.recipe())
-    out = Path(config.out)
-    try:
-        with no_empty_directories(out, config.settings.get("cache")):
-            results = run_graft(config, monitor=lambda title: make_monitor(title, sys.stderr))
-    except KeyboardInterrupt:
-        return fail(f"Interrupted. {_held_grafts(out)}", 1)
-    print(render_page(lay_out_graft(results), "rich"))
-    for graft in results["grafts"]:
-        print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))
-    print(escaped(f"Report: {out / 'report.md'}"))
-    return 0
+    how = execution(options.resume, options.jobs, options.debug)
+    return perform(
+        lambda: run_graft(config, **how),
+        lambda results: _show(results, Path(config.out)),
+        config.out,
+        config.settings.get("cache"),
+        options.debug,
+    )
 
 
-def _held_grafts(out: Path) -> str:
-    """What a graft that was cut short has left behind."""
-    names = ", ".join(sorted(path.name for path in out.glob("*.safetensors")))
-    return f"{out} holds {names or 'no graft yet'}; --set cache={out / 'fine-tuned'} takes up the models fine-tuned so far."
+def _show(results: dict[str, Any], out: Path) -> None:
+    from forgetfree.results.graft_report import lay_out_graft
+    from forgetfree.results.rendering import render_page
+
+    if results["rows"]:
+        print(render_page(lay_out_graft(results), "rich"))
+        for graft in results["grafts"]:
+            print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))
+        print(escaped(f"Report: {out / 'report.md'}"))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.shared import fail, free_directory, no_empty_directories, print_recipe, say, settings_of
+from forgetfree.cli.shared import free_directory, print_recipe, say, settings_of
 from forgetfree.display import escaped
-from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError, first_line
+from forgetfree.errors import UsageError, first_line
 from forgetfree.jobs.environment import quiet_libraries
 
 if TYPE_CHECKING:
@@ -49,13 +48,20 @@ def add(commands: Commands, common: Parser) -> None:
     run.add_argument("--config", metavar="FILE", help="TOML or JSON with these options, or a run's config.json")
     run.add_argument("--device", choices=("auto", "cpu", "cuda"))
     run.add_argument("--out", metavar="DIR", help="run directory (default: runs/STREAM)")
+    run.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs at a time, each with its share of the threads (default: 1)",
+    )
     run.add_argument("--resume", action="store_true", help="continue in --out; finished runs are kept")
 
 
 def command(options: argparse.Namespace) -> int:
     """Run it; 1 where a strategy failed."""
-    from forgetfree.cli.progress import make_monitor
-    from forgetfree.jobs import runner
+    from forgetfree.cli.perform import execution, perform
+    from forgetfree.jobs.runner import run
 
     config = _config(options)
     quiet_libraries()
@@ -66,32 +72,23 @@ def command(options: argparse.Namespace) -> int:
         if name in config.strategies:
             say(f"note: {note}")
     print_recipe(config.model, config.recipe())
-    try:
-        with no_empty_directories(config.out, config.settings.get("cache")):
-            results = runner.run(
-                config,
-                resume=options.resume,
-                monitor=lambda title: make_monitor(title, sys.stderr),
-                debug=options.debug,
-            )
-    except KeyboardInterrupt:
-        return fail(f"Interrupted. {_holdings(Path(config.out))}", 1)
-    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
-        raise
-    except (ForgetfreeError, OSError) as error:
-        held = _holdings(Path(config.out))
-        if options.debug or not held:
-            raise
-        raise RunError(f"{error} {held}") from error
-    if results["runs"]:
-        from forgetfree.results.reports import render
-        from forgetfree.results.run_results import merge
+    how = execution(options.resume, options.jobs, options.debug)
+    return perform(
+        lambda: run(config, **how),
+        lambda results: _show(results, Path(config.out)),
+        config.out,
+        config.settings.get("cache"),
+        options.debug,
+    )
 
+
+def _show(results: dict[str, Any], out: Path) -> None:
+    from forgetfree.results.reports import render
+    from forgetfree.results.run_results import merge
+
+    if results["runs"]:
         print(render(merge([results]), "rich"))
-        print(escaped(f"Report: {Path(config.out) / 'report.md'}"))
-    for failed in results["failed"]:
-        fail(f"{failed['strategy']}, seed {failed['seed']}: {failed['error']}", 1)
-    return 1 if results["failed"] else 0
+        print(escaped(f"Report: {out / 'report.md'}"))
 
 
 def _config(options: argparse.Namespace) -> RunConfig:
@@ -170,22 +167,3 @@ def _config_file(path: Path) -> dict[str, Any]:
     if of_run:
         section |= {key: located(section[key], path.parent) for key in PLACES if key in section}
     return section
-
-
-def _holdings(out: Path) -> str:
-    """What a run that was cut short has left behind."""
-    from forgetfree.results.run_results import load_results
-
-    try:
-        results = load_results(out)
-    except ReportError:
-        return ""
-    finished = [f"{run['strategy']} seed {run['seed']}" for run in results["runs"]]
-    begun = [
-        f"{run['strategy']} seed {run['seed']} ({max(0, len(run['matrix']) - 1)} of {len(results['tasks'])} tasks)"
-        for run in results.get("unfinished", [])
-    ]
-    parts = [f"finished: {', '.join(finished) or 'nothing'}"]
-    if begun:
-        parts.append(f"cut short: {', '.join(begun)}")
-    return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
