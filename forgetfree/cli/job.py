@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug, lacks
-from forgetfree.cli.words import free_directory, no_empty_directories
+from forgetfree.cli.words import fail, free_directory, no_empty_directories
 from forgetfree.data.sources import default_data
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
@@ -24,133 +24,96 @@ from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.options import build
 from forgetfree.results.config_file import read_config
 
+if TYPE_CHECKING:
+    from forgetfree.jobs.engine import Execution
+
 Config = TypeVar("Config", bound=JobConfig)
+Json = dict[str, Any]
 
 #: Options of ``--set`` that have a flag of their own, too.
-_PLAIN_FLAGS = {
-    "learning_rate": "step size of the optimizer",
-    "batch_size": "rows per update",
+_PLAIN = {
+    **{"learning_rate": "step size of the optimizer", "batch_size": "rows per update"},
     "precision": "fp32, bf16, or on a GPU fp16",
-    **{
-        field.name: field.metadata["help"]
-        for field in fields(CommonOptions)
-        if field.name in ("test_limit", "cache", "threads")
-    },
+    **{name: CommonOptions.__dataclass_fields__[name].metadata["help"] for name in ("test_limit", "cache", "threads")},
 }
-#: What stands for a value in the help, where it is no whole number.
+#: What stands for a value in the help, where it is not ``N``.
 _METAVARS = {
-    **dict.fromkeys(("strategy", "task"), "NAME"),
-    **dict.fromkeys(("model", "data", "fine_tuned", "out", "cache"), "DIR"),
     **dict.fromkeys(("sparsity", "learning_rate"), "F"),
-    **{"model": "NAME|DIR", "data": "hub|demo|DIR", "set": "KEY=VALUE", "precision": "NAME", "base": "KIND|FILE"},
+    **dict.fromkeys(("strategy", "task", "precision"), "NAME"),
+    **dict.fromkeys(("fine_tuned", "out", "cache"), "DIR"),
+    **{"model": "NAME|DIR", "data": "hub|demo|DIR", "set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
 }
-_WHAT, _HOW, _WHERE = map(Group.create_ordered, ("What to learn", "How to learn", "How to run"))
+_WHAT, _LEARNING, _RUNNING = map(Group.create_ordered, ("What to learn", "How to learn", "How to run"))
 _GROUPS = {
-    **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _HOW),
-    **dict.fromkeys(("learning_rate", "batch_size", "precision"), _HOW),
-    **dict.fromkeys(("device", "out", "cache", "threads", "test_limit"), _WHERE),
+    **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _LEARNING),
+    **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
+    **dict.fromkeys(("device", "out", "cache", "threads", "test_limit", "config", "resume", "jobs"), _RUNNING),
 }
+#: What the shell completes.
 _NAMES: Mapping[str, Callable[[], Any]] = {
-    "strategy": registry.strategies,
-    "task": registry.tasks,
-    "stream": registry.streams,
-    "name": lambda: registry.EXPERIMENTS,
-    "model": lambda: registry.MODELS,
+    **{"strategy": registry.strategies, "task": registry.tasks, "stream": registry.streams},
+    **{"name": lambda: registry.EXPERIMENTS, "model": lambda: registry.MODELS},
 }
 
 
-@dataclass(frozen=True)
-class Execution(Generic[Config]):
-    """A configuration, and how it is carried out.
-
-    Attributes:
-        resume: go on in the directory.
-        jobs: units at a time; none: as the command chooses.
-        debug: let exceptions through.
-    """
-
-    config: Config
-    resume: bool
-    jobs: int | None
-    debug: bool
-
-
-def command_of(config: type[Config], carry_out: Callable[[Execution[Config]], int]) -> Callable[..., int]:
+def command_of(config: type[Config], carry_out: Callable[[Config, Execution], int]) -> Callable[..., int]:
     """Return a command whose flags are the options of a configuration.
 
     Args:
-        config: a dataclass, whose first field of its own is the argument without a flag.
-        carry_out: does the job and returns the exit code.
+        config: a dataclass; the first field that is its own is the argument without a flag.
+        carry_out: does the job, and returns the exit code.
     """
     subject = next(name for name in config.__annotations__ if name != "command")
 
-    def command(
-        *subjects: str,
-        config_file: str | None = None,
-        resume: bool = False,
-        jobs: int | None = None,
-        debug: bool = False,
-        **given: Any,
-    ) -> int:
+    def command(*subjects: str, debug: bool = False, **given: Any) -> int:
         if len(subjects) > 1:
             hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if subject == "stream" else ""
-            raise UsageError(
-                f"Unrecognized arguments: {' '.join(subjects[1:])}. {hint}See 'forgetfree {config.command} --help'."
-            )
-        if resume and "out" not in given:
+            more = " ".join(subjects[1:])
+            raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {config.command} --help'.")
+        if given.get("resume") and "out" not in given:
             raise UsageError("--resume needs --out DIR. Give the directory to continue.")
-        if jobs is not None and jobs < 1:
+        if (jobs := given.get("jobs", 1)) < 1:
             raise UsageError(f"--jobs must be at least 1, got {jobs}.")
-        values = _values(config, given | dict(zip([subject], subjects, strict=False)), config_file)
+        values = _values(config, given | dict(zip([subject], subjects, strict=False)))
         if not values.get(subject):
-            _refuse_no_subject(config, subject, values.get("out", ""))
+            raise _lacks_subject(config.command, subject, given)
         values.setdefault("data", default_data())
         prefix = "" if config.command == "run" else f"{config.command}-"
         values.setdefault("out", free_directory(f"{prefix}{values[subject]}"))
-        return carry_out(Execution(build(config, values, config.command), resume, jobs, debug))
+        how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "monitor": _monitor}
+        if "jobs" in given:
+            how["jobs"] = jobs
+        quiet_libraries()
+        return carry_out(build(config, values, config.command), how)
 
-    own = [
-        _flag("config_file", str, "options in a TOML or JSON file, or a run's config.json", _WHERE, "FILE"),
-        _flag("resume", bool, "continue in --out; what is finished is kept", _WHERE),
-        _flag("jobs", int, "how many units run at a time", _WHERE, "N"),
-        Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug),
-    ]
-    command.__signature__ = Signature([*_arguments(config, subject), *own])  # type: ignore[attr-defined]
+    command.__signature__ = Signature([*_arguments(config, subject)])  # type: ignore[attr-defined]
     command.__annotations__ = {}
     return command
 
 
 def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
-    hints = get_type_hints(config)
-    first, *rest = sorted(fields(config), key=lambda field: field.name != subject)
-    what = Parameter(help=first.metadata["help"], completer=_completer(subject))
+    hints, options = get_type_hints(config), {field.name: field.metadata["help"] for field in fields(config)}
+    what = Parameter(help=options.pop(subject), completer=_completer(subject))
     yield Argument(subject, Argument.VAR_POSITIONAL, annotation=Annotated[str, what])
-    for field in rest:
-        key, hint = key_of(field.name), hints[field.name]
-        several = get_origin(hint) is tuple or key == "set"
-        choices = next((get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal), None)
-        yield _flag(
-            key,
-            list[str] if several else str,
-            field.metadata["help"],
-            _GROUPS.get(key, _WHAT),
-            _METAVARS.get(key, "N"),
-            choices,
-        )
-    for key, text in _PLAIN_FLAGS.items():
-        yield _flag(key, str, text, _GROUPS[key], _METAVARS.get(key, "N"))
+    for name, text in options.items():
+        several = get_origin(hints[name]) is tuple or name == "settings"
+        kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
+        yield _flag(key_of(name), list[str] if several else str, text, *kinds)
+    for name, text in _PLAIN.items():
+        yield _flag(name, str, text)
+    yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
+    yield _flag("resume", bool, "continue in --out; what is finished is kept")
+    yield _flag("jobs", int, "how many units run at a time")
+    yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
 
 
-def _flag(
-    name: str, hint: Any, text: str, group: Group, metavar: str | None = None, choices: Sequence[str] | None = None
-) -> Argument:
-    flag = "--config" if name == "config_file" else f"--{name.replace('_', '-')}"
+def _flag(name: str, hint: Any, text: str, choices: Sequence[str] = ()) -> Argument:
     how = Parameter(
-        name=flag,
+        name=f"--{name.replace('_', '-')}",
         help=text,
-        group=group,
-        metavar=None if choices else metavar,
-        choices=choices,
+        group=_GROUPS.get(name, _WHAT),
+        metavar=None if choices else _METAVARS.get(name, "N"),
+        choices=choices or None,
         completer=_completer(name),
     )
     return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, how])
@@ -160,23 +123,18 @@ def _completer(name: str) -> Callable[..., Any] | None:
     return (lambda context: list(_NAMES[name]())) if name in _NAMES else None
 
 
-def _values(config: type[JobConfig], given: Mapping[str, Any], file: str | None) -> dict[str, Any]:
+def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
     """Return what is asked for by the names of the fields: the file's first, then the command line over it."""
-    plain = dict.fromkeys(_PLAIN_FLAGS, Any)
-    values = read_config(Path(file), config.command, section_types(config) | plain) if file else {}
+    plain, types = dict.fromkeys(_PLAIN, Any), section_types(config)
+    file = read_config(Path(given["config"]), config.command, types | plain) if "config" in given else {}
     settings = _settings(given.get("set", ()))
-    for key in _PLAIN_FLAGS & given.keys():
-        if key in settings:
+    for key in _PLAIN:
+        if key in given and key in settings:
             flag = key.replace("_", "-")
             raise UsageError(f"--{flag} and --set {key}={settings[key]} are both given. Leave one of them out.")
-    settings = {**values.get("set", {}), **_only(values, plain), **settings, **_only(given, plain)}
-    values = {**values, **given, "set": settings}
-    names = {key_of(field.name): field.name for field in fields(config)}
-    return {names[key]: value for key, value in values.items() if key in names}
-
-
-def _only(values: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key in keys}
+    own = [{key: value for key, value in each.items() if key in _PLAIN} for each in (file, given)]
+    values = {**file, **given, "set": {**file.get("set", {}), **own[0], **settings, **own[1]}}
+    return {field.name: values[key] for field in fields(config) if (key := key_of(field.name)) in values}
 
 
 def _settings(given: Sequence[str]) -> dict[str, str]:
@@ -196,43 +154,61 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def _refuse_no_subject(config: type[JobConfig], subject: str, out: str) -> None:
-    begun = Path(out) / "config.json"
-    if out and begun.is_file():
-        raise UsageError(f"No {subject} is given. To continue that {config.command}, give --config {begun}, too.")
+def _lacks_subject(command: str, subject: str, given: Mapping[str, Any]) -> UsageError:
+    begun = Path(given.get("out", "")) / "config.json"
+    if given.get("resume") and begun.is_file():
+        return UsageError(f"No {subject} is given. To continue that {command}, give --config {begun}, too.")
     if subject == "stream":
-        raise UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
-    raise lacks(f"forgetfree {config.command}", [subject.upper()])
+        return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+    return lacks(f"forgetfree {command}", [subject.upper()])
 
 
-@contextmanager
-def begun(
-    execution: Execution[Any],
-    model: str,
-    holdings: Callable[[Path], str],
+def _monitor(title: str) -> Any:
+    from forgetfree.cli.progress import make_monitor
+
+    return make_monitor(title, sys.stderr)
+
+
+def perform(
+    config: JobConfig,
+    how: Execution,
+    action: Callable[..., Json],
+    show: Callable[[Json, Path], None],
     *,
-    cache: Path | None = None,
-    passed: tuple[type[Exception], ...] = (UsageError, RunError, ReportError),
-) -> Iterator[None]:
-    """Carry out a job inside: what is cut short says what it leaves behind, and how it goes on.
+    model: str,
+    cache: object,
+) -> int:
+    """Perform a job, show what it made, tell what failed and what is left of one that is cut short.
 
     Args:
-        execution: what is carried out.
+        config: what is asked for.
+        how: to run it.
+        action: performs it, and returns the content of results.json.
+        show: prints it; given the directory.
         model: that is loaded.
-        holdings: says what a directory holds.
-        cache: directory of fine-tuned models, where it is not in the job's directory.
-        passed: errors that say themselves what to do.
+        cache: a directory of fine-tuned models that it may make.
+
+    Returns:
+        The exit code.
     """
-    config, out = execution.config, Path(execution.config.out)
-    quiet_libraries()
+    from forgetfree.jobs.engine import failures, holdings
+
     if needs_hub(model, config.data):
         go_offline_if_cut_off()
+    out = Path(config.out)
     try:
-        with no_empty_directories(out, cache or config.settings.get("cache")):
-            yield
+        with no_empty_directories(out, cache):
+            results = action(config, **how)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Interrupted. {holdings(out)}".strip()) from None
+        return fail(f"Interrupted. {holdings(out)}".strip(), 1)
+    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+        raise
     except (ForgetfreeError, OSError) as error:
-        if execution.debug or isinstance(error, passed) or not (held := holdings(out)):
+        if how["debug"] or not (held := holdings(out)):
             raise
         raise RunError(f"{error} {held}") from error
+    show(results, out)
+    failed = failures(results)
+    for message in failed[:-1]:
+        fail(message, 1)
+    return fail(f"{failed[-1]} {holdings(out)}", 1) if failed else 0

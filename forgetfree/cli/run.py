@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.cli.job import Execution, begun, command_of
-from forgetfree.cli.words import fail, print_recipe, say
+from forgetfree.cli.job import command_of, perform
+from forgetfree.cli.words import print_recipe, say
 from forgetfree.display import escaped
-from forgetfree.errors import ReportError
 from forgetfree.jobs.run_config import RunConfig
 
+if TYPE_CHECKING:
+    from forgetfree.jobs.engine import Execution
 
-def _run(execution: Execution[RunConfig]) -> int:
+
+def _run(config: RunConfig, how: Execution) -> int:
     """Run it; 1 where a strategy failed."""
-    from forgetfree.cli.progress import make_monitor
-    from forgetfree.jobs import runner
+    from forgetfree.jobs.runner import run
 
-    config = replace(execution.config, strategies=strategies_of(execution.config.strategies))
+    config = replace(config, strategies=strategies_of(config.strategies))
     say(f"Running {config.stream} into {config.out}")
     for name, note in registry.shadowed("strategies").items():
         if name in config.strategies:
             say(f"note: {note}")
     print_recipe(config.model, config.recipe())
-    with begun(execution, config.model, _holdings):
-        results = runner.run(
-            config,
-            resume=execution.resume,
-            jobs=execution.jobs or 1,
-            monitor=lambda title: make_monitor(title, sys.stderr),
-            debug=execution.debug,
-        )
-    if results["runs"]:
-        from forgetfree.results.reports import render
-        from forgetfree.results.run_results import merge
-
-        print(render(merge([results]), "rich"))
-        print(escaped(f"Report: {Path(config.out) / 'report.md'}"))
-    for failed in results["failed"]:
-        fail(f"{failed['strategy']}, seed {failed['seed']}: {failed['error']}", 1)
-    return 1 if results["failed"] else 0
+    return perform(config, how, run, _show, model=config.model, cache=config.settings.get("cache"))
 
 
 command = command_of(RunConfig, _run)
@@ -53,20 +38,10 @@ def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for each in given for name in (registry.STRATEGIES if each == "all" else [each]))
 
 
-def _holdings(out: Path) -> str:
-    """Return what a run that was cut short has left behind."""
-    from forgetfree.results.run_results import load_results
+def _show(results: dict[str, Any], out: Path) -> None:
+    from forgetfree.results.reports import render
+    from forgetfree.results.run_results import merge
 
-    try:
-        results = load_results(out)
-    except ReportError:
-        return ""
-    finished = [f"{run['strategy']} seed {run['seed']}" for run in results["runs"]]
-    begun = [
-        f"{run['strategy']} seed {run['seed']} ({max(0, len(run['matrix']) - 1)} of {len(results['tasks'])} tasks)"
-        for run in results.get("unfinished", [])
-    ]
-    parts = [f"finished: {', '.join(finished) or 'nothing'}"]
-    if begun:
-        parts.append(f"cut short: {', '.join(begun)}")
-    return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
+    if results["runs"]:
+        print(render(merge([results]), "rich"))
+        print(escaped(f"Report: {out / 'report.md'}"))

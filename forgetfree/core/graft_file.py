@@ -82,7 +82,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def find_graft(path: StrPath) -> Path:
-    """``path`` itself, or the one graft file in or below a directory.
+    """Return ``path`` itself, or the one graft file in a directory, else below it.
 
     Raises:
         UsageError: the directory holds none, or several.
@@ -90,11 +90,12 @@ def find_graft(path: StrPath) -> Path:
     path = Path(path)
     if not path.is_dir():
         return path
-    found = [each for each in sorted(path.rglob("*.safetensors")) if _is_graft(each)]
+    names = ("*.safetensors", "**/*.safetensors")
+    found = next(filter(None, ([each for each in sorted(path.glob(name)) if _is_graft(each)] for name in names)), [])
     if len(found) != 1:
-        names = ", ".join(str(each.relative_to(path)) for each in found[:5])
+        listed = ", ".join(str(each.relative_to(path)) for each in found[:5])
         raise UsageError(
-            f"{str(path)!r} must hold one graft file, got {f'{len(found)}: {names}' if found else 'none'}. Give the path of a "
+            f"{str(path)!r} must hold one graft file, got {f'{len(found)}: {listed}' if found else 'none'}. Give the path of a "
             "graft.safetensors."
         )
     return found[0]

@@ -341,12 +341,6 @@ CASES = [
     ),
     Case(
         "run qnli,sst2 --out run --resume",
-        "run/results.json: tasks is missing",
-        1,
-        change=edit("run/results.json", without("tasks")),
-    ),
-    Case(
-        "run qnli,sst2 --out run --resume",
         "run cannot be resumed: labels, label words",
         1,
         change=edit("run/config.json", without("tasks", 1)),
@@ -449,12 +443,6 @@ CASES = [
     Case("experiment where --readout magic", "Unknown --readout 'magic'."),
     Case("experiment where --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case("experiment where --data nosuch", "The data directory 'nosuch' does not exist."),
-    Case(
-        "experiment where --out experiment --cache cache --resume",
-        "experiment/results.json: a row lacks 'share', which this experiment measures.",
-        1,
-        edit("experiment/results.json", without("units", 0, "rows", 0, "share")),
-    ),
     # -- What run, graft and experiment have alike -----------------------------------------------------------
     *(
         Case(f"{command} {flags}", message)

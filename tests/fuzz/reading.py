@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tiny
 import torch
+from forgetfree.jobs.run_directory import RunDirectory
 from fuzz.samples import TASKS, Samples
 from torch import Tensor
 
@@ -24,7 +25,6 @@ from forgetfree.errors import (
     ForgetfreeError,
 )
 from forgetfree.jobs.experiments.report import outcome
-from forgetfree.jobs.run_directory import RunDirectory
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run

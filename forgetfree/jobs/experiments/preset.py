@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forgetfree.jobs.config import CommonOptions, Faults, check_known
+from forgetfree.jobs.config import CommonOptions, Faults, Readout, check_known
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.options import build
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
@@ -34,7 +34,7 @@ class Preset:
     """
 
     model: str
-    readout: str
+    readout: Readout
     tasks: tuple[str, ...]
     shots: tuple[int, ...]
     seeds: tuple[int, ...]

@@ -9,7 +9,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.errors import ReportError, RunError, first_line
-from forgetfree.files import StrPath, write_atomically
+from forgetfree.files import StrPath
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.rows import Row
 from forgetfree.json_file import Fields, check, check_fields, is_number, read_json
@@ -106,12 +106,6 @@ def outcome(results: Mapping[str, Any]) -> Page:
         tuple((c.text, c.paper, c.ours, verdicts[c.holds]) for c in experiment.claims(rows)),
     )
     return Page(f"{results['experiment']}: {experiment.paper}", tuple(notes), (claims, *experiment.tables(rows)))
-
-
-def write_outcome(results: Mapping[str, Any], out: Path) -> None:
-    """report.md and the figure."""
-    write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
-    draw_outcome(results, out)
 
 
 def draw_outcome(results: Mapping[str, Any], out: Path) -> None:
