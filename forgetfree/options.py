@@ -79,12 +79,13 @@ class Description:
 
 
 def describe(options: type[Options]) -> list[Description]:
-    """Return every option with type, default and meaning."""
+    """Return every option with type, default and meaning, as a user would type them."""
     hints = typing.get_type_hints(options)
-    return [
-        Description(field.name, type_name(hints[field.name]), _typed(field.default), field.metadata.get("help", ""))
-        for field in dataclasses.fields(options)
-    ]
+    described = []
+    for field in dataclasses.fields(options):
+        default = str(field.default).lower() if field.default in (None, True, False) else str(field.default)
+        described.append(Description(field.name, type_name(hints[field.name]), default, field.metadata.get("help", "")))
+    return described
 
 
 def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
@@ -109,29 +110,19 @@ def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
         raise OptionError(f"Options of {owner}: {error}") from error
 
 
-def parse(text: str, hint: Any, name: str) -> Any:
-    """Return a text as a value of type ``hint``.
-
-    Raises:
-        OptionError: the text does not say such a value.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    if type(None) in _choices(hint) and text.lower() in ("none", "null"):
-        return None
-    try:
-        return TypeAdapter(hint).validate_python(text)
-    except ValidationError:
-        raise OptionError(f"{name} must be {type_name(hint)}, got {brief(text)}.") from None
-
-
 def _read(value: Any, hint: Any) -> Any:
     """Return what a text, or each of several, says; what says nothing of the type stays, to be reported later."""
-    if isinstance(value, list | tuple) and typing.get_origin(hint) is tuple:
+    from pydantic import TypeAdapter, ValidationError
+
+    if isinstance(value, list) and typing.get_origin(hint) is tuple:
         return tuple(_read(each, typing.get_args(hint)[0]) for each in value)
+    if not isinstance(value, str):
+        return value
+    if type(None) in _choices(hint) and value.lower() in ("none", "null"):
+        return None
     try:
-        return parse(value, hint, "") if isinstance(value, str) else value
-    except OptionError:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError:
         return value
 
 
@@ -193,11 +184,6 @@ def fits(value: Any, hint: Any) -> bool:
 def type_name(hint: Any) -> str:
     """Return a type as a user reads it, e.g. ``a number or none``."""
     return " or ".join(_TYPE_NAMES.get(choice, str(choice)) for choice in _choices(hint))
-
-
-def _typed(value: Any) -> str:
-    """Return a value as a user would type it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

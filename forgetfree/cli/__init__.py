@@ -79,32 +79,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(words, before_texts)
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)
-    except ForgetfreeError as error:
-        if debug:
-            raise
-        return fail(str(error), error.exit_code)
-    except KeyboardInterrupt as stop:
-        return fail(str(stop) or "Interrupted.", 1)
+    except KeyboardInterrupt:
+        return fail("Interrupted.", 1)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if debug:
-            raise
-        return fail(f"{error}. Check the name, the disk and the permissions.", 1)
-    except MemoryError:
-        if debug:
-            raise
-        return fail("There is not enough memory. Set a smaller batch_size or max_length, or give a smaller model.", 1)
     except Exception as error:
         if debug:
             raise
-        return fail(
-            f"Unexpected {type(error).__name__}: {first_line(error)}. This is a fault of forgetfree, or of a plug-in: run "
-            "again with --debug, and report the traceback. A strategy of your own is checked by "
-            "forgetfree.testing.check_strategy.",
-            1,
-        )
+        return fail(_told(error), error.exit_code if isinstance(error, ForgetfreeError) else 1)
+
+
+def _told(error: Exception) -> str:
+    match error:
+        case ForgetfreeError():
+            return str(error)
+        case OSError():
+            return f"{error}. Check the name, the disk and the permissions."
+        case MemoryError():
+            return "There is not enough memory. Set a smaller batch_size or max_length, or give a smaller model."
+    return (
+        f"Unexpected {type(error).__name__}: {first_line(error)}. This is a fault of forgetfree, or of a plug-in: run again "
+        "with --debug, and report the traceback. A strategy of your own is checked by forgetfree.testing.check_strategy."
+    )
 
 
 def _run(words: list[str], before_texts: list[str]) -> int:
@@ -117,7 +114,7 @@ def _run(words: list[str], before_texts: list[str]) -> int:
         if not is_text(word) or "\0" in word:
             raise UsageError(f"The argument {word!r} is not in UTF-8. Type it, or name the file, in UTF-8.")
     for flag, value in [*pairwise(before_texts), *(word.split("=", 1) for word in before_texts if "=" in word)]:
-        if flag.startswith("--") and not value:
+        if flag.startswith("--") and not value and words[0] != "__complete":  # which the shell's completion asks
             raise UsageError(f"{flag} needs a value, got an empty text. Give one, or leave {flag} out.")
     try:
         command, bound, _ = app.parse_args(words)

@@ -13,29 +13,28 @@ from forgetfree.cli.words import no_empty_directories
 from forgetfree.display import escaped
 from forgetfree.jobs.environment import make_directory, quiet_libraries
 
-Graft = Annotated[str, Parameter(name="GRAFT", help="a graft.safetensors, or the directory that holds it")]
+GraftFile = Annotated[Path, Parameter(name="GRAFT", help="a graft.safetensors, or the directory that holds it")]
 Model = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
 ]
-Out = Annotated[str, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]
+Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]
 
 
-def command(graft_file: Graft, /, *, model: Model = None, out: Out, debug: Debug = False) -> None:
+def command(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: Debug = False) -> None:
     """Write the model."""
     quiet_libraries()
     from forgetfree.core.graft import Graft
     from forgetfree.core.graft_file import find_graft
     from forgetfree.serve.apply import apply_graft
 
-    graft = Graft.load(find_graft(Path(graft_file)))
+    graft = Graft.load(find_graft(graft_file))
     name = model or (graft.origin.model if graft.origin else "minilm")
     if needs_hub(name):
         go_offline_if_cut_off()
-    directory = Path(out)
-    with no_empty_directories(directory):
-        if not directory.exists():
-            make_directory(directory)
-        written = apply_graft(graft, name, directory)
+    with no_empty_directories(out):
+        if not out.exists():
+            make_directory(out)
+        written = apply_graft(graft, name, out)
     call = f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
     if written.usual:
         call = f'transformers.pipeline("text-classification", model={str(written.directory)!r}, truncation=True).'

@@ -65,7 +65,8 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
     """
     subject = next(name for name in config.__annotations__ if name != "command")
 
-    def command(*subjects: str, debug: bool = False, **given: Any) -> int:
+    def command(*subjects: str, debug: bool = False, **typed: Any) -> int:
+        given: Json = {name: str(value) if isinstance(value, Path) else value for name, value in typed.items()}
         if len(subjects) > 1:
             hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if subject == "stream" else ""
             more = " ".join(subjects[1:])
@@ -108,11 +109,14 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
 
 
 def _flag(name: str, hint: Any, text: str, choices: Sequence[str] = ()) -> Argument:
+    metavar = _METAVARS.get(name, "N")
+    if metavar in ("DIR", "FILE"):
+        hint = Path  # which the shell completes
     how = Parameter(
         name=f"--{name.replace('_', '-')}",
         help=text,
         group=_GROUPS.get(name, _WHAT),
-        metavar=None if choices else _METAVARS.get(name, "N"),
+        metavar=None if choices else metavar,
         choices=choices or None,
         completer=_completer(name),
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
 
 _REMEDY = "Restore it from a copy: the ledger lies in its run."
-File = Annotated[str, Parameter(name="FILE", help="a ledger.safetensors")]
+File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors")]
 Model = Annotated[
     str | None,
     Parameter(metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"),
@@ -35,7 +35,7 @@ def show(file: File, /, *, debug: Debug = False) -> None:
     from forgetfree.cli.ledger_view import render_ledger
     from forgetfree.ledger import Ledger
 
-    print(render_ledger(Ledger.load(path := Path(file)), path))
+    print(render_ledger(Ledger.load(file), file))
 
 
 @command.command
@@ -43,20 +43,19 @@ def verify(file: File, /, *, model: Model = None, debug: Debug = False) -> None:
     """Check everything about it."""
     from forgetfree.ledger import Ledger
 
-    path = Path(file)
-    ledger = Ledger.load(path)
+    ledger = Ledger.load(file)
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
-    if run := _verify_run(ledger, path):
+    if run := _verify_run(ledger, file):
         checked.append(f"labels and prompts of {run}")
     if model:
         if needs_hub(model):
             go_offline_if_cut_off()
-        _verify_model(ledger, model, path)
+        _verify_model(ledger, model, file)
         beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{beside} of {model}")
     what = f"{len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {', and the '.join(checked)}."
-    print(escaped(f"{path}: sound. {what}"))
+    print(escaped(f"{file}: sound. {what}"))
     if not ledger.binding:
         print(
             "note: written by version 0.2, it does not say which configuration, tokenizer, labels and prompts it needs."

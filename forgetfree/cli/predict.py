@@ -19,7 +19,7 @@ from forgetfree.jobs.environment import quiet_libraries
 
 
 def command(
-    run: Annotated[str, Parameter(name="DIR", help="what forgetfree run wrote")],
+    directory: Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote")],
     /,
     *texts: Annotated[str, Parameter(name="TEXT", help="default: lines of stdin; pairs with a tab between")],
     task: Annotated[str, Parameter(metavar="NAME", help="what the texts are classified by")],
@@ -42,7 +42,6 @@ def command(
             )
     from forgetfree.results.config_file import load_run, located
 
-    directory = Path(run)
     name = model or located(load_run(directory)["model"]["name"], directory)
     if needs_hub(name):
         go_offline_if_cut_off()

@@ -15,9 +15,9 @@ Format = Literal["rich", "markdown", "json", "html", "latex"]
 
 
 def command(
-    *directories: Annotated[str, Parameter(name="DIR", help="what run, graft or experiment wrote")],
+    *paths: Annotated[Path, Parameter(name="DIR", help="what run, graft or experiment wrote")],
     draw: Annotated[
-        str | None, Parameter(metavar="DIR", help="of experiments: also draw their figures into DIR")
+        Path | None, Parameter(metavar="DIR", help="of experiments: also draw their figures into DIR")
     ] = None,
     format: Annotated[Format, Parameter(help="how to write the tables")] = "rich",
     debug: Debug = False,
@@ -26,9 +26,8 @@ def command(
     from forgetfree.results.reports import command_of, render
     from forgetfree.results.run_results import load_results, merge
 
-    if not directories:
+    if not paths:
         raise lacks("forgetfree report", ["DIR"])
-    paths = [Path(directory) for directory in directories]
     for path in paths:
         if not path.exists():
             raise ReportError(f"{path} does not exist. Give what forgetfree run, graft or experiment wrote.")
@@ -49,18 +48,18 @@ def command(
         _report_grafts(paths, format)
 
 
-def _report_experiments(paths: Sequence[Path], format: Format, draw: str | None) -> None:
+def _report_experiments(paths: Sequence[Path], format: Format, draw: Path | None) -> None:
     from forgetfree.jobs.environment import make_directory
     from forgetfree.jobs.experiments import draw_outcome, load_experiment_results, outcome
     from forgetfree.results.rendering import render_page
 
     all_results = [load_experiment_results(path) for path in paths]
     if draw:
-        make_directory(Path(draw), "--draw")
+        make_directory(draw, "--draw")
     for results in all_results:
         print(render_page(outcome(results), format))
         if draw:
-            draw_outcome(results, Path(draw))
+            draw_outcome(results, draw)
 
 
 def _report_grafts(paths: Sequence[Path], format: Format) -> None:
