@@ -11,17 +11,18 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import Field
 
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
-from forgetfree.options import Options, faults_in, option
+from forgetfree.options import Options, build, faults_in, option
 from forgetfree.results.config_file import PLACES, portable
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
 
+T = TypeVar("T", bound=Options)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Shots = Annotated[int, Field(ge=1)]
 Sparsity = Annotated[float, Field(gt=0, le=1)]
@@ -87,7 +88,8 @@ class JobConfig:
 
     def flags(self) -> dict[str, Any]:
         """Return the options that a flag of this command gives and that ``--set`` could give, too."""
-        return {} if self.steps is None else {"steps": self.steps}
+        given = {name: getattr(self, name, None) for name in ("steps", "sparsity", "base")}
+        return {name: value for name, value in given.items() if value is not None}
 
     def faults(self) -> Faults:
         """Return what is wrong with each option by itself."""
@@ -102,6 +104,11 @@ class JobConfig:
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
         return faults
+
+    def set_of(self, options: type[T]) -> T:
+        """Return those options of a job itself that ``--set`` gives."""
+        given = {key: value for key, value in self.settings.items() if key in options.__dataclass_fields__}
+        return build(options, given, f"the {self.command}")
 
 
 def key_of(field: str) -> str:

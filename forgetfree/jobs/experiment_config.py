@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from forgetfree.jobs.config import CommonOptions, JobConfig, Readout, Seed, Shots, Sparsity
-from forgetfree.options import build, option
+from forgetfree.options import option
 
 if TYPE_CHECKING:
     from forgetfree.jobs.experiments.preset import Preset
@@ -39,9 +39,8 @@ class ExperimentConfig(JobConfig):
         presets = experiments.load_experiment(self.name).presets
         changes = {key: getattr(self, key) for key in ("model", "readout", "tasks", "shots", "seeds", "sparsities")}
         given = {key: value for key, value in changes.items() if value}
-        common: dict[str, Any] = {key: self.settings[key] for key in ("cache", "threads") if key in self.settings}
         preset = experiments.adjusted(presets[self.preset], given, {**self.settings, **self.flags()}, faults)
-        return CheckedExperiment(preset, build(CommonOptions, common, "the experiment"))
+        return CheckedExperiment(preset, self.set_of(CommonOptions))
 
 
 @dataclass(frozen=True)

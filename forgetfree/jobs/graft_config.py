@@ -33,6 +33,11 @@ class GraftConfig(JobConfig):
     )
 
     @property
+    def sparsity(self) -> float | None:
+        """The first sparsity, if one is given."""
+        return next(iter(self.sparsities), None)
+
+    @property
     def base_file(self) -> Path | None:
         """The file that γ_base is read from, if it is."""
         from forgetfree.core.base_regions import BaseKind
@@ -46,11 +51,6 @@ class GraftConfig(JobConfig):
         recipe = recipe_of(self.model, {*self.settings, *self.flags()}, graft=True)
         unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
         return {key: value for key, value in recipe.items() if key not in unused}
-
-    def flags(self) -> dict[str, Any]:
-        """Return the options that a flag gives and that ``--set`` could give, too."""
-        more = {"base": self.base, "sparsity": self.sparsities[0] if self.sparsities else None}
-        return super().flags() | {key: value for key, value in more.items() if value is not None}
 
     def checked(self) -> CheckedGraft:
         """Return the options.
@@ -85,7 +85,7 @@ class GraftConfig(JobConfig):
             faults.attempt(build, LocalizationOptions, given | sparsity, "graft")
             for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
         ]
-        common = faults.attempt(build, CommonOptions, {k: v for k, v in self.settings.items() if k in own}, "graft")
+        common = faults.attempt(self.set_of, CommonOptions)
         faults.report()
         return CheckedGraft(tuple(options), common)
 

@@ -49,10 +49,6 @@ class RunConfig(JobConfig):
         """
         return recipe_of(self.model, self.settings, self.strategies, strategy)
 
-    def flags(self) -> dict[str, Any]:
-        """Return the options that a flag gives and that ``--set`` could give, too."""
-        return super().flags() | ({} if self.sparsity is None else {"sparsity": self.sparsity})
-
     def checked(self) -> CheckedConfig:
         """Return the strategies' classes and options.
 
@@ -74,8 +70,7 @@ class RunConfig(JobConfig):
             name: attempt(build, cls.Options, self._values_for(name, known[name]), name)
             for name, cls in classes.items()
         }
-        mine = {key: value for key, value in self.settings.items() if key in own}
-        run_options = attempt(build, RunOptions, mine, "the run")
+        run_options = attempt(self.set_of, RunOptions)
         routed = [name for name, each in options.items() if getattr(each, "task_inference", "") == "router"]
         if routed and run_options is not None and run_options.scenario == "task":
             faults.add(
