@@ -81,8 +81,11 @@ def read(path: Path) -> dict[str, Any]:
         ) from error
 
 
+_FILES = "*.safetensors"
+
+
 def find_graft(path: StrPath) -> Path:
-    """Return ``path`` itself, or the one graft file in a directory, else below it.
+    """``path`` itself, or the one graft file in a directory, or where there is none in it, below it.
 
     Raises:
         UsageError: the directory holds none, or several.
@@ -90,12 +93,14 @@ def find_graft(path: StrPath) -> Path:
     path = Path(path)
     if not path.is_dir():
         return path
-    names = ("*.safetensors", "**/*.safetensors")
-    found = next(filter(None, ([each for each in sorted(path.glob(name)) if _is_graft(each)] for name in names)), [])
+    inside, below = (
+        [each for each in sorted(found) if _is_graft(each)] for found in (path.glob(_FILES), path.rglob(_FILES))
+    )
+    found = inside or below
     if len(found) != 1:
-        listed = ", ".join(str(each.relative_to(path)) for each in found[:5])
+        names = ", ".join(str(each.relative_to(path)) for each in found[:5])
         raise UsageError(
-            f"{str(path)!r} must hold one graft file, got {f'{len(found)}: {listed}' if found else 'none'}. Give the path of a "
+            f"{str(path)!r} must hold one graft file, got {f'{len(found)}: {names}' if found else 'none'}. Give the path of a "
             "graft.safetensors."
         )
     return found[0]

@@ -775,8 +775,12 @@ def test_a_damaged_model_is_refused(graft: GraftCommand, bert: nn.Module, capsys
 
 
 def test_a_diverging_model_fails_with_the_remedy(graft: GraftCommand, capsys: Any) -> None:
-    error = refused(graft, capsys, "--set", "learning_rate=1e30", code=1)
-    assert "The loss became" in error and "Lower the learning rate" in error
+    arguments = graft.arguments("--set", "learning_rate=1e30")
+    assert cli.main(arguments) == 1
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert "seed 0: The loss became" in error and "Lower the learning rate" in error
+    out = Path(arguments[arguments.index("--out") + 1])
+    assert [failed["seed"] for failed in results_of(out)["failed"]] == [0] and results_of(out)["grafts"] == []
 
 
 # -- What it needs ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState
 from forgetfree.results.graft_report import load_graft_results
 from forgetfree.results.run_results import load_results
+from forgetfree.results.scores import read_scores
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ KINDS: dict[str, Kind] = {
         for name in ("union", "selection", "alone")
     },
     "graft": Kind(
-        ("graft/graft.safetensors",),
+        ("graft/graft.safetensors", "graft/seed-0/graft-*.safetensors"),
         lambda path, samples: Graft.load(path),
         bits,
         reading.sound_graft,
@@ -127,6 +128,35 @@ KINDS: dict[str, Kind] = {
         signed=True,
     ),
     "config of a run": Kind(("run/config.json",), reading.read_run, bits, reading.sound_config, (RunError, UsageError)),
+    "config of a graft": Kind(
+        ("graft/config.json",), reading.read_job("graft", "graft"), bits, reading.sound_job, (RunError, UsageError)
+    ),
+    "config of an experiment": Kind(
+        ("experiment/config.json",),
+        reading.read_job("experiment", "setting"),
+        bits,
+        reading.sound_job,
+        (RunError, UsageError),
+    ),
+    "record of a unit": Kind(
+        (
+            "run/packnet/seed-0/unit.json",
+            "run/*/seed-0/unit.json",
+            "graft/seed-0/unit.json",
+            "experiment/units/*/unit.json",
+        ),
+        reading.read_record,
+        bits,
+        reading.sound_record,
+        (),  # a record that is damaged counts as none
+    ),
+    "scores": Kind(
+        ("run/packnet/seed-0/scores.csv", "run/*/seed-0/scores.csv", "graft/seed-0/scores.csv"),
+        lambda path, samples: read_scores(path),
+        bits,
+        reading.sound_scores,
+        (ReportError,),
+    ),
     "results of a run": Kind(
         ("run/results.json",), lambda path, samples: load_results(path), bits, reading.sound_results, (ReportError,)
     ),

@@ -69,6 +69,7 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     (root / "experiment-cache" / "key.json").write_text(json.dumps({"rows": "5d" * 32, "validation_score": 0.75}))
     shutil.copytree(_GOLDEN, root / "golden")
     for name in ("config", "results"):  # as they are, to compare with
-        shutil.copy(root / "run" / f"{name}.json", root / f"run-{name}.json")
+        for job in commands:
+            shutil.copy(root / job / f"{name}.json", root / f"{job}-{name}.json")
     resume = ["run", *commands["run"], "--resume", "--out"]
     return Samples(root, resume, load_stream(",".join(TASKS), data=str(data), model=str(model), readout="linear"))
