@@ -66,6 +66,34 @@ def new_directory(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Keep other processes and threads out, inside.
+
+    Args:
+        path: a file that is there only while somebody is inside.
+        wait: for whoever is.
+
+    Raises:
+        BlockingIOError: somebody is inside, and ``wait`` is false.
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire(poll_interval=0.1)
+    except Timeout as error:
+        raise BlockingIOError(errno.EAGAIN, "another process works on it", str(path)) from error
+    try:
+        yield
+    finally:
+        path.unlink(
+            missing_ok=True
+        )  # before it is free: whoever waits for the file finds that it is gone, and makes a new one
+        lock.release()
+
+
 def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)

@@ -1,4 +1,7 @@
-"""Options as frozen dataclasses: typed, bounded, described; filled from ``--set key=value`` or a file."""
+"""Options as frozen dataclasses: typed, bounded, described; filled from ``--set key=value``, a flag or a file.
+
+Pydantic reads and checks the values; the messages are ours.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,30 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UnknownNameError
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
 T = TypeVar("T")
 #: The largest whole number that an option takes.
 _MOST = 2**31 - 1
+_BOUNDS = {
+    "greater_than": "above",
+    "greater_than_equal": "at least",
+    "less_than": "below",
+    "less_than_equal": "at most",
+}
+_TYPE_NAMES: dict[Any, str] = {
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
+    **{type(None): "none", Mapping[str, Any]: "a table"},
+}
 
 
 def option(
@@ -25,26 +43,28 @@ def option(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """A dataclass field with its meaning and its bounds."""
-    metadata = {"help": help, "above": above, "at_least": at_least, "at_most": at_most}
+    """Return a dataclass field with its meaning and its bounds, as pydantic names them.
+
+    Args:
+        default: the default, or what makes it.
+        help: what it means.
+        above: bound that the value must exceed.
+        at_least: lower bound.
+        at_most: upper bound.
+    """
+    bounds = {"gt": above, "ge": at_least, "le": at_most}
+    metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of all options: checks types and bounds as a whole, once, and reports all faults together."""
+    """Base of all options: checks types and bounds when it is made, and reports all faults together."""
 
     def __post_init__(self) -> None:
-        faults = []
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and float in _choices(hints[field.name]):
-                value = float(value) if abs(value) <= _MOST else math.inf
-                object.__setattr__(self, field.name, value)
-            if fault := _fault(value, hints[field.name], field.metadata):
-                faults.append(f"{field.name} must be {fault}, got {brief(value)}")
-        if faults:
+        if faults := faults_in(self):
             raise OptionError(f"{'; '.join(faults)}.")
 
 
@@ -59,16 +79,17 @@ class Description:
 
 
 def describe(options: type[Options]) -> list[Description]:
-    """Every option with type, default and meaning."""
+    """Return every option with type, default and meaning, as a user would type them."""
     hints = typing.get_type_hints(options)
-    return [
-        Description(field.name, type_name(hints[field.name]), _typed(field.default), field.metadata.get("help", ""))
-        for field in dataclasses.fields(options)
-    ]
+    described = []
+    for field in dataclasses.fields(options):
+        default = str(field.default).lower() if field.default in (None, True, False) else str(field.default)
+        described.append(Description(field.name, type_name(hints[field.name]), default, field.metadata.get("help", "")))
+    return described
 
 
 def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
-    """``options(**values)``, where values may still be text.
+    """Return ``options(**values)``, where values may still be text.
 
     Args:
         options: the dataclass.
@@ -80,82 +101,107 @@ def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
         OptionError: a value of the wrong type or out of range.
     """
     hints = typing.get_type_hints(options)
-    known = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]  # T is a dataclass
-    typed = {}
-    for name, value in values.items():
-        if name not in known:
-            raise UnknownNameError(f"option of {owner}", name, known)
-        try:
-            typed[name] = parse(value, hints[name], name) if isinstance(value, str) else value
-        except OptionError:
-            typed[name] = value  # the dataclass reports it, together with all other faults
+    for name in values:
+        if name not in hints:
+            raise UnknownNameError(f"option of {owner}", name, hints)
     try:
-        return options(**typed)
+        return options(**{name: _read(value, hints[name]) for name, value in values.items()})
     except OptionError as error:
         raise OptionError(f"Options of {owner}: {error}") from error
 
 
-def parse(text: str, hint: Any, name: str) -> Any:
-    """``text`` read as a value of type ``hint``."""
-    for choice in _choices(hint):
-        if choice is type(None) and text.lower() in ("none", "null"):
-            return None
-        if choice is bool and text.lower() in ("true", "false", "yes", "no", "on", "off"):
-            return text.lower() in ("true", "yes", "on")
-        if choice in (int, float):
-            try:
-                return choice(text)
-            except ValueError:
-                continue
-        if choice is str or text == choice:
-            return text
-    raise OptionError(f"{name} must be {type_name(hint)}, got {brief(text)}.")
+def _read(value: Any, hint: Any) -> Any:
+    """Return what a text, or each of several, says; what says nothing of the type stays, to be reported later."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if isinstance(value, list) and typing.get_origin(hint) is tuple:
+        return tuple(_read(each, typing.get_args(hint)[0]) for each in value)
+    if not isinstance(value, str):
+        return value
+    if type(None) in _choices(hint) and value.lower() in ("none", "null"):
+        return None
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError:
+        return value
+
+
+def faults_in(options: Any, show: Callable[[str], str] = str) -> list[str]:
+    """Check a frozen dataclass, and make of each value what its type says, e.g. 1.0 of 1.
+
+    Args:
+        options: an instance of the dataclass.
+        show: makes what a message calls an option of its name.
+
+    Returns:
+        What is wrong, each fault as ``NAME must be …, got …``.
+    """
+    from pydantic import ValidationError
+
+    faults = []
+    for name, (adapter, hint) in _adapters(options.__class__).items():
+        value = getattr(options, name)
+        try:
+            object.__setattr__(options, name, adapter.validate_python(value))
+        except ValidationError as error:
+            faults += [
+                f"{show(name)} must be {_expected(each, hint)}, got {brief(each['input'])}" for each in error.errors()
+            ]
+        except OverflowError:
+            faults.append(f"{show(name)} must be finite, got {math.inf}")
+    return faults
+
+
+@cache
+def _adapters(options: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
+    """Return what checks each option of a dataclass as it is: no text for a number, no number that is not finite."""
+    from pydantic import ConfigDict, Field, TypeAdapter
+
+    hints = typing.get_type_hints(options, include_extras=True)
+    adapters: dict[str, tuple[TypeAdapter[Any], Any]] = {}
+    for field in dataclasses.fields(options):
+        hint: Any = hints[field.name]
+        bounds = {name: bound for name, bound in field.metadata.items() if name in ("gt", "ge", "le")}
+        if int in _choices(hint):
+            bounds.setdefault("le", _MOST)
+        strict = ConfigDict(strict=True, allow_inf_nan=False)
+        bounded: Any = Annotated[hint, Field(**bounds)]
+        adapters[field.name] = TypeAdapter(bounded, config=strict), hint
+    return adapters
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type as it is."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def type_name(hint: Any) -> str:
-    """A type as a user reads it, e.g. ``a number or none``."""
-    words = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        type(None): "none",
-    }
-    return " or ".join(words.get(choice, str(choice)) for choice in _choices(hint))
-
-
-def _typed(value: Any) -> str:
-    """A value as a user would type it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    """Return a type as a user reads it, e.g. ``a number or none``."""
+    return " or ".join(_TYPE_NAMES.get(choice, str(choice)) for choice in _choices(hint))
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a type, e.g. ``"a"`` and ``"b"`` of ``Literal["a", "b"]``."""
+    """Return the alternatives of a type, e.g. ``"a"`` and ``"b"`` of ``Literal["a", "b"]``."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return tuple(choice for part in typing.get_args(hint) for choice in _choices(part))
+    if origin is Annotated:
+        return _choices(typing.get_args(hint)[0])
     return typing.get_args(hint) if origin is Literal else (hint,)
 
 
-def _fault(value: Any, hint: Any, bounds: Mapping[str, Any]) -> str:
-    choices = _choices(hint)
-    kinds = tuple(choice for choice in choices if isinstance(choice, type))
-    fits = (isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)) or value in [
-        choice for choice in choices if not isinstance(choice, type)
-    ]
-    if not fits:
-        return type_name(hint)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    above, at_least, at_most = (bounds.get(key) for key in ("above", "at_least", "at_most"))
-    if isinstance(value, float) and not math.isfinite(value):
+def _expected(error: ErrorDetails, hint: Any) -> str:
+    if error["type"] == "finite_number":
         return "finite"
-    if isinstance(value, int) and abs(value) > _MOST:
-        return f"at most {_MOST:,}"
-    if above is not None and value <= above:
-        return f"above {above}"
-    if at_least is not None and value < at_least:
-        return f"at least {at_least}"
-    if at_most is not None and value > at_most:
-        return f"at most {at_most}"
-    return ""
+    if error["type"] in _BOUNDS:
+        (bound,) = error["ctx"].values()
+        return (
+            f"{_BOUNDS[error['type']]} {bound:,}" if isinstance(bound, int) else f"{_BOUNDS[error['type']]} {bound:g}"
+        )
+    return type_name(typing.get_args(hint)[0] if error["loc"] else hint)  # an item of a tuple has a place

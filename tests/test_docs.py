@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from forgetfree import cli, registry
-from forgetfree.cli import predict
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -69,8 +68,7 @@ def test_commands_parse(command: str) -> None:
         re.split(r"\|", re.search(r"\S*\|\S*$", command).group()) if re.search(r"\S*\|\S*$", command) else [""]
     ):
         words = shlex.split(re.sub(r"\S*\|\S*$", alternative, command))[1:]
-        options, more = cli._parser().parse_known_args([word for word in words if word != "…"])
-        assert not more or options.command is predict.command
+        cli.app.parse_args(["x" if word == "…" else word for word in words])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

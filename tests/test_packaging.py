@@ -25,7 +25,7 @@ from forgetfree.moved import MOVED
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 HOMES = {"forgetfree": "forgetfree", "strategies": "forgetfree.strategies", "benchmarks": "forgetfree.benchmarks"}
-HEAVY = ("torch", "transformers", "avalanche", "datasets", "numpy", "peft")
+HEAVY = ("torch", "transformers", "avalanche", "datasets", "numpy", "pandas", "peft")
 
 
 def files(folder: str) -> Iterator[tuple[str, Path]]:
@@ -187,14 +187,15 @@ def test_listing_and_help_import_nothing_heavy() -> None:
         "import forgetfree\n"
         "from forgetfree.cli import main\n"
         "codes = []\n"
-        "for line in ('--help', 'run --help', 'list strategies', 'list streams', 'list tasks', 'list models'):\n"
+        "lists = [f'list {what}' for what in ('strategies', 'streams', 'tasks', 'models', 'experiments')]\n"
+        "for line in ('--help', 'run --help', 'graft --help', 'experiment --help', *lists):\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
         "        codes.append((main(line.split()), bool(out.getvalue().strip())))\n"
         f"print(json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]))\n"
     )
     done = run("-c", code)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[[0, True]] * 6, []]
+    assert json.loads(done.stdout) == [[[0, True]] * 9, []]
 
 
 def test_importing_the_package_takes_no_time() -> None:

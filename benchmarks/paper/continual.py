@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
-from forgetfree.errors import TrainingError
 from forgetfree.jobs.experiments import (
     Claim,
     Experiment,
@@ -29,9 +26,10 @@ from forgetfree.jobs.experiments import (
     verdict,
 )
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.runner import run
+from forgetfree.jobs.runner import RunJob
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.figures import legend, look, panels
+from forgetfree.results.metrics import constant_scores
 from forgetfree.results.rendering import CONSTANT, NULL, Table, percent
 
 STREAM = ("qnli", "ag_news", "sst2")
@@ -79,38 +77,42 @@ class Continual(Experiment):
         if preset.graftable is not None:
             settings["graftable"] = preset.graftable
         shots = min([unit["shots"], *(min(Counter(lab.rows(task).train.labels).values()) for task in preset.tasks)])
-        with tempfile.TemporaryDirectory() as out:
-            config = RunConfig(
-                stream=",".join(preset.tasks),
-                model=preset.model,
-                data=lab.data,
-                readout=preset.readout,
-                shots=shots,
-                seeds=(unit["seed"],),
-                settings=settings,
-                device=lab.device,
-                out=str(Path(out) / "run"),
-            )
-            results = run(config, monitor=lab.monitor)
-        if results["failed"]:
-            raise TrainingError(f"{results['failed'][0]['strategy']} failed: {results['failed'][0]['error']}")
-        return [
-            {
-                "strategy": entry["strategy"],
-                "task": task,
-                "after": len(results["tasks"]),
-                "test_rows": results["data"]["test_rows"][task],
-                "score": entry["matrix"][-1][i],
-                "constant": results["floors"]["constant"][i],
-                "ece": entry["ece"][-1][i],
-                "learned": entry["matrix"][i + 1][i],
-                "train_shots": shots,
-                "kept_bytes": entry["kept_bytes"][-1],
-                "steps": entry["options"]["steps"],
-            }
-            for entry in results["runs"]
-            for i, task in enumerate(results["tasks"])
-        ]
+        config = RunConfig(
+            stream=",".join(preset.tasks),
+            model=preset.model,
+            data=lab.data,
+            readout=preset.readout,
+            shots=shots,
+            seeds=(unit["seed"],),
+            settings=settings,
+            device=lab.device,  # type: ignore[arg-type]  # `find_device` has checked it
+        )
+        run = RunJob(config)
+        tasks = run.stream(unit["seed"]).tasks
+        constant = constant_scores(
+            [task.test.labels.numpy() for task in tasks], [task.definition.metric for task in tasks]
+        )
+        rows = []
+        for strategy in config.strategies:
+            learned = run.learn(strategy, unit["seed"], lab.monitor)
+            for i, task in enumerate(tasks):
+                last = learned.rows[-1][task.name]
+                rows.append(
+                    {
+                        "strategy": strategy,
+                        "task": task.name,
+                        "after": len(tasks),
+                        "test_rows": len(task.test),
+                        "score": last.score(task.definition.metric),
+                        "constant": constant[i],
+                        "ece": last.ece,
+                        "learned": learned.rows[i + 1][task.name].score(task.definition.metric),
+                        "train_shots": shots,
+                        "kept_bytes": learned.kept_bytes[-1],
+                        "steps": learned.strategy.options.steps,
+                    }
+                )
+        return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy after the last task, the paper's and ours."""

@@ -2,86 +2,124 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
+
+from cyclopts import App, CycloptsError, Parameter
 
 from forgetfree import __version__
-from forgetfree.cli import apply, experiment, graft, ledger, predict, report, run
-from forgetfree.cli import list as list_
-from forgetfree.cli.shared import Parser, fail
-from forgetfree.errors import ForgetfreeError, first_line
+from forgetfree.cli.usage import lacks, refuse
+from forgetfree.cli.words import fail
+from forgetfree.display import is_text
+from forgetfree.errors import ForgetfreeError, UsageError, first_line
+
+app = App(
+    name="forgetfree",
+    help="Continual learning for pre-trained language models.",
+    version=f"forgetfree {__version__}",
+    version_flags="--version",
+    help_format="plaintext",
+    help_epilogue="Example: forgetfree run qnli-agnews-sst2 --data demo --shots 200 --steps 150",
+    default_parameter=Parameter(negative="", show_default=False, json_list=False, json_dict=False),
+    print_error=False,
+    exit_on_error=False,
+)
+#: Every command with its group, how it is used, what it does, and an example.
+_COMMANDS = {
+    "run": (
+        *("Learn", "STREAM [OPTIONS]", "Train strategies on a stream of tasks."),
+        "run qnli,sst2 --data demo --shots 100 --seed 0 --seed 1",
+    ),
+    "graft": (
+        *("Learn", "TASK [OPTIONS]", "Find a task's region, and write it as one small file."),
+        "graft sst2 --data demo --shots 64 --steps 200 --sparsity 1e-3",
+    ),
+    "experiment": (
+        *("Learn", "NAME [OPTIONS]", "Repeat an experiment of the paper: see 'forgetfree list experiments'."),
+        "experiment calibration --data DIR --seed 0",
+    ),
+    "report": (
+        *("Look", "DIR... [OPTIONS]", "Print the tables over what run, graft or experiment wrote."),
+        "report runs/first runs/second --format markdown",
+    ),
+    "list": (*("Look", "WHAT [OPTIONS]", "Print what there is by name."), "list strategies --verbose"),
+    "predict": (
+        *("Use", "DIR --task NAME [TEXT...] [OPTIONS]", "Answer from a finished run of a strategy with a ledger."),
+        'predict runs/first --task sst2 "a joy from start to end"',
+    ),
+    "apply": (
+        *("Use", "GRAFT --out DIR [OPTIONS]", "Put a graft into its base model: an ordinary Hugging Face model."),
+        "apply runs/graft/graft.safetensors --model minilm --out sst2-minilm",
+    ),
+}
+for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
+    app.command(
+        f"forgetfree.cli.{'listing' if _name == 'list' else _name}:command",  # a module named list would hide the type
+        name=_name,
+        group=_group,
+        usage=f"Usage: forgetfree {_name} {_usage}",
+        help=_help,
+        help_epilogue=f"Example: forgetfree {_example}",
+    )
+app.command("forgetfree.cli.ledger:command", name="ledger", group="Look", help="Look into a ledger, or check it.")
+app.register_install_completion_command(help="Let the shell complete commands, flags and names.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    debug = False
-    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever it can say is said, rather than nothing
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    before_texts = words[: words.index("--")] if "--" in words else words
+    debug = "--debug" in before_texts
+    if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        options = _options(arguments)
-        debug = options.debug
-        code: int = options.command(options)
-        return code
-    except SystemExit as stop:  # argparse has printed the help or the version
+        return _run(words, before_texts)
+    except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)
-    except ForgetfreeError as error:
-        if debug:
-            raise
-        return fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return fail("Interrupted.", 1)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if debug:
-            raise
-        return fail(f"{error}. Check the name, the disk and the permissions.", 1)
-    except MemoryError:
-        if debug:
-            raise
-        return fail("There is not enough memory. Set a smaller batch_size or max_length, or give a smaller model.", 1)
     except Exception as error:
         if debug:
             raise
-        return fail(
-            f"Unexpected {type(error).__name__}: {first_line(error)}. This is a fault of forgetfree, or of a plug-in: run "
-            "again with --debug, and report the traceback. A strategy of your own is checked by "
-            "forgetfree.testing.check_strategy.",
-            1,
-        )
+        return fail(_told(error), error.exit_code if isinstance(error, ForgetfreeError) else 1)
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was typed.
+def _told(error: Exception) -> str:
+    match error:
+        case ForgetfreeError():
+            return str(error)
+        case OSError():
+            return f"{error}. Check the name, the disk and the permissions."
+        case MemoryError():
+            return "There is not enough memory. Set a smaller batch_size or max_length, or give a smaller model."
+    return (
+        f"Unexpected {type(error).__name__}: {first_line(error)}. This is a fault of forgetfree, or of a plug-in: run again "
+        "with --debug, and report the traceback. A strategy of your own is checked by forgetfree.testing.check_strategy."
+    )
+
+
+def _run(words: list[str], before_texts: list[str]) -> int:
+    """Run the command that the words say.
 
     Raises:
-        UsageError: it is no command.
+        UsageError: they say no command.
     """
-    parser = _parser()
-    options: argparse.Namespace
-    options, more = parser.parse_known_args(arguments)
-    # argparse lets texts follow DIR, but not `DIR --task NAME`.
-    if more and options.command is not predict.command:
-        names = options.command is run.command and not any(each.startswith("-") for each in more)
-        hint = f". Join the tasks of a stream by commas: {','.join([options.stream, *more])}" if names else ""
-        parser.error(f"unrecognized arguments: {' '.join(more)}{hint}")
-    if more:
-        if "--" in more:  # what follows are texts, even if they look like flags
-            more.remove("--")
-        options.texts = [*options.texts, *more]
-    return options
-
-
-def _parser() -> Parser:
-    common = Parser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser = Parser(prog="forgetfree", description="Continual learning for pre-trained language models.")
-    parser.add_argument("--version", action="version", version=f"forgetfree {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for each in (run, report, ledger, predict, experiment, graft, apply, list_):
-        each.add(commands, common)
-    return parser
+    for word in words:
+        if not is_text(word) or "\0" in word:
+            raise UsageError(f"The argument {word!r} is not in UTF-8. Type it, or name the file, in UTF-8.")
+    for flag, value in [*pairwise(before_texts), *(word.split("=", 1) for word in before_texts if "=" in word)]:
+        if flag.startswith("--") and not value and words[0] != "__complete":  # which the shell's completion asks
+            raise UsageError(f"{flag} needs a value, got an empty text. Give one, or leave {flag} out.")
+    try:
+        command, bound, _ = app.parse_args(words)
+    except CycloptsError as error:
+        refuse(app, error, before_texts)
+    if command == app.help_print and not {"--help", "-h"} & set(before_texts):
+        raise lacks(" ".join(["forgetfree", *words]), ["ACTION" if words else "COMMAND"])
+    return int(command(*bound.args, **bound.kwargs) or 0)

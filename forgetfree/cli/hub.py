@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from forgetfree.cli.shared import say
+from forgetfree.cli.words import say
 from forgetfree.errors import first_line
 from forgetfree.files import is_place
 

@@ -2,63 +2,64 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.usage import Debug
 from forgetfree.display import escaped
 from forgetfree.errors import LedgerError
 
 if TYPE_CHECKING:
-    from forgetfree.cli.shared import Commands, Parser
     from forgetfree.ledger import Ledger
 
-
 _REMEDY = "Restore it from a copy: the ledger lies in its run."
+File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors")]
+Model = Annotated[
+    str | None,
+    Parameter(metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"),
+]
+command = App(
+    name="ledger",
+    usage="Usage: forgetfree ledger ACTION FILE [OPTIONS]",
+    help="Look into a ledger, or check it.",
+    help_epilogue="Example: forgetfree ledger show runs/first/grafting-continual/seed-0/ledger.safetensors",
+)
 
 
-def add(commands: Commands, common: Parser) -> None:
-    """The command and its arguments."""
-    ledger = commands.add_parser("ledger", help="look into a ledger, or check it")
-    actions = ledger.add_subparsers(metavar="ACTION", required=True)
-    for action, text in (("show", "who owns what"), ("verify", "check everything about it")):
-        sub = actions.add_parser(action, parents=[common], help=text)
-        sub.set_defaults(command=command, action=action, model=None)
-        sub.add_argument("file", metavar="FILE")
-        if action == "verify":
-            sub.add_argument(
-                "--model", metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"
-            )
-
-
-def command(options: argparse.Namespace) -> int:
-    """Show or verify."""
+@command.command
+def show(file: File, /, *, debug: Debug = False) -> None:
+    """Show who owns what."""
     from forgetfree.cli.ledger_view import render_ledger
     from forgetfree.ledger import Ledger
 
-    path = Path(options.file)
-    ledger = Ledger.load(path)
-    if options.action == "show":
-        print(render_ledger(ledger, path))
-        return 0
+    print(render_ledger(Ledger.load(file), file))
+
+
+@command.command
+def verify(file: File, /, *, model: Model = None, debug: Debug = False) -> None:
+    """Check everything about it."""
+    from forgetfree.ledger import Ledger
+
+    ledger = Ledger.load(file)
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
-    if run := _verify_run(ledger, path):
+    if run := _verify_run(ledger, file):
         checked.append(f"labels and prompts of {run}")
-    if options.model:
-        if needs_hub(options.model):
+    if model:
+        if needs_hub(model):
             go_offline_if_cut_off()
-        _verify_model(ledger, options.model, path)
+        _verify_model(ledger, model, file)
         beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
-        checked.append(f"weights{beside} of {options.model}")
+        checked.append(f"weights{beside} of {model}")
     what = f"{len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {', and the '.join(checked)}."
-    print(escaped(f"{path}: sound. {what}"))
+    print(escaped(f"{file}: sound. {what}"))
     if not ledger.binding:
         print(
             "note: written by version 0.2, it does not say which configuration, tokenizer, labels and prompts it needs."
         )
-    return 0
 
 
 def _verify_run(ledger: Ledger, path: Path) -> Path | None:

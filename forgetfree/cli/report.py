@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from cyclopts import Parameter
+
+from forgetfree.cli.usage import Debug, lacks
 from forgetfree.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.cli.shared import Commands, Parser
     from forgetfree.results.rendering import Page
 
-
-def add(commands: Commands, common: Parser) -> None:
-    """The command and its arguments."""
-    report = commands.add_parser("report", parents=[common], help="tables over runs")
-    report.set_defaults(command=command)
-    report.add_argument("directories", nargs="+", metavar="DIR", help="what run, graft or experiment wrote")
-    report.add_argument("--draw", metavar="DIR", help="of experiments: also draw their figures into DIR")
-    report.add_argument("--format", default="rich", choices=("rich", "markdown", "json", "html", "latex", "csv"))
+Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
 
 
-def command(options: argparse.Namespace) -> int:
+def command(
+    *paths: Annotated[Path, Parameter(name="DIR", help="what run, graft or experiment wrote")],
+    draw: Annotated[
+        Path | None, Parameter(metavar="DIR", help="of experiments: also draw their figures into DIR")
+    ] = None,
+    format: Annotated[Format, Parameter(help="how to write the tables")] = "rich",
+    debug: Debug = False,
+) -> None:
     """Print the tables."""
     from forgetfree.results.stored import command_of, to_csv
 
-    paths = [Path(directory) for directory in options.directories]
+    if not paths:
+        raise lacks("forgetfree report", ["DIR"])
     for path in paths:
         if not path.exists():
             raise ReportError(f"{path} does not exist. Give what forgetfree run, graft or experiment wrote.")
@@ -35,42 +37,38 @@ def command(options: argparse.Namespace) -> int:
     if len(wrote) > 1:
         raise UsageError(f"Results of {' and '.join(sorted(wrote))} have no table in common. Report them one by one.")
     (kind,) = wrote
-    if options.draw and kind != "experiment":
+    if draw and kind != "experiment":
         raise UsageError("--draw is for the results of experiments: others have no figure. Leave it out.")
     if kind == "run":
         from forgetfree.results.reports import render
         from forgetfree.results.run_results import load_run_results, merge, one_file
 
         runs = [load_run_results(path) for path in paths]
-        _print(one_file(runs) if options.format == "csv" else render(merge(runs), options.format), options.format)
-        return 0
-    if options.format == "json":
+        _print(one_file(runs) if format == "csv" else render(merge(runs), format), format)
+        return
+    if format == "json":
         raise UsageError(
             f"--format json is for runs of strategies: the results.json of a {kind} is JSON already. Give another format."
         )
-    if options.format == "csv" and len(paths) > 1:
+    if format == "csv" and len(paths) > 1:
         raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
     from forgetfree.results.rendering import render_page
 
     load, lay_out = _reader(kind)
     all_results = [load(path) for path in paths]
-    if options.draw:
+    if draw:
         from forgetfree.jobs.environment import make_directory
         from forgetfree.jobs.experiments import draw_outcome
 
-        make_directory(Path(options.draw), "--draw")
+        make_directory(draw, "--draw")
     for results in all_results:
-        _print(
-            to_csv(results) if options.format == "csv" else render_page(lay_out(results), options.format),
-            options.format,
-        )
-        if options.draw:
-            draw_outcome(results, Path(options.draw))
-    return 0
+        _print(to_csv(results) if format == "csv" else render_page(lay_out(results), format), format)
+        if draw:
+            draw_outcome(results, draw)
 
 
 def _reader(kind: str) -> tuple[Callable[[Path], Any], Callable[[Any], Page]]:
-    """What reads the results of a graft or an experiment, and what lays them out."""
+    """Return what reads the results of a graft or an experiment, and what lays them out."""
     if kind == "graft":
         from forgetfree.results.graft_report import lay_out_graft, load_graft_results
 

@@ -70,8 +70,11 @@ def read(path: Path) -> dict[str, Any]:
     return read_sound(path, "graft", FORMAT, GraftError, "make the graft again", _attributes)
 
 
+_FILES = "*.safetensors"
+
+
 def find_graft(path: StrPath) -> Path:
-    """Return ``path`` itself, or the one graft file in or below a directory.
+    """Return ``path`` itself, or the one graft file in a directory, or where there is none in it, below it.
 
     Raises:
         UsageError: the directory holds none, or several.
@@ -79,7 +82,10 @@ def find_graft(path: StrPath) -> Path:
     path = Path(path)
     if not path.is_dir():
         return path
-    found = [each for each in sorted(path.rglob("*.safetensors")) if _is_graft(each)]
+    inside, below = (
+        [each for each in sorted(found) if _is_graft(each)] for found in (path.glob(_FILES), path.rglob(_FILES))
+    )
+    found = inside or below
     if len(found) != 1:
         names = ", ".join(str(each.relative_to(path)) for each in found[:5])
         raise UsageError(

@@ -87,15 +87,15 @@ def environment(device: str) -> dict[str, Any]:
     import torch
 
     return {
-        "versions": {"forgetfree": __version__, "python": platform.python_version(), **_versions()},
+        "versions": versions(),
         "machine": {"device": device, "system": platform.platform(), "threads": torch.get_num_threads()},
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
     }
 
 
-def _versions() -> dict[str, str]:
-    """Of the packages that are here: grafting needs neither Avalanche nor datasets."""
-    found = {}
+def versions() -> dict[str, str]:
+    """Versions of forgetfree, Python, and the packages that are here: grafting needs neither Avalanche nor datasets."""
+    found = {"forgetfree": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
@@ -119,7 +119,7 @@ def make_directory(path: Path, flag: str = "--out") -> list[str]:
         held = sorted(each.name for each in path.iterdir())
         probe = path / ".writable"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             (path / _LONG / _LONG).stat()
     except (OSError, ValueError) as error:

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.jobs.run_config import CommonOptions, Faults, recipe_of
-from forgetfree.options import build
-from forgetfree.results.config_file import portable
+from forgetfree.jobs.config import CommonOptions, JobConfig, check_known, recipe_of
+from forgetfree.options import build, option
 
 if TYPE_CHECKING:
     from forgetfree.learning.localization import LocalizationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftConfig:
-    """A graft as it was asked for: what ``forgetfree graft`` takes. Checked as a whole by `checked`.
+class GraftConfig(JobConfig):
+    """A graft as it was asked for: what ``forgetfree graft`` takes. Checked as a whole by `checked`."""
 
-    Attributes:
-        base: a kind of γ_base, or the file of a graft.
-        fine_tuned: a fine-tuned model's directory; none: it is fine-tuned here.
-    """
+    command: ClassVar[str] = "graft"
 
-    task: str
-    model: str = "minilm"
-    data: str = "hub"
-    readout: str = "auto"
-    shots: int | None = None
-    steps: int | None = None
-    seeds: tuple[int, ...] = (0,)
-    sparsities: tuple[float, ...] = ()
-    base: str | None = None
-    fine_tuned: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "auto"
-    out: str = ""
+    task: str = option("", "a registered task, or one under --data DIR")
+    shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
+    sparsities: tuple[float, ...] = option(
+        (), "share of the parameters that the region may have, may be given several times"
+    )
+    base: str | None = option(
+        None, "γ_base of eq. 4, or a graft whose region it is; --set mask_steps=0 grafts it as it is"
+    )
+    fine_tuned: str | None = option(
+        None, "a model fine-tuned from --model, in Hugging Face layout; none is trained then"
+    )
+
+    @property
+    def sparsity(self) -> float | None:
+        """The first sparsity, if one is given."""
+        return next(iter(self.sparsities), None)
 
     @property
     def base_file(self) -> Path | None:
@@ -47,15 +45,15 @@ class GraftConfig:
         return None if self.base is None or self.base in get_args(BaseKind) else Path(self.base)
 
     def recipe(self) -> dict[str, Any]:
-        """The model's recipe, for what is not set otherwise; of localizing alone for a model that is fine-tuned."""
+        """Return the model's recipe, for what is not set otherwise; of localizing alone for a model that is fine-tuned."""
         from forgetfree.learning.training import TrainingOptions
 
-        recipe = recipe_of(self.model, {*self.settings, *self._flags()}, graft=True)
+        recipe = recipe_of(self.model, {*self.settings, *self.flags()}, graft=True)
         unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
         return {key: value for key, value in recipe.items() if key not in unused}
 
     def checked(self) -> CheckedGraft:
-        """The options.
+        """Return the options.
 
         Raises:
             UsageError: naming every fault.
@@ -63,19 +61,15 @@ class GraftConfig:
         from forgetfree.learning.localization import LocalizationOptions
         from forgetfree.learning.training import TrainingOptions
 
-        faults = Faults()
-        faults.check_common(self.shots, self.steps, self.seeds)
-        faults.check_distinct("sparsity", self.sparsities)
+        faults = self.faults()
         own, known = set(CommonOptions.__dataclass_fields__), set(LocalizationOptions.__dataclass_fields__)
         # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
         still_read = {"steps", "batch_size", "precision", "evaluation_batch_size"}
         training = TrainingOptions.__dataclass_fields__.keys() - still_read
         for key in self.settings:
-            faults.attempt(_check_setting, key, own | known)
+            faults.attempt(check_known, key, own | known)
             if self.fine_tuned is not None and key in training:
                 faults.add(f"--set {key} has no effect with --fine-tuned: nothing is trained. Leave it out.")
-            if key in self._flags():
-                faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
         if self.base_file is not None:
             faults.attempt(_check_base_file, self.base_file)
         if self.fine_tuned is not None and not Path(self.fine_tuned).is_dir():
@@ -83,7 +77,7 @@ class GraftConfig:
         given = {
             **self.recipe(),
             **{key: value for key, value in self.settings.items() if key in known},
-            **self._flags(),
+            **self.flags(),
         }
         if self.base_file is not None:
             del given["base"]  # no kind of base: its entries are given
@@ -91,32 +85,13 @@ class GraftConfig:
             faults.attempt(build, LocalizationOptions, given | sparsity, "graft")
             for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
         ]
-        common = faults.attempt(build, CommonOptions, {k: v for k, v in self.settings.items() if k in own}, "graft")
+        common = faults.attempt(self.set_of, CommonOptions)
         faults.report()
         return CheckedGraft(tuple(options), common)
 
     def section(self) -> dict[str, Any]:
-        """The configuration under the names of the command line, as a file in ``out``."""
-        out = Path(self.out)
-        return {
-            "task": self.task,
-            "model": portable(self.model, out),
-            "data": portable(self.data, out),
-            "readout": self.readout,
-            "shots": self.shots,
-            "steps": self.steps,
-            "seed": list(self.seeds),
-            "sparsity": list(self.sparsities),
-            "base": self.base if self.base_file is None else portable(str(self.base_file), out),
-            "fine_tuned": self.fine_tuned and portable(self.fine_tuned, out),
-            "set": dict(self.settings),
-            "device": self.device,
-        }
-
-    def _flags(self) -> dict[str, Any]:
-        """The options that have a flag of their own, where it is given."""
-        flags = {"steps": self.steps, "base": self.base, "sparsity": self.sparsities[0] if self.sparsities else None}
-        return {key: value for key, value in flags.items() if value is not None}
+        """Return the configuration as a file in ``out`` has it, a kind of base by its name."""
+        return super().section() | ({"base": self.base} if self.base_file is None else {})
 
 
 @dataclass(frozen=True)
@@ -125,11 +100,6 @@ class CheckedGraft:
 
     options: tuple[LocalizationOptions, ...]
     common: CommonOptions
-
-
-def _check_setting(key: str, known: set[str]) -> None:
-    if key not in known:
-        raise UnknownNameError("option", key, known)
 
 
 def _check_base_file(path: Path) -> None:

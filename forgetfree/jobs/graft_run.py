@@ -1,18 +1,21 @@
-"""One task grafted: fine-tune (or take a fine-tuned model), localize, answer, write the grafts.
+"""One task grafted: fine-tune (or take a fine-tuned model), localize, answer, write the grafts. A unit is one seed.
 
-OUT/config.json                 everything needed to repeat it
-OUT/results.json                see docs/grafts.md; rewritten after every seed
+OUT/results.json                see docs/grafts.md
 OUT/report.md                   the tables
 OUT/graft.safetensors           the graft; of several seeds or sparsities, graft-seed-S-sparsity-F.safetensors each
-OUT/fine-tuned/                 the fine-tuned models, unless ``--set cache=DIR`` shares them
+OUT/fine-tuned/                 the fine-tuned models, unless ``--cache DIR`` shares them
+OUT/seed-S/                     a unit: its grafts are the files above, once more
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import torch
 
@@ -23,76 +26,42 @@ from forgetfree.core.regions import Region, distribution, kind_of, layer_of
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import UsageError
-from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.environment import (
-    check_precision,
-    environment,
-    find_device,
-    make_directory,
-    refuse_held,
-    set_threads,
-    tell_shared_rows,
-)
-from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
+from forgetfree.files import write_atomically
+from forgetfree.jobs.engine import Execution, Job
+from forgetfree.jobs.environment import tell_shared_rows
+from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.unit import SCORES, Json, MakeMonitor, Unit, sha256
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Monitor, Stopwatch
+from forgetfree.learning.monitor import Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
-from forgetfree.models.loading import load_model
+from forgetfree.models.loading import config_of, load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.metrics import Predictions, agreement, constant_score
 from forgetfree.results.rendering import render_page
+from forgetfree.results.scores import Score, read_scores, write_scores
 
-SCHEMA = 1
-MakeMonitor = Callable[[str], Monitor]
-Json = dict[str, Any]
+#: The file of the only graft.
+_ONLY = "graft"
 
 
-def run_graft(config: GraftConfig, *, monitor: MakeMonitor | None = None) -> Json:
+def run_graft(config: GraftConfig, **how: Unpack[Execution]) -> Json:
     """Do it.
 
     Args:
         config: what was asked for.
-        monitor: makes the monitor of one seed from a title.
+        how: see `Execution`.
 
     Returns:
-        The content of results.json.
+        The content of results.json. Seeds that failed stand under ``failed``.
 
     Raises:
         UsageError: the configuration is wrong, or the directory is not empty.
-        ForgetfreeError: data, model or graft cannot be loaded, or training cannot go on.
+        ForgetfreeError: data, model or graft cannot be loaded.
     """
-    checked = config.checked()
-    if config.fine_tuned is not None:
-        _check_readout(config.readout, config.fine_tuned)
-    out = Path(config.out)
-    refuse_held(out, make_directory(out), "Give another directory.")
-    cache = Path(checked.common.cache) if checked.common.cache else out / "fine-tuned"
-    if checked.common.cache:
-        make_directory(cache, "--set cache")
-    device = find_device(config.device)
-    check_precision([options.precision for options in checked.options], device)
-    set_threads(checked.common.threads)
-    rows = load_task(config.task, config.data, checked.common.evaluate_on)
-    tell_shared_rows([rows], checked.common.evaluate_on)
-    store = StateStore(cache)
-    results: Json = {}
-    for seed in config.seeds:
-        watch = Stopwatch((monitor or (lambda _: Monitor()))(f"{config.task} · graft · seed {seed}"))
-        subject = _Subject.load(config, checked, rows, seed, device, store, watch)
-        if not results:
-            results = _described(config, checked, subject) | {"shared_rows": rows.shared}
-            write_json(out / "config.json", _environment(config, checked, subject, device))
-        found = _measure(config, checked, subject, watch)
-        for key in ("rows", "regions", "grafts"):
-            results[key] += found[key]
-        for phase, seconds in watch.seconds.items():
-            results["seconds"][phase] = round(results["seconds"].get(phase, 0.0) + seconds, 3)
-        write_json(out / "results.json", results)
-        write_atomically(out / "report.md", render_page(lay_out_graft(results), "markdown"))
-    return results
+    return GraftJob(config).perform(**how)
 
 
 @dataclass(frozen=True)
@@ -102,37 +71,6 @@ class _Subject:
     bench: SingleTask
     given: FineTunedModel | None
     base: Graft | None
-
-    @classmethod
-    def load(
-        cls,
-        config: GraftConfig,
-        checked: CheckedGraft,
-        rows: TaskRows,
-        seed: int,
-        device: str,
-        store: StateStore,
-        monitor: Monitor,
-    ) -> _Subject:
-        """Load the models, and check what only they can tell: before any training."""
-        how: Json = {"graftable": checked.common.graftable, "max_length": checked.common.max_length}
-        given = None
-        if config.fine_tuned is not None:
-            given = load_fine_tuned(config.fine_tuned, config.model, rows.task, **how)
-            given.add_task(rows.task)
-        bench = SingleTask(
-            given.loaded if given else load_model(config.model, config.readout, **how),
-            rows,
-            shots=config.shots,
-            seed=seed,
-            test_limit=checked.common.test_limit,
-            device=device,
-            store=store,
-            monitor=monitor,
-        )
-        for options in checked.options:
-            check_localization(options, bench.space)
-        return cls(bench, given, _load_base(config, bench))
 
     def fine_tuned(self, options: LocalizationOptions) -> ModelState:
         """θ_ft with its readout."""
@@ -157,52 +95,215 @@ class _Subject:
         return {sparsity: each.region for sparsity, each in zip(sparsities, learned, strict=True)}
 
 
-def _measure(config: GraftConfig, checked: CheckedGraft, subject: _Subject, monitor: Monitor) -> Json:
-    """One seed: the rows, regions and grafts of results.json."""
-    bench, task, first = subject.bench, subject.bench.task, checked.options[0]
-    fine_tuned = subject.fine_tuned(first)
-    regions = subject.regions(fine_tuned, checked.options)
-    under_head = bench.grafted(fine_tuned, Region.empty())
-    # The head of a model that is given is fine-tuned, and there is no other.
-    states = {"pre-trained": under_head if subject.given else bench.pre}
-    if bench.loaded.readout == "linear" and not subject.given:
-        states["readout alone"] = under_head
-    rows: list[Json] = []
-    with monitor.phase(task.name, "evaluate", 1 + len(states) + len(regions)) as on_step:
-        reference = subject.fine_tuned_answers(fine_tuned, first)
+class GraftJob(Job[GraftConfig]):
+    """A graft of one task, for each sparsity and seed."""
 
-        def add(model: str, answers: Predictions, sparsity: float | None = None, entries: int | None = None) -> None:
-            rows.append(
-                {
-                    "seed": bench.seed,
-                    "model": model,
-                    "sparsity": sparsity,
-                    "entries": entries,
-                    "score": answers.score(task.definition.metric),
-                    "ece": answers.ece,
-                    "agreement": agreement(answers.logits, reference.logits),
+    kind: ClassVar = "graft"
+
+    def __init__(self, config: GraftConfig) -> None:
+        checked = config.checked()
+        if config.fine_tuned is not None:
+            _check_readout(config.readout, config.fine_tuned)
+        self.options, self.common = checked.options, checked.common
+        super().__init__(
+            config,
+            out=config.out,
+            device=config.device,
+            precisions=[options.precision for options in self.options],
+            threads=self.common.threads,
+            cache=self.common.cache,
+        )
+        self._subjects: dict[int, _Subject] = {}
+
+    def asked(self) -> Json:
+        """The options of the command line."""
+        return self.config.section()
+
+    def keys(self) -> Json:
+        """Every seed."""
+        return {f"seed-{seed}": {"seed": seed} for seed in self.config.seeds}
+
+    def describe(self) -> Json:
+        """Task, model and data; the options are checked against the model."""
+        tell_shared_rows([self.rows], self.common.evaluate_on)
+        subject = self._subject(self.config.seeds[0])
+        bench, given, base_file = subject.bench, subject.given, self.config.base_file
+        task = bench.task
+        return {
+            "options": [asdict(options) for options in self.options],
+            "model": {
+                "name": self.asked()["model"],
+                "readout": bench.loaded.readout,
+                "fingerprint": bench.loaded.fingerprint,
+                "max_length": bench.loaded.max_length,
+                "config": config_of(bench.model.backbone),
+            },
+            "fine_tuned": given and {"architecture": given.architecture, "fingerprint": given.fingerprint},
+            "base_file": base_file and sha256(find_graft(base_file)),
+            "tasks": [task.definition.fields],
+            "data": {
+                task.name: {
+                    "fingerprint": task.fingerprint,
+                    "encoded": task.test.digest,
+                    "train": len(task.train),
+                    "validation": len(task.validation),
+                    "test": len(task.test),
                 }
-            )
-            on_step(len(rows), float("nan"))
+            },
+            "about": self._about(subject),
+        }
 
-        for model, state in states.items():
-            add(model, bench.answers(state, options=first))
-        add("fine-tuned", reference)
+    def _about(self, subject: _Subject) -> Json:
+        """What results.json says of task, model and data."""
+        bench, given, base_file = subject.bench, subject.given, self.config.base_file
+        test, metric = bench.task.test, bench.task.definition.metric
+        return {
+            "task": bench.task.name,
+            "evaluated_on": self.common.evaluate_on,
+            "model": {
+                "name": self.config.model,
+                "fingerprint": bench.loaded.fingerprint,
+                "readout": bench.loaded.readout,
+                "parameters": sum(parameter.numel() for parameter in bench.model.backbone.parameters()),
+                "graftable": len(bench.space),
+            },
+            "data": {
+                "shots": self.config.shots,
+                "steps": self.config.steps,
+                "fingerprint": bench.task.fingerprint,
+                "test_rows": len(test),
+            },
+            "metric": metric,
+            "floors": {"constant": constant_score(test.labels.numpy(), metric)},
+            "base": self.options[0].base if base_file is None else base_file.name,
+            "fine_tuned": given
+            and {
+                "architecture": given.architecture,
+                "fingerprint": given.fingerprint,
+                "left_out": list(given.left_out),
+            },
+            "space": _distributions(Region(torch.arange(len(bench.space))), bench),
+            "shared_rows": self.rows.shared,
+        }
+
+    # -- A unit ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def rows(self) -> TaskRows:
+        """The task and all its rows."""
+        return load_task(self.config.task, self.config.data, self.common.evaluate_on)
+
+    def _subject(self, seed: int) -> _Subject:
+        """Load the models, and check what only they can tell: before any training."""
+        if seed in self._subjects:
+            return self._subjects[seed]
+        config, given = self.config, None
+        how: Json = {"graftable": self.common.graftable, "max_length": self.common.max_length}
+        if config.fine_tuned is not None:
+            given = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
+            given.add_task(self.rows.task)
+        bench = SingleTask(
+            given.loaded if given else load_model(config.model, config.readout, **how),
+            self.rows,
+            shots=config.shots,
+            seed=seed,
+            test_limit=self.common.test_limit,
+            device=self.device,
+            store=StateStore(self.cache),
+        )
+        for options in self.options:
+            check_localization(options, bench.space)
+        self._subjects[seed] = _Subject(bench, given, _load_base(config, bench))
+        return self._subjects[seed]
+
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
+        """Fine-tune, localize, answer, and write scores and grafts."""
+        subject = self._subject(key["seed"])
+        self._subjects.clear()
+        bench, first = subject.bench, self.options[0]
+        bench.monitor = watch = Stopwatch(monitor(f"{self.config.task} · graft · seed {bench.seed}"))
+        task, metric = bench.task, bench.task.definition.metric
+        fine_tuned = subject.fine_tuned(first)
+        regions = subject.regions(fine_tuned, self.options)
+        under_head = bench.grafted(fine_tuned, Region.empty())
+        # The head of a model that is given is fine-tuned, and there is no other.
+        states = {"pre-trained": under_head if subject.given else bench.pre}
+        if bench.loaded.readout == "linear" and not subject.given:
+            states["readout alone"] = under_head
+        scores: list[Score] = []
+        with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions)) as on_step:
+            reference = subject.fine_tuned_answers(fine_tuned, first)
+
+            def add(
+                model: str, answers: Predictions, sparsity: float | None = None, entries: int | None = None
+            ) -> None:
+                of = {**key, "model": model, "sparsity": sparsity, "entries": entries}
+                measured = {"score": answers.score(metric), "ece": answers.ece}
+                measured["agreement"] = agreement(answers.logits, reference.logits)
+                scores.extend(Score(of, task.name, 1, name, value, len(task.test)) for name, value in measured.items())
+                on_step(len(scores) // len(measured), float("nan"))
+
+            for model, state in states.items():
+                add(model, bench.answers(state, options=first))
+            add("fine-tuned", reference)
+            for sparsity, region in regions.items():
+                answers = bench.answers(bench.grafted(fine_tuned, region), options=first)
+                add("grafted", answers, sparsity, len(region))
+        write_scores(directory / SCORES, scores)
         for sparsity, region in regions.items():
-            answers = bench.answers(bench.grafted(fine_tuned, region), options=first)
-            add("grafted", answers, sparsity, len(region))
-    single = len(config.seeds) == len(regions) == 1
-    grafts: list[Json] = []
-    for sparsity, region in regions.items():
-        name = "graft" if single else f"graft-seed-{bench.seed}-sparsity-{sparsity}"
-        path = Path(config.out) / f"{name}.safetensors"
-        bench.graft(fine_tuned, region, sparsity).save(path)
-        grafts.append({"seed": bench.seed, "sparsity": sparsity, "file": path.name, "bytes": path.stat().st_size})
-    where = [
-        {"seed": bench.seed, "sparsity": sparsity, **_distributions(region, bench)}
-        for sparsity, region in regions.items()
-    ]
-    return {"rows": rows, "regions": where, "grafts": grafts}
+            bench.graft(fine_tuned, region, sparsity).save(directory / _file(sparsity))
+        return {
+            "regions": [
+                {**key, "sparsity": sparsity, **_distributions(regions[sparsity], bench)} for sparsity in regions
+            ],
+            "seconds": watch.seconds,
+        }
+
+    # -- Results ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
+        """``rows``, ``regions``, ``grafts`` and ``seconds``; the grafts are put beside results.json."""
+        results: Json = about | {"rows": [], "regions": [], "grafts": [], "seconds": {}}
+        done = [(unit, record["details"]) for unit, record in units if record and record["status"] == "done"]
+        if len(units) > 1:
+            (out / f"{_ONLY}.safetensors").unlink(missing_ok=True)  # the one seed's, before there were more
+        for unit, details in done:
+            seed, rows = unit.key["seed"], dict[str, Json]()
+            for score in read_scores(unit.directory / SCORES):
+                of = {key: score.of[key] for key in ("seed", "model", "sparsity", "entries")}
+                rows.setdefault(repr(of), of)[score.metric] = score.value
+            results["rows"] += rows.values()
+            results["regions"] += details["regions"]
+            for region in details["regions"]:
+                single = len(units) == len(details["regions"]) == 1
+                name = _ONLY if single else f"graft-seed-{seed}-sparsity-{region['sparsity']}"
+                path = out / f"{name}.safetensors"
+                _link(unit.directory / _file(region["sparsity"]), path)
+                graft = {"seed": seed, "sparsity": region["sparsity"], "file": path.name, "bytes": path.stat().st_size}
+                results["grafts"].append(graft)
+            for phase, seconds in details["seconds"].items():
+                results["seconds"][phase] = round(results["seconds"].get(phase, 0.0) + seconds, 3)
+        return results
+
+    @classmethod
+    def report(cls, out: Path, results: Json, ended: bool) -> None:
+        """Write the tables."""
+        if results["rows"]:
+            write_atomically(out / "report.md", render_page(lay_out_graft(results), "markdown"))
+
+
+def _file(sparsity: float) -> str:
+    return f"graft-sparsity-{sparsity}.safetensors"
+
+
+def _link(source: Path, path: Path) -> None:
+    """A second name for a file, or a copy where there are no such names."""
+    path.unlink(missing_ok=True)
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copyfile(source, path)
 
 
 def _distributions(region: Region, bench: SingleTask) -> Json:
@@ -244,65 +345,6 @@ def _check_readout(readout: str, directory: str) -> None:
         raise UsageError(
             f"--readout {readout} does not suit {directory!r}, which is read by {how}. Leave --readout out."
         )
-
-
-def _described(config: GraftConfig, checked: CheckedGraft, subject: _Subject) -> Json:
-    """What results.json says of task, model and data, before any result."""
-    bench, given = subject.bench, subject.given
-    return {
-        "schema": SCHEMA,
-        "task": bench.task.name,
-        "evaluated_on": checked.common.evaluate_on,
-        "model": {
-            "name": config.model,
-            "fingerprint": bench.loaded.fingerprint,
-            "readout": bench.loaded.readout,
-            "parameters": sum(parameter.numel() for parameter in bench.model.backbone.parameters()),
-            "graftable": len(bench.space),
-        },
-        "data": {
-            "shots": config.shots,
-            "steps": config.steps,
-            "fingerprint": bench.task.fingerprint,
-            "test_rows": len(bench.task.test),
-        },
-        "metric": bench.task.definition.metric,
-        "floors": {"constant": constant_score(bench.task.test.labels.numpy(), bench.task.definition.metric)},
-        "base": checked.options[0].base if config.base_file is None else config.base_file.name,
-        "fine_tuned": given
-        and {"architecture": given.architecture, "fingerprint": given.fingerprint, "left_out": list(given.left_out)},
-        "space": _distributions(Region(torch.arange(len(bench.space))), bench),
-        "rows": [],
-        "regions": [],
-        "grafts": [],
-        "seconds": {},
-    }
-
-
-def _environment(config: GraftConfig, checked: CheckedGraft, subject: _Subject, device: str) -> Json:
-    """What config.json says."""
-    bench, given = subject.bench, subject.given
-    task = bench.task
-    return {
-        "schema": SCHEMA,
-        "graft": config.section(),
-        "options": [asdict(options) for options in checked.options],
-        **environment(device),
-        "model": {
-            "name": config.section()["model"],
-            "readout": bench.loaded.readout,
-            "fingerprint": bench.loaded.fingerprint,
-            "max_length": bench.loaded.max_length,
-        },
-        "fine_tuned": given and {"architecture": given.architecture, "fingerprint": given.fingerprint},
-        "task": task.definition.fields,
-        "data": {
-            "fingerprint": task.fingerprint,
-            "train": len(task.train),
-            "validation": len(task.validation),
-            "test": len(task.test),
-        },
-    }
 
 
 __all__ = ["GraftConfig", "run_graft"]

@@ -1,217 +1,351 @@
-"""One run of the command line: a stream, some strategies, some seeds → a run directory."""
+"""One run of the command line: a stream, some strategies, some seeds. A unit is one strategy with one seed.
+
+OUT/report.md                         the tables
+OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
+OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetensors, predictions.safetensors (the last
+                                      row's logits and labels on every task's test rows), seconds-per-task.json
+"""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from forgetfree import registry
-from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, TrainingError
-from forgetfree.files import write_json
-from forgetfree.jobs.environment import (
-    check_precision,
-    environment,
-    find_device,
-    make_directory,
-    set_threads,
-    tell_shared_rows,
-)
-from forgetfree.jobs.run_config import CheckedConfig, RunConfig
-from forgetfree.jobs.run_directory import SCHEMA, RunDirectory
-from forgetfree.learning.monitor import PHASES, Monitor
+from forgetfree.errors import ReportError
+from forgetfree.files import write_atomically, write_json
+from forgetfree.jobs.engine import Execution, Job
+from forgetfree.jobs.environment import tell_shared_rows
+from forgetfree.jobs.predictions import agreement, save_predictions
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.unit import SCORES, Json, MakeMonitor, Unit
+from forgetfree.learning.monitor import PHASES
 from forgetfree.results import metrics
-from forgetfree.results.run_results import SECONDS_PER_TASK
+from forgetfree.results.reports import render
+from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
+from forgetfree.results.scores import Score, read_scores, write_scores
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
-    from forgetfree.models.state import StateStore
+    from forgetfree.data.rows import TaskRows
     from forgetfree.results.metrics import Predictions
 
-MakeMonitor = Callable[[str], Monitor]
-#: The answers before training, by the precision and batch size they are computed in.
-FirstRows = dict[tuple[str, int], "dict[str, Predictions]"]
+#: The answers on every task's test rows.
+Row = dict[str, "Predictions"]
 
 
-def run(
-    config: RunConfig, *, resume: bool = False, monitor: MakeMonitor | None = None, debug: bool = False
-) -> dict[str, Any]:
+def run(config: RunConfig, **how: Unpack[Execution]) -> Json:
     """Run it.
 
     Args:
         config: what to run.
-        resume: continue in ``config.out``: what is finished there is kept.
-        monitor: makes the monitor of one strategy and seed from a title.
-        debug: let an unexpected exception of a strategy through, instead of going on with the others.
+        how: see `Execution`.
 
     Returns:
-        The content of results.json. Runs that failed stand under ``failed``.
+        The content of results.json. Units that failed stand under ``failed``.
 
     Raises:
         UsageError: the configuration is wrong, or the directory is not empty.
         ForgetfreeError: data or model cannot be loaded.
     """
-    checked = config.checked()
-    directory = RunDirectory(Path(config.out), config.section(), resume)
-    cache = Path(checked.run.cache) if checked.run.cache else directory.path / "fine-tuned"
-    if checked.run.cache or os.path.lexists(cache):
-        make_directory(cache, "--set cache" if checked.run.cache else "--out")
+    return RunJob(config).perform(**how)
 
-    from forgetfree.continual.streams import make_stream
-    from forgetfree.data.sources import load_tasks
-    from forgetfree.models.loading import load_model
-    from forgetfree.models.state import StateStore
 
-    device = find_device(config.device)
-    check_precision([options.precision for options in checked.options.values()], device)
-    set_threads(checked.run.threads)
-    tasks = load_tasks(config.stream, config.data, checked.run.evaluate_on)
-    tell_shared_rows(tasks, checked.run.evaluate_on)
-    directory.results["shared_rows"] = {rows.task.name: rows.shared for rows in tasks}
-    store = StateStore(cache)
-    for seed in config.seeds:
-        stream = make_stream(
-            config.stream,
-            tasks,
-            load_model(
-                config.model,
-                config.readout,
-                graftable=checked.run.graftable,
-                max_length=checked.run.max_length,
-            ),
-            shots=config.shots,
-            seed=seed,
-            test_limit=checked.run.test_limit,
-            scenario=checked.run.scenario,
+@dataclass
+class Learned:
+    """What a strategy made of a stream.
+
+    Attributes:
+        strategy: after the last task.
+        rows: its answers before training, and after each task.
+        kept_bytes: after each task.
+        seconds: that each task took to learn.
+    """
+
+    strategy: ContinualStrategy
+    rows: list[Row]
+    kept_bytes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class RunJob(Job[RunConfig]):
+    """A run. Its strategies with one seed share a stream and its model, and take turns."""
+
+    kind: ClassVar = "run"
+    growing = ("strategy", "seed")
+
+    def __init__(self, config: RunConfig) -> None:
+        self.checked = config.checked()
+        options = self.checked.options
+        self.common = self.checked.run
+        super().__init__(
+            config,
+            out=config.out,
+            device=config.device,
+            precisions=[each.precision for each in options.values()],
+            threads=self.common.threads,
+            cache=self.common.cache,
         )
-        for name, strategy in checked.classes.items():
-            strategy.check(checked.options[name], stream)
-        directory.describe(_description(config, checked, stream), _environment(config, checked, stream, device))
-        for name in checked.classes:
-            make_directory(directory.of(name, seed))
-        _run_seed(config, checked, stream, seed, device, store, directory, monitor or (lambda _: Monitor()), debug)
-    return directory.results
+        self._streams: dict[int, Stream] = {}
+        # The answers before training, by the precision and batch size they are computed in.
+        self._first_rows: dict[tuple[str, int], Row] = {}
 
+    def asked(self) -> Json:
+        """The options of the command line."""
+        return self.config.section()
 
-def _run_seed(
-    config: RunConfig,
-    checked: CheckedConfig,
-    stream: Stream,
-    seed: int,
-    device: str,
-    store: StateStore,
-    directory: RunDirectory,
-    monitor: MakeMonitor,
-    debug: bool,
-) -> None:
-    """All strategies with one seed; each starts from the stream's θ_pre."""
-    results = directory.results
-    first_rows: FirstRows = {}
-    for name in config.strategies:
-        if directory.entry(name, seed):
-            continue
-        strategy = checked.classes[name](
+    def keys(self) -> Json:
+        """Every strategy, seed after seed."""
+        return {
+            f"{name}/seed-{seed}": {"strategy": name, "seed": seed}
+            for seed in self.config.seeds
+            for name in self.config.strategies
+        }
+
+    def describe(self) -> Json:
+        """Tasks, model and data; the options are checked against the stream."""
+        from forgetfree.models.loading import config_of
+
+        tell_shared_rows(self.tasks, self.common.evaluate_on)
+        stream = self.stream(self.config.seeds[0])
+        for name, strategy in self.checked.classes.items():
+            strategy.check(self.checked.options[name], stream)
+        loaded = stream.loaded
+        return {
+            "scenario": stream.scenario,
+            "options": {name: asdict(options) for name, options in self.checked.options.items()},
+            "model": {
+                "name": self.asked()["model"],
+                "readout": loaded.readout,
+                "fingerprint": loaded.fingerprint,
+                "max_length": loaded.max_length,
+                "config": config_of(stream.model.backbone),
+            },
+            "tasks": [asdict(task.definition) | {"hub": None} for task in stream.tasks],
+            "data": {
+                task.name: {
+                    "fingerprint": task.fingerprint,
+                    "encoded": task.test.digest,
+                    "train": len(task.train),
+                    "validation": len(task.validation),
+                    "test": len(task.test),
+                }
+                for task in stream.tasks
+            },
+            "about": self._about(stream),
+        }
+
+    def _about(self, stream: Stream) -> Json:
+        """What results.json says of tasks, model and data."""
+        metric = [task.definition.metric for task in stream.tasks]
+        labels = [task.test.labels.numpy() for task in stream.tasks]
+        return {
+            "stream": self.config.stream,
+            "tasks": [task.name for task in stream.tasks],
+            "scenario": stream.scenario,
+            "evaluated_on": self.common.evaluate_on,
+            "model": {
+                "name": self.config.model,
+                "fingerprint": stream.loaded.fingerprint,
+                "readout": stream.loaded.readout,
+                "parameters": sum(parameter.numel() for parameter in stream.model.backbone.parameters()),
+                "graftable": len(stream.model.space()),
+            },
+            "data": {
+                "shots": self.config.shots,
+                "steps": _shared(options.steps for options in self.checked.options.values()),
+                "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
+                "test_rows": {task.name: len(task.test) for task in stream.tasks},
+            },
+            "floors": {"constant": metrics.constant_scores(labels, metric, task_known=stream.scenario == "task")},
+            "shared_rows": {rows.task.name: rows.shared for rows in self.tasks},
+        }
+
+    # -- A unit ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tasks(self) -> list[TaskRows]:
+        """The tasks of the stream with all their rows."""
+        from forgetfree.data.sources import load_tasks
+
+        return load_tasks(self.config.stream, self.config.data, self.common.evaluate_on)
+
+    def stream(self, seed: int) -> Stream:
+        """The stream of a seed, on a model of its own; the last that was asked for is kept."""
+        from forgetfree.continual.streams import make_stream
+        from forgetfree.models.loading import load_model
+
+        if seed not in self._streams:
+            self._streams.clear()
+            self._first_rows.clear()
+            config, common = self.config, self.common
+            model = load_model(config.model, config.readout, graftable=common.graftable, max_length=common.max_length)
+            self._streams[seed] = make_stream(
+                config.stream,
+                self.tasks,
+                model,
+                shots=config.shots,
+                seed=seed,
+                test_limit=common.test_limit,
+                scenario=common.scenario,
+            )
+        return self._streams[seed]
+
+    def learn(
+        self,
+        name: str,
+        seed: int,
+        monitor: MakeMonitor,
+        directory: Path | None = None,
+        on_row: Callable[[Sequence[Row]], None] = lambda rows: None,
+    ) -> Learned:
+        """Let one strategy learn the whole stream.
+
+        Args:
+            name: of the strategy.
+            seed: of sample and training.
+            monitor: makes its monitor from a title.
+            directory: where it keeps what it needs to answer later; default: nowhere.
+            on_row: told of all rows so far, whenever there is one more.
+        """
+        from forgetfree.models.state import StateStore
+
+        stream = self.stream(seed)
+        strategy = self.checked.classes[name](
             stream=stream,
-            options=checked.options[name],
+            options=self.checked.options[name],
             seed=seed,
-            device=device,
+            device=self.device,
             monitor=monitor(f"{stream.name} · {name} · seed {seed}"),
-            store=store,
+            store=StateStore(self.cache),
         )
-        try:
-            entry, last = _run_strategy(name, strategy, first_rows, directory)
-        except (TrainingError, MetricError, LedgerError) as error:
-            # It diverged. The other strategies and seeds of a long run are worth having.
-            results["failed"].append({**results["unfinished"].pop(), "error": str(error)})
-            directory.save()
-            continue
-        except (ForgetfreeError, OSError):
-            raise
-        except Exception as error:
-            # A fault of a strategy, of a plug-in's perhaps, is no fault of the others.
-            if debug:
-                raise
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            message = f"It stopped with {reason}. Run it alone with --debug to see where."
-            results["failed"].append({**results["unfinished"].pop(), "error": message})
-            directory.save()
-            continue
-        directory.save_predictions(name, seed, last)
-        results["runs"].append(entry)
-        results["unfinished"] = []
-        _compare_with_fine_tuned(directory, seed)
-        directory.save()
+        current = self._before_training(name, strategy)
+        learned = Learned(strategy, [dict(current)])
+        on_row(learned.rows)
+        for experience in stream.benchmark.train_stream:
+            begin = time.perf_counter()
+            strategy.train(experience)
+            learned.seconds.append(round(time.perf_counter() - begin, 3))
+            if directory is not None:
+                strategy.save(directory)
+            current |= strategy.evaluate(strategy.stale(stream.task_of(experience)))
+            learned.rows.append(dict(current))
+            learned.kept_bytes.append(strategy.bytes_kept())
+            on_row(learned.rows)
+        return learned
 
+    def _before_training(self, name: str, strategy: ContinualStrategy) -> Row:
+        """Ours all answer with the pre-trained model then, so one evaluation serves them; of others that is not known."""
+        if name not in registry.STRATEGIES:
+            return dict(strategy.evaluate())
+        how = strategy.options.precision, strategy.options.evaluation_batch_size
+        if how not in self._first_rows:
+            self._first_rows[how] = dict(strategy.evaluate())
+        return dict(self._first_rows[how])
 
-def _run_strategy(
-    name: str, strategy: ContinualStrategy, first_rows: FirstRows, directory: RunDirectory
-) -> tuple[dict[str, Any], dict[str, Predictions]]:
-    """One strategy over the whole stream: its entry of results.json, and its last answers."""
-    tasks = strategy.stream.tasks
-    unfinished: dict[str, Any] = {"strategy": name, "seed": strategy.seed, "matrix": []}
-    directory.results["unfinished"] = [unfinished]
-    current = _before_training(name, strategy, first_rows)
-    rows, kept, seconds = [dict(current)], list[int](), list[float]()
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
+        """Learn the stream, and write scores, predictions, and what the strategy keeps."""
+        tasks = self.stream(key["seed"]).tasks
 
-    def scores(row: Mapping[str, Predictions]) -> list[float]:
-        return [row[task.name].score(task.definition.metric) for task in tasks]
-
-    for experience in strategy.stream.benchmark.train_stream:
-        unfinished["matrix"] = [scores(row) for row in rows]
-        directory.save()
-        begin = time.perf_counter()
-        strategy.train(experience)
-        seconds.append(round(time.perf_counter() - begin, 3))
-        strategy.save(directory.of(name, strategy.seed))
-        current |= strategy.evaluate(strategy.stale(strategy.stream.task_of(experience)))
-        rows.append(dict(current))
-        kept.append(strategy.bytes_kept())
-    entry = {
-        "strategy": name,
-        "seed": strategy.seed,
-        "options": asdict(strategy.options),
-        "metric": [task.definition.metric for task in tasks],
-        "matrix": [scores(row) for row in rows],
-        "ece": [[row[task.name].ece for task in tasks] for row in rows],
-        "summary": {},
-        "ledger": _ledger_summary(strategy),
-        "kept_bytes": kept,
-        **strategy.extra_results(),
-        "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
-    }
-    # Beside results.json, which repeats but for one key.
-    write_json(directory.of(name, strategy.seed) / SECONDS_PER_TASK, seconds)
-    return entry, current
-
-
-def _before_training(name: str, strategy: ContinualStrategy, first_rows: FirstRows) -> dict[str, Predictions]:
-    """Ours all answer with the pre-trained model then, so one evaluation serves them; of others that is not known."""
-    if name not in registry.STRATEGIES:
-        return dict(strategy.evaluate())
-    how = strategy.options.precision, strategy.options.evaluation_batch_size
-    if how not in first_rows:
-        first_rows[how] = dict(strategy.evaluate())
-    return dict(first_rows[how])
-
-
-def _compare_with_fine_tuned(directory: RunDirectory, seed: int) -> None:
-    """Summaries of all runs of one seed, with intransigence and agreement as soon as ``fine-tune`` is among them."""
-    reference = directory.entry("fine-tune", seed)
-    learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
-    fine_tuned = directory.load_logits("fine-tune", seed) if reference else {}
-    for entry in directory.results["runs"]:
-        if entry["seed"] != seed:
-            continue
-        entry["summary"] = metrics.summarize(entry["matrix"], entry["ece"], learned)
-        if reference and "agreement" not in entry:
-            logits = directory.load_logits(entry["strategy"], seed)
-            entry["agreement"] = [
-                metrics.agreement(logits[task], fine_tuned[task]) for task in directory.results["tasks"]
+        def write(rows: Sequence[Row]) -> None:
+            scores = [
+                Score(key, task.name, after, metric, value, len(task.test))
+                for after, row in enumerate(rows)
+                for task in tasks
+                for metric, value in (
+                    (task.definition.metric, row[task.name].score(task.definition.metric)),
+                    ("ece", row[task.name].ece),
+                )
             ]
+            write_scores(directory / SCORES, scores)
+
+        learned = self.learn(key["strategy"], key["seed"], monitor, directory, write)
+        strategy = learned.strategy
+        save_predictions(directory, learned.rows[-1])
+        write_json(directory / SECONDS_PER_TASK, learned.seconds)
+        return {
+            "options": asdict(strategy.options),
+            "metric": [task.definition.metric for task in tasks],
+            "ledger": _ledger_summary(strategy),
+            "kept_bytes": learned.kept_bytes,
+            "extra": strategy.extra_results(),
+            "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
+        }
+
+    # -- Results ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
+        """``runs``, ``unfinished`` and ``failed``; runs of one seed are compared with its fine-tuned models."""
+        tasks = about["tasks"]
+        runs, unfinished, failed = list[Json](), list[Json](), list[Json]()
+        for unit, record in units:
+            if record and record["status"] == "done":
+                runs.append(_entry(unit, record["details"], tasks))
+            elif record:
+                failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks), "error": record["error"]})
+            elif unit.is_begun:
+                unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks)})
+        references = {run["seed"]: run for run in runs if run["strategy"] == "fine-tune"}
+        for run in runs:
+            reference = references.get(run["seed"])
+            learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
+            run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned)
+            if reference:
+                own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
+                run["agreement"] = agreement(own, its, tasks, about["data"]["test_rows"])
+        return about | {"runs": runs, "unfinished": unfinished, "failed": failed}
+
+    @classmethod
+    def report(cls, out: Path, results: Json, ended: bool) -> None:
+        """Write the tables."""
+        if results["runs"]:
+            write_atomically(out / "report.md", render(merge([with_timings(results, out)]), "markdown"))
+
+
+def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
+    """One of ``runs`` in results.json."""
+    matrix, ece = _tables(unit, tasks)
+    return {
+        **unit.key,
+        "options": details["options"],
+        "metric": details["metric"],
+        "matrix": matrix,
+        "ece": ece,
+        "summary": {},
+        "ledger": details["ledger"],
+        "kept_bytes": details["kept_bytes"],
+        **details["extra"],
+        "seconds": details["seconds"],
+    }
+
+
+def _tables(unit: Unit, tasks: Sequence[str]) -> tuple[list[list[float]], list[list[float]]]:
+    """Scores and calibration errors of a unit: a row before training and one after each task, a column a task."""
+    path = unit.directory / SCORES
+    scores = read_scores(path)
+    found = {(score.metric == "ece", score.after, score.task): score.value for score in scores}
+    rows = range(1 + max((score.after for score in scores), default=-1))
+    try:
+        matrix, ece = ([[found[kind, after, task] for task in tasks] for after in rows] for kind in (False, True))
+    except KeyError as error:
+        raise ReportError(
+            f"{path} lacks scores of a task, expected {', '.join(tasks)}. Go on with --resume."
+        ) from error
+    return matrix, ece
+
+
+def _rows_so_far(unit: Unit, tasks: Sequence[str]) -> list[list[float]]:
+    """The matrix of a unit that did not end well."""
+    try:
+        return _tables(unit, tasks)[0]
+    except ReportError:
+        return []
 
 
 def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
@@ -228,69 +362,10 @@ def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
     }
 
 
-def _description(config: RunConfig, checked: CheckedConfig, stream: Stream) -> dict[str, Any]:
-    """What results.json says of tasks, model and data."""
-    return {
-        "tasks": [task.name for task in stream.tasks],
-        "scenario": stream.scenario,
-        "evaluated_on": checked.run.evaluate_on,
-        "model": {
-            "name": config.model,
-            "fingerprint": stream.loaded.fingerprint,
-            "readout": stream.loaded.readout,
-            "parameters": sum(parameter.numel() for parameter in stream.model.backbone.parameters()),
-            "graftable": len(stream.model.space()),
-        },
-        "data": {
-            "shots": config.shots,
-            "steps": _shared(options.steps for options in checked.options.values()),
-            "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
-            "test_rows": {task.name: len(task.test) for task in stream.tasks},
-        },
-        "floors": {
-            "constant": metrics.constant_scores(
-                [task.test.labels.numpy() for task in stream.tasks],
-                [task.definition.metric for task in stream.tasks],
-                task_known=stream.scenario == "task",
-            )
-        },
-    }
-
-
 def _shared(values: Iterable[Any]) -> Any:
     """The value that all have; ``None`` where they differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
-
-
-def _environment(config: RunConfig, checked: CheckedConfig, stream: Stream, device: str) -> dict[str, Any]:
-    """What config.json says beside the configuration itself."""
-    from forgetfree.models.loading import config_of
-
-    return {
-        "schema": SCHEMA,
-        "scenario": stream.scenario,
-        "options": {name: asdict(options) for name, options in checked.options.items()},
-        **environment(device),
-        "model": {
-            "name": config.section()["model"],
-            "readout": stream.loaded.readout,
-            "fingerprint": stream.loaded.fingerprint,
-            "max_length": stream.loaded.max_length,
-            "config": config_of(stream.model.backbone),
-        },
-        "tasks": [asdict(task.definition) | {"hub": None} for task in stream.tasks],
-        "data": {
-            task.name: {
-                "fingerprint": task.fingerprint,
-                "encoded": task.test.digest,
-                "train": len(task.train),
-                "validation": len(task.validation),
-                "test": len(task.test),
-            }
-            for task in stream.tasks
-        },
-    }
 
 
 __all__ = ["RunConfig", "run"]

@@ -78,7 +78,7 @@ class SingleTask:
         self.pre = ModelState.of(self.model, [self.task.name])
         self.model.to(self.device)
         self._store = store or StateStore()
-        self._monitor = monitor or Monitor()
+        self.monitor = monitor or Monitor()
 
     # -- Models ----------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class SingleTask:
 
         def make() -> ModelState:
             seed = derive_seed(self.seed, "fine_tune", self.task.name)
-            with self._monitor.phase(self.task.name, "fine_tune", full_steps(options, self.task)) as on_step:
+            with self.monitor.phase(self.task.name, "fine_tune", full_steps(options, self.task)) as on_step:
                 return fine_tuned_state(self.loaded, self.task, self.pre, options, seed, on_step)
 
         return self._store.get_or_make(self.key(options), make)
@@ -119,7 +119,7 @@ class SingleTask:
         mask = mask_options(options, len(self.task.train), full_steps(options, self.task))
         seed = derive_seed(self.seed, "localize", self.task.name)
         steps = mask.steps * searches(options, wanted, base, len(self.space))
-        with self._monitor.phase(self.task.name, "localize", steps) as on_step:
+        with self.monitor.phase(self.task.name, "localize", steps) as on_step:
             return localize(
                 self.model,
                 self.task,
@@ -172,7 +172,7 @@ class SingleTask:
         seed = derive_seed(self.seed, "train", self.task.name)
         with self.holding(replace(start, theta=self.pre.theta)):
             trained = RegionParameters(self.model.backbone, self.space, region)
-            with self._monitor.phase(self.task.name, "train", steps) as on_step:
+            with self.monitor.phase(self.task.name, "train", steps) as on_step:
                 fine_tune(
                     self.model, self.task.train, options, steps=steps, seed=seed, on_step=on_step, trained=trained
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief, is_text
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, read_signed, signed_bytes, write_atomically
+from forgetfree.files import StrPath, locked, read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, parse_json
 
 _REMEDY = "Restore it from a copy, or run the stream again."
@@ -182,9 +183,13 @@ class StateStore:
             (self._directory / f"{key}.safetensors").unlink(missing_ok=True)
 
     def get_or_make(self, key: str, make: Callable[[], ModelState]) -> ModelState:
-        """Return the state under ``key``; make and keep it first if there is none."""
+        """Return the state under ``key``; make and keep it first if there is none: once, even if several processes need it."""
         state = self.get(key)
-        if state is None:
-            state = make()
-            self.put(key, state)
+        if state is not None:
+            return state
+        with nullcontext() if self._directory is None else locked(self._directory / f".{key}.lock"):
+            state = self.get(key)  # which another process may have made in the meantime
+            if state is None:
+                state = make()
+                self.put(key, state)
         return state

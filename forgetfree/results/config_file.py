@@ -1,28 +1,34 @@
-"""What config.json says of a run: read back and checked, without places of this machine that nobody typed."""
+"""Files of options, and what config.json says of a job: read back, checked, without places that nobody typed."""
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from forgetfree import registry
 from forgetfree.data.sources import DATA_VARIABLE
-from forgetfree.errors import RunError, UnknownNameError
-from forgetfree.json_file import check, check_fields, is_number, read_json
-from forgetfree.options import type_name
+from forgetfree.errors import RunError, UnknownNameError, UsageError, first_line
+from forgetfree.json_file import check, check_fields, is_number, read_bounded, read_json
+from forgetfree.options import fits, type_name
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What `RunConfig.section` holds.
-_SECTION: Mapping[str, Any] = {
-    **dict.fromkeys(("stream", "strategy", "model", "data", "readout", "device"), str),
-    **{"shots": int | None, "steps": int | None, "seed": int, "sparsity": int | float | None, "set": dict},
+_RUN_SECTION: Mapping[str, Any] = {
+    **dict.fromkeys(("stream", "model", "data", "readout", "device"), str),
+    **{"strategy": tuple[str, ...], "seed": tuple[int, ...], "set": Mapping[str, Any]},
+    **{"shots": int | None, "steps": int | None, "sparsity": float | None},
 }
 
 
-def read_section(values: Any) -> dict[str, Any]:
-    """Options of a file under their names on the command line, ``strategy`` and ``seed`` as lists.
+def read_section(values: Any, types: Mapping[str, Any] = _RUN_SECTION) -> dict[str, Any]:
+    """Return the options of a file under their names on the command line; what may be given several times as a list.
+
+    Args:
+        values: what the file holds.
+        types: the names of options and their types; default: those of a run.
 
     Raises:
         UnknownNameError: a name that is no option.
@@ -31,13 +37,44 @@ def read_section(values: Any) -> dict[str, Any]:
     check("the options", values, isinstance(values, dict), "a table")
     section = {}
     for key, value in values.items():
-        if key not in _SECTION:
-            raise UnknownNameError("option in a file:", key, _SECTION)
-        listed = key in ("strategy", "seed")
+        if key not in types:
+            raise UnknownNameError("option in a file:", key, types)
+        hint, listed = types[key], get_origin(types[key]) is tuple
         section[key] = [value] if listed and not isinstance(value, list) else value
+        hint = get_args(hint)[0] if listed else hint
         for item in section[key] if listed else [value]:
-            right = isinstance(item, _SECTION[key]) and not isinstance(item, bool)
-            check(key, item, right, "a table" if key == "set" else type_name(_SECTION[key]))
+            check(key, item, fits(item, hint), type_name(hint))
+    return section
+
+
+def read_config(path: Path, command: str, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in a TOML or JSON file, or those that a config.json says its job was run with.
+
+    Args:
+        path: the file.
+        command: whose options they must be.
+        types: the names of its options and their types.
+
+    Raises:
+        UsageError: the file cannot be read, or says something else.
+    """
+    remedy = f"Give a TOML or JSON file of options, or the config.json of a {command}."
+    if path.suffix == ".json":
+        values = read_json(path, UsageError, remedy)
+    else:
+        try:
+            values = tomllib.loads(read_bounded(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
+    jobs = {"run", "graft", "experiment"} & values.keys() if isinstance(values, dict) else set()
+    if jobs and command not in jobs:
+        raise UsageError(f"{path} is the config.json of a {', '.join(jobs)}, expected that of a {command}. {remedy}")
+    try:
+        section = read_section(values[command] if jobs else values, types)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}. {remedy}") from error
+    if jobs:
+        section |= {key: located(section[key], path.parent) for key in PLACES if section.get(key)}
     return section
 
 
@@ -71,7 +108,7 @@ def _check_run(config: Any) -> None:
         section = read_section(config["run"])
     except UnknownNameError as error:
         raise ValueError(str(error)) from error
-    if missing := [key for key in _SECTION if key not in section]:
+    if missing := [key for key in _RUN_SECTION if key not in section]:
         raise ValueError(f"run.{missing[0]} is missing")
     for number, fields in enumerate(config["tasks"]):
         try:
@@ -82,8 +119,8 @@ def _check_run(config: Any) -> None:
 
 # -- Places ----------------------------------------------------------------------------------------------
 
-#: What of a section may be a directory.
-PLACES = ("model", "data")
+#: What of a section may be a file or a directory.
+PLACES = ("model", "data", "base", "fine_tuned")
 #: How a file names the data of the environment variable, which lie elsewhere on every machine.
 _ENVIRONMENT = f"${DATA_VARIABLE}"
 

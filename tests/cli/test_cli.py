@@ -19,6 +19,7 @@ import torch
 
 from forgetfree import __version__, cli, registry
 from forgetfree.cli.run import strategies_of
+from forgetfree.jobs.engine import assemble
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -306,7 +307,7 @@ def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> No
     shutil.copy(next((data / "sst2").glob("validation.*")), path)
     capsys.readouterr()
     assert tiny.run(tmp_path / "out", "--strategy", "grafting-continual", "--resume", stream="sst2") == 1
-    assert "data changed since it was begun" in capsys.readouterr().err
+    assert "data of 'sst2' changed since it was begun" in capsys.readouterr().err
 
 
 def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
@@ -409,10 +410,11 @@ def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Pa
 
 def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, capsys) -> None:
     assert tiny_cli.run(finished, "--resume", "--set", "batch_size=2") == 2
-    assert "these differ: set (was" in capsys.readouterr().err
+    assert "these differ: final_union (was true, now None), batch_size (was None, now 2)" in capsys.readouterr().err
 
 
-def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path, number: signal.Signals) -> None:
     command = [
         sys.executable,
         "-m",
@@ -428,11 +430,11 @@ def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> No
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
-    results = tmp_path / "out" / "results.json"
+    scores = tmp_path / "out" / "fine-tune" / "seed-0" / "scores.csv"
     try:
-        while not (results.exists() and results_of(tmp_path / "out")["unfinished"]) and time.monotonic() < deadline:
+        while not scores.exists() and time.monotonic() < deadline:
             time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, error = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -471,18 +473,16 @@ def test_a_model_directory_may_be_named_otherwise_when_resuming(
     assert results_of(out) == before
 
 
-def test_damaged_results_cannot_be_resumed_and_say_how_to_go_on(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+def test_damaged_results_are_made_again_from_the_units(tiny_cli: Tiny, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert tiny_cli.run(out, "--strategy", "grafting-continual") == 0
-    (out / "results.json").write_text("{")
-    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "results.json is not valid JSON" in error and "run again with another --out" in error
-    assert "--resume" not in error
-    (out / "results.json").write_text('{"schema": 1}')
-    assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "stream" in error and "Unexpected" not in error and "goes on" not in error
+    before = results_of(out)
+    for damaged in ("{", '{"schema": 1}'):
+        (out / "results.json").write_text(damaged)
+        assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 0
+        assert results_of(out) == before
+    (out / "results.json").unlink()
+    assert assemble(out) == before == results_of(out)
 
 
 # -- report, ledger, predict, list -------------------------------------------------------------------------
@@ -749,8 +749,8 @@ def change_tokenizer(data: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_notes, "labels, label words, templates or metrics of tasks"),
-        (change_prompt, "labels, label words, templates or metrics of tasks"),
+        (change_notes, "labels, label words, templates or metrics of 'sst2'"),
+        (change_prompt, "labels, label words, templates or metrics of 'sst2'"),
         (change_network, "the model's config.json"),
         (change_tokenizer, "the tokenizer"),
     ],
@@ -793,14 +793,26 @@ def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, 
     assert (tmp_path / "out" / "results.json").read_bytes() == before
 
 
-def test_a_run_from_before_there_were_scenarios_is_resumed(tiny_cli: Tiny, finished: Path, tmp_path: Path) -> None:
+def test_a_directory_of_version_0_2_is_reported_and_not_resumed(
+    tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys
+) -> None:
+    """It has results.json and no unit.json, and config.json says less."""
     out = Path(shutil.copytree(finished, tmp_path / "out"))
-    results = results_of(out)
-    del results["scenario"], results["evaluated_on"]
-    (out / "results.json").write_text(json.dumps(results))
+    for path in [*out.rglob("unit.json"), *out.rglob("scores.csv"), *out.rglob("history.jsonl")]:
+        path.unlink()
+    results, config = results_of(out), json.loads((out / "config.json").read_text())
+    del results["scenario"], results["evaluated_on"], config["about"], config["units"]
+    config["versions"]["forgetfree"] = "0.2.0"
+    for name, content in (("results", results), ("config", config)):
+        (out / f"{name}.json").write_text(json.dumps(content))
+    capsys.readouterr()
+    assert cli.main(["report", str(out)]) == 0
+    assert "grafting-continual" in capsys.readouterr().out
+    before = (out / "results.json").read_bytes()
     seeds = ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
-    assert tiny_cli.run(out, *seeds, "--resume") == 0
-    assert results_of(out)["scenario"] == "task"
+    assert tiny_cli.run(out, *seeds, "--resume") == 1
+    assert "cannot be resumed: the version of forgetfree (was 0.2.0, is" in capsys.readouterr().err
+    assert (out / "results.json").read_bytes() == before
 
 
 def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:

@@ -163,7 +163,8 @@ def test_the_regions_are_those_of_the_files(finished: Path) -> None:
 def test_config_json_says_what_repeats_it(finished: Path, graft: GraftCommand) -> None:
     config = json.loads((finished / "config.json").read_text())
     assert set(config) == {
-        *("schema", "graft", "options", "versions", "machine", "command", "model", "fine_tuned", "task", "data")
+        *("schema", "graft", "options", "versions", "machine", "command", "model", "fine_tuned", "base_file", "tasks"),
+        *("data", "about", "units"),
     }
     assert config["graft"]["seed"] == [0, 3] and config["graft"]["set"] == {
         "optimizer": "adamw",
@@ -171,7 +172,8 @@ def test_config_json_says_what_repeats_it(finished: Path, graft: GraftCommand) -
     }
     assert [options["sparsity"] for options in config["options"]] == [0.05, 0.01]
     assert {"forgetfree", "python", "torch", "transformers"} <= set(config["versions"])
-    assert config["data"] | {"fingerprint": ""} == {"fingerprint": "", "train": 16, "validation": 12, "test": 16}
+    sizes = {key: config["data"]["sst2"][key] for key in ("train", "validation", "test")}
+    assert sizes == {"train": 16, "validation": 12, "test": 16}
 
 
 def test_the_report_shows_means_over_seeds_and_where_the_region_lies(graft: GraftCommand, capsys: Any) -> None:
@@ -195,7 +197,7 @@ def test_the_report_shows_means_over_seeds_and_where_the_region_lies(graft: Graf
 def test_one_seed_and_one_sparsity_make_one_plain_file(graft: GraftCommand, capsys: Any) -> None:
     out = graft("--sparsity", "0.02")
     assert sorted(path.name for path in out.iterdir()) == [
-        *("config.json", "fine-tuned", "graft.safetensors", "report.md", "results.json")
+        *("config.json", "fine-tuned", "graft.safetensors", "report.md", "results.json", "seed-0")
     ]
     assert f"Graft: {out / 'graft.safetensors'} (" in capsys.readouterr().out
     capsys.readouterr()
@@ -230,8 +232,11 @@ def test_what_is_finished_survives_an_interrupt(graft: GraftCommand, monkeypatch
     arguments = graft.arguments("--seed", "0", "--seed", "3")
     assert cli.main(arguments) == 1
     out = Path(arguments[arguments.index("--out") + 1])
-    assert "holds graft-seed-0-sparsity-0.05.safetensors; --set cache=" in capsys.readouterr().err
+    assert (
+        f"(finished: seed 0; cut short: seed 3); the same command with --resume --out {out}" in capsys.readouterr().err
+    )
     assert {row["seed"] for row in results_of(out)["rows"]} == {0}
+    assert [path.name for path in out.glob("*.safetensors")] == ["graft-seed-0-sparsity-0.05.safetensors"]
 
 
 # -- What it measures ------------------------------------------------------------------------------------
@@ -770,8 +775,12 @@ def test_a_damaged_model_is_refused(graft: GraftCommand, bert: nn.Module, capsys
 
 
 def test_a_diverging_model_fails_with_the_remedy(graft: GraftCommand, capsys: Any) -> None:
-    error = refused(graft, capsys, "--set", "learning_rate=1e30", code=1)
-    assert "The loss became" in error and "Lower the learning rate" in error
+    arguments = graft.arguments("--set", "learning_rate=1e30")
+    assert cli.main(arguments) == 1
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert "seed 0: The loss became" in error and "Lower the learning rate" in error
+    out = Path(arguments[arguments.index("--out") + 1])
+    assert [failed["seed"] for failed in results_of(out)["failed"]] == [0] and results_of(out)["grafts"] == []
 
 
 # -- What it needs ---------------------------------------------------------------------------------------

@@ -135,7 +135,10 @@ def test_the_one_graft_of_a_directory_is_found(file: Path, tmp_path: Path) -> No
     (tmp_path / "broken.safetensors").write_bytes(b"no")
     assert find_graft(file) == find_graft(tmp_path) == file
     (tmp_path / "sub" / "more.safetensors").write_bytes(file.read_bytes())
-    with pytest.raises(UsageError, match=r"must hold one graft file, got 2: graft.safetensors, sub/more.safetensors"):
+    assert find_graft(tmp_path) == file  # what lies deeper counts only where there is none
+    assert find_graft(tmp_path / "sub").name == "more.safetensors"
+    (tmp_path / "more.safetensors").write_bytes(file.read_bytes())
+    with pytest.raises(UsageError, match=r"must hold one graft file, got 2: graft.safetensors, more.safetensors"):
         find_graft(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="must hold one graft file, got none"):

@@ -74,7 +74,7 @@ KINDS: dict[str, Kind] = {
         for name in ("union", "selection", "alone")
     },
     "graft": Kind(
-        ("graft/graft.safetensors",),
+        ("graft/graft.safetensors", "graft/seed-0/graft-*.safetensors"),
         lambda path, samples: Graft.load(path),
         bits,
         reading.sound_graft,
@@ -128,6 +128,35 @@ KINDS: dict[str, Kind] = {
         signed=True,
     ),
     "config of a run": Kind(("run/config.json",), reading.read_run, bits, reading.sound_config, (RunError, UsageError)),
+    "config of a graft": Kind(
+        ("graft/config.json",), reading.read_job("graft", "graft"), bits, reading.sound_job, (RunError, UsageError)
+    ),
+    "config of an experiment": Kind(
+        ("experiment/config.json",),
+        reading.read_job("experiment", "setting"),
+        bits,
+        reading.sound_job,
+        (RunError, UsageError),
+    ),
+    "record of a unit": Kind(
+        (
+            "run/packnet/seed-0/unit.json",
+            "run/*/seed-0/unit.json",
+            "graft/seed-0/unit.json",
+            "experiment/units/*/unit.json",
+        ),
+        reading.read_record,
+        bits,
+        reading.sound_record,
+        (),  # a record that is damaged counts as none
+    ),
+    "scores": Kind(
+        ("run/packnet/seed-0/scores.csv", "run/*/seed-0/scores.csv", "graft/seed-0/scores.csv"),
+        lambda path, samples: read_scores(path),
+        bits,
+        reading.sound_scores,
+        (ReportError,),
+    ),
     "results of a run": Kind(
         ("run/results.json",), lambda path, samples: load_run_results(path), bits, reading.sound_results, (ReportError,)
     ),
@@ -151,9 +180,6 @@ KINDS: dict[str, Kind] = {
         bits,
         reading.sound_experiment,
         (ReportError, RunError),
-    ),
-    "scores of a unit": Kind(
-        ("scores.csv",), lambda path, samples: read_scores(path), bits, reading.sound_scores, (ReportError,)
     ),
     "results of a run in one file": Kind(
         ("run.csv",), lambda path, samples: load_run_results(path), bits, reading.sound_results, (ReportError,)

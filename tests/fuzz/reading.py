@@ -24,7 +24,9 @@ from forgetfree.errors import (
     ForgetfreeError,
 )
 from forgetfree.jobs.experiments.report import outcome
-from forgetfree.jobs.run_directory import RunDirectory
+from forgetfree.jobs.predictions import load_logits
+from forgetfree.jobs.resuming import continued, grown, read_config
+from forgetfree.jobs.unit import Unit
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run
@@ -188,10 +190,36 @@ def sound_strategy(strategy: Any, path: Path) -> None:
 def read_run(path: Path, samples: Samples) -> Any:
     """config.json as ``predict`` reads it, and as ``--resume`` does, which compares it with what is there now."""
     config = load_run(path.parent)
-    now, results = (json.loads((samples.root / f"run-{name}.json").read_text()) for name in ("config", "results"))
-    directory = RunDirectory(path.parent, now["run"], resume=True)
-    directory.describe({key: results[key] for key in ("tasks", "scenario", "model", "data")}, now)
+    now = json.loads((samples.root / "run-config.json").read_text())
+    begun = read_config(path.parent, "run", "run")
+    grown(path.parent, begun["run"], now["run"], ("strategy", "seed"), names_all=False)
+    continued(path.parent, begun, now)
     return config
+
+
+def read_job(kind: str, place: str) -> Callable[[Path, Samples], Any]:
+    """config.json of a graft or an experiment as ``--resume`` reads it."""
+
+    def read(path: Path, samples: Samples) -> Any:
+        now = json.loads((samples.root / f"{kind}-config.json").read_text())
+        begun = read_config(path.parent, kind, place)
+        asked = grown(path.parent, begun[place], now[place], (), names_all=False)
+        return [asked, continued(path.parent, begun, now)]
+
+    return read
+
+
+def sound_job(found: Any, path: Path) -> None:
+    asked, config = found
+    assert asked and all(isinstance(key, dict) for key in config["units"].values())
+
+
+def read_record(path: Path, samples: Samples) -> Any:
+    return Unit({"strategy": path.parents[1].name, "seed": 0}, path.parent).record()
+
+
+def sound_record(record: Any, path: Path) -> None:
+    assert record is None or (record["status"] == "done" and record["details"]["options"])
 
 
 def sound_config(config: Any, path: Path) -> None:
@@ -212,8 +240,8 @@ def sound_results(results: Any, path: Path) -> None:
 
 def sound_scores(scores: Any, path: Path) -> None:
     assert all(score.after >= 0 and score.rows >= 0 and math.isfinite(score.value) for score in scores)
-    write_scores(path, scores)
-    assert read_scores(path) == scores
+    write_scores(path.with_suffix(".csv"), scores)
+    assert bits(read_scores(path.with_suffix(".csv"))) == bits(scores)
 
 
 def sound_graft_results(results: Any, path: Path) -> None:
@@ -227,9 +255,7 @@ def sound_experiment(results: Any, path: Path) -> None:
 
 
 def read_predictions(path: Path, samples: Samples) -> Any:
-    section = json.loads((samples.root / "run-config.json").read_text())["run"]
-    directory = RunDirectory(path.parents[2], section, resume=True)
-    return directory.load_logits(path.parents[1].name, 0)
+    return load_logits(path.parent, TASKS, dict.fromkeys(TASKS, tiny.SIZES["test"]))
 
 
 def sound_predictions(logits: Any, path: Path) -> None:

@@ -74,7 +74,8 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     (root / "experiment-cache" / "key.json").write_text(json.dumps({"rows": "5d" * 32, "validation_score": 0.75}))
     shutil.copytree(_GOLDEN, root / "golden")
     for name in ("config", "results"):  # as they are, to compare with
-        shutil.copy(root / "run" / f"{name}.json", root / f"run-{name}.json")
+        for job in commands:
+            shutil.copy(root / job / f"{name}.json", root / f"{job}-{name}.json")
     run, graft = load_run_results(root / "run"), load_graft_results(root / "graft")
     for name, held in {"run": run, "graft": graft, "experiment": load_experiment_results(root / "experiment")}.items():
         (root / f"{name}.csv").write_text(to_csv(held), encoding="utf-8")

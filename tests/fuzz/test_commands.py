@@ -7,9 +7,10 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fuzz.mutations import BYTES, split
+from fuzz.mutations import BYTES
 from fuzz.samples import Samples
 from safetensors.torch import load, save
 
@@ -26,9 +27,7 @@ def changed(path: Path, change: Change) -> None:
 def run(samples: Samples, tmp_path: Path) -> Path:
     """The run, in which bitfit is still to be trained, and then compared with the fine-tuned models."""
     shutil.copytree(samples.root / "run", tmp_path / "run")
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    results["runs"] = [entry for entry in results["runs"] if entry["strategy"] != "bitfit"]
-    (tmp_path / "run" / "results.json").write_text(json.dumps(results))
+    (tmp_path / "run" / "bitfit" / "seed-0" / "unit.json").unlink()
     return tmp_path / "run"
 
 
@@ -36,66 +35,68 @@ def flipped(data: bytes) -> bytes:
     return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
 
 
-def without_checksum(data: bytes) -> bytes:
-    """As version 0.2 wrote it."""
-    return save(load(data))
-
-
 def of_fewer_rows(data: bytes) -> bytes:
     return save({name: tensor[1:].clone() for name, tensor in load(data).items()})
 
 
-def of_other_tasks(data: bytes) -> bytes:
-    return save({name.replace("qnli", "rte"): tensor for name, tensor in load(data).items()})
-
-
-PREDICTIONS = "fine-tune/seed-0/predictions.safetensors"
-DAMAGE: dict[str, tuple[str, Change, str]] = {
-    "a flipped bit": (PREDICTIONS, flipped, "is damaged: its contents do not match its checksum. Start again"),
-    "cut short": (PREDICTIONS, lambda data: data[:-9], "cannot be read"),
-    "fewer rows": (PREDICTIONS, of_fewer_rows, "logits and labels of 'qnli' must be one row for each of 16 test rows"),
-    "other tasks": (PREDICTIONS, of_other_tasks, "its tensors must be logits and labels of qnli, ag_news"),
-    "a deep config": (
-        "config.json",
-        lambda data: b"[" * 100_000,
-        "config.json is not valid JSON: its lists and objects",
+UNIT = "fine-tune/seed-0"
+#: What a unit is trained again for: its file, and how it is damaged.
+DAMAGED_UNITS: dict[str, tuple[str, Change]] = {
+    "a flipped bit": ("predictions.safetensors", flipped),
+    "cut short": ("predictions.safetensors", lambda data: data[:-9]),
+    "fewer rows": ("predictions.safetensors", of_fewer_rows),
+    "other scores": ("scores.csv", lambda data: data.replace(b"0.", b"1.", 1)),
+    "a longer history": ("history.jsonl", lambda data: data + b"{}"),
+    "no record": ("unit.json", lambda data: b""),
+    "a deep record": ("unit.json", lambda data: b"[" * 100_000),
+    "a record of another unit": ("unit.json", lambda data: data.replace(b'"seed": 0', b'"seed": 1', 1)),
+    "other options": ("unit.json", lambda data: data.replace(b'"steps": 1', b'"steps": 2', 1)),
+}
+DAMAGED_CONFIGS: dict[str, tuple[Change, str]] = {
+    "deep": (lambda data: b"[" * 100_000, "config.json is not valid JSON: its lists and objects"),
+    "other versions": (lambda data: data.replace(b'"versions": {', b'"versions": 3, "x": {'), "versions must"),
+    "other units": (
+        lambda data: data.replace(b'"units": {', b'"units": {"a": 3, '),
+        "units must be an object of objects",
     ),
-    "other versions": (
-        "config.json",
-        lambda data: data.replace(b'"versions": {', b'"versions": 3, "x": {'),
-        "versions must",
-    ),
-    "results of NaN": ("results.json", lambda data: data.replace(b"0.", b"NaN", 1), "results.json is not valid JSON"),
+    "no units": (lambda data: data.replace(b'"units": {', b'"united": {'), "units is missing"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_run_with_a_damaged_file_is_not_resumed(damage: str, run: Path, samples: Samples, capsys) -> None:
-    name, change, message = DAMAGE[damage]
-    changed(run / name, change)
+def outcomes(run: Path) -> dict[str, tuple[Any, ...]]:
+    results = json.loads((run / "results.json").read_text())
+    return {run["strategy"]: (run["matrix"], run["ece"], run["agreement"], run["options"]) for run in results["runs"]}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_UNITS)
+def test_a_damaged_unit_is_run_again_and_no_other(damage: str, run: Path, samples: Samples) -> None:
+    name, change = DAMAGED_UNITS[damage]
+    changed(run / UNIT / name, change)
+    records = {path: path.read_bytes() for path in run.rglob("unit.json")}
+    assert cli.main([*samples.resume, str(run)]) == 0
+    assert outcomes(run) == outcomes(samples.root / "run") and "bitfit" in outcomes(run)
+    again = [
+        path.parent.relative_to(run).as_posix()
+        for path in run.rglob("unit.json")
+        if path.read_bytes() != records.get(path)
+    ]
+    assert sorted(again) == ["bitfit/seed-0", UNIT]
+    assert (run / UNIT / "predictions.safetensors").read_bytes() == (
+        samples.root / "run" / UNIT / "predictions.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("damage", DAMAGED_CONFIGS)
+def test_a_run_with_a_damaged_config_is_not_resumed(damage: str, run: Path, samples: Samples, capsys) -> None:
+    change, message = DAMAGED_CONFIGS[damage]
+    changed(run / "config.json", change)
     assert cli.main([*samples.resume, str(run)]) == 1
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("forgetfree: error:")]
     assert message in said and "fault of forgetfree" not in said and said.endswith(".")
 
 
-def test_a_run_of_before_predictions_had_a_checksum_is_resumed(run: Path, samples: Samples) -> None:
-    before = json.loads((samples.root / "run" / "results.json").read_text())
-    for path in run.glob(f"*/{Path(PREDICTIONS).parent.name}/predictions.safetensors"):
-        changed(path, without_checksum)
-        assert "__metadata__" not in split(path.read_bytes())[0]
-    assert cli.main([*samples.resume, str(run)]) == 0
-    after = json.loads((run / "results.json").read_text())
-    outcomes = [
-        {run["strategy"]: (run["matrix"], run["agreement"]) for run in each["runs"]} for each in (before, after)
-    ]
-    assert outcomes[0] == outcomes[1] and "bitfit" in outcomes[1]
-
-
 def test_damaged_fine_tuned_models_are_made_again(run: Path, samples: Samples) -> None:
     shutil.rmtree(run / "fine-tune")
-    results = json.loads((run / "results.json").read_text())
-    results["runs"] = [entry for entry in results["runs"] if entry["strategy"] not in ("fine-tune", "bitfit")]
-    (run / "results.json").write_text(json.dumps(results))
     for path in (run / "fine-tuned").iterdir():
         changed(path, flipped)
     assert cli.main([*samples.resume, str(run)]) == 0

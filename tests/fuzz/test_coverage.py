@@ -12,7 +12,7 @@ from fuzz.samples import Samples
 import forgetfree
 
 #: What commands write for people and for other programs, and never read back.
-NOT_READ = ("*/report.md", "*.png", "*.svg", "graft/config.json", "data/*.jsonl", "run-*.json")
+NOT_READ = ("*/report.md", "*.png", "*.svg", "*/history.jsonl", "data/*.jsonl", "run-*", "graft-*", "experiment-*.json")
 #: Modules that call a parser of JSON or of safetensors files, and what they read by it.
 PARSERS = {
     "files": "signed files; the header that safetensors has just made",
@@ -21,8 +21,7 @@ PARSERS = {
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
     "core/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
     "results/run_results": "options that were written in the same call",
-    "jobs/run_directory": "what was written in the same call",
-    "experiments/measure": "what was written in the same call",
+    "jobs/resuming": "what was written in the same call",
 }
 
 

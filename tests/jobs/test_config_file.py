@@ -151,10 +151,49 @@ def test_the_absolute_places_of_older_files_are_still_read(project: Path, tmp_pa
     config["run"]["data"] = str(project / "data")
     (project / "out" / "config.json").write_text(json.dumps(config))
     assert run("--out", "out", "--resume") == 0
-    del config["model"]["config"]  # from before networks were compared: then the places must be the same
+    del config["model"]["config"]  # from before networks were compared: it is read, and not resumed
     (project / "out" / "config.json").write_text(json.dumps(config))
-    assert run("--out", "out", "--resume") == 0
+    assert run("--out", "out", "--resume") == 1
     assert predicts("out")
+
+
+# -- What every job says, it reads back -------------------------------------------------------------------
+
+JOBS = {
+    "run": ["sst2", *QUICK],
+    "graft": ["sst2", "--shots", "4", "--steps", "1", "--sparsity", "0.01", "--base", "empty"],
+    "experiment": [
+        *("where", "--task", "sst2", "--shots", "4", "--seed", "0", "--sparsity", "0.1", "--readout", "linear"),
+        *("--steps", "1", "--set", "mask_steps=1", "--jobs", "1"),
+    ],
+}
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_config_json_repeats_a_job(project: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ["--learning-rate", "0.01", "--batch-size", "2", "--test-limit", "6", "--cache", "cache", "--threads", "1"]
+    given = ["--model", "models/bert", "--data", "data", *JOBS[command], *plain]
+    assert cli.main([command, *given, "--out", "first"]) == 0
+    section = json.loads((project / "first" / "config.json").read_text())[command]
+    assert section["set"]["learning_rate"] == "0.01" and section["model"] == "../models/bert"
+    monkeypatch.chdir(project / "data")
+    assert cli.main([command, "--config", "../first/config.json", "--out", "../second", "--set", "cache=../cache"]) == 0
+    again = json.loads((project / "second" / "config.json").read_text())[command]
+    assert again["set"].pop("cache") == "../cache" and section["set"].pop("cache") == "cache"
+    assert again == section
+    first, second = (json.loads((project / name / "results.json").read_text()) for name in ("first", "second"))
+    for key in ("rows", "units"):
+        assert first.get(key) == second.get(key)
+    assert [run["matrix"] for run in first.get("runs", [])] == [run["matrix"] for run in second.get("runs", [])]
+
+
+def test_a_file_has_the_plain_flags_too_and_flags_override_it(project: Path) -> None:
+    options = (
+        'model = "models/bert"\ndata = "data"\nshots = 4\nlearning_rate = 0.5\nbatch_size = 2\n[set]\nmax_length = 9'
+    )
+    Path("x.toml").write_text(options)
+    assert cli.main(["run", "sst2", "--config", "x.toml", *QUICK[2:], "--batch-size", "4", "--out", "out"]) == 0
+    assert section_of(project / "out")["set"] == {"max_length": 9, "learning_rate": 0.5, "batch_size": "4"}
 
 
 # -- Damage ----------------------------------------------------------------------------------------------
@@ -175,7 +214,7 @@ def test_a_section_is_read_with_its_lists() -> None:
         ({"model": None}, "model must be a text, got None"),
         ({"seed": [None]}, "seed must be a whole number, got None"),
         ({"seed": [True]}, "seed must be a whole number, got True"),
-        ({"sparsity": "x"}, "sparsity must be a whole number or a number or none, got 'x'"),
+        ({"sparsity": "x"}, "sparsity must be a number or none, got 'x'"),
         ({"set": []}, "set must be a table, got []"),
         ({"strategy": [["lora"]]}, "strategy must be a text, got ['lora']"),
     ],

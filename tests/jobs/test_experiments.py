@@ -541,14 +541,14 @@ def test_an_interrupted_experiment_goes_on_where_it_was(
     assert calls == [0, 1, 1]
     assert without_times(results_of(out)) == without_times(results_of(measured("where")))
     assert cli.main(arguments("where", data, model, out, "--resume", "--set", "steps=3")) == 2
-    assert "different: steps (was 2, now 3)." in capsys.readouterr().err
+    assert "these differ: steps (was 2, now 3)." in capsys.readouterr().err
     other = tmp_path / "other"
     shutil.copytree(data, other)
     (other / "sst2" / "test.jsonl").write_text((data / "sst2" / "validation.jsonl").read_text())
-    assert cli.main(arguments("where", other, model, out, "--resume")) == 2
-    assert "data of 'sst2'" in capsys.readouterr().err
-    assert cli.main(arguments("where", data, model_directory("roberta"), out, "--resume")) == 2
-    assert "different: the weights of the model." in capsys.readouterr().err
+    assert cli.main(arguments("where", other, model, out, "--resume")) == 1
+    assert "data of 'sst2' changed" in capsys.readouterr().err
+    assert cli.main(arguments("where", data, model_directory("roberta"), out, "--resume")) == 1
+    assert "cannot be resumed: the weights of the model changed" in capsys.readouterr().err
 
 
 def test_more_seeds_and_tasks_are_added_to_what_was_measured(
@@ -594,7 +594,7 @@ def test_an_experiment_is_not_resumed_with_other_prompts_networks_or_tokenizers(
         before = file.read_text()
         file.write_text(json.dumps(change(json.loads(before))))
         capsys.readouterr()
-        assert cli.main(arguments("where", here, model, out, "--resume")) == 2
+        assert cli.main(arguments("where", here, model, out, "--resume")) == 1
         file.write_text(before)
         return capsys.readouterr().err
 
@@ -604,11 +604,11 @@ def test_an_experiment_is_not_resumed_with_other_prompts_networks_or_tokenizers(
         return content
 
     template = refused_after_a_change_of(here / "sst2" / "source.json", lambda old: old | {"template": "{mask} {text}"})
-    assert "different: labels or prompts of 'sst2'." in template
+    assert "resumed: labels, label words, templates or metrics of 'sst2' changed" in template
     network = refused_after_a_change_of(model / "config.json", lambda old: old | {"hidden_act": "relu"})
-    assert "different: the model's config.json." in network
+    assert "resumed: the model's config.json changed" in network
     tokenizer = refused_after_a_change_of(model / "tokenizer.json", other_tokenizer)
-    assert "different: the tokenizer or the prompts." in tokenizer
+    assert "resumed: the tokenizer or the prompt of 'sst2' changed" in tokenizer
     assert cli.main(arguments("where", here, model, out, "--resume")) == 0
 
 
@@ -619,7 +619,7 @@ def test_units_that_lack_a_target_are_not_mixed_with_units_that_have_it(
     shutil.copytree(data, less, ignore=shutil.ignore_patterns("snli"))
     assert cli.main(arguments("ood", less, model, out, seeds=(0,))) == 0
     assert list(results_of(out)["skipped"]) == ["snli"]
-    assert cli.main(arguments("ood", data, model, out, "--resume")) == 2
+    assert cli.main(arguments("ood", data, model, out, "--resume")) == 1
     assert "data of 'snli'" in capsys.readouterr().err
     assert cli.main(arguments("ood", less, model, out, "--resume")) == 0
     assert {row["seed"] for row in rows_of(results_of(out))} == {0, 1}
@@ -642,12 +642,18 @@ def test_a_failure_says_what_is_kept(
 
     monkeypatch.setattr(Where, "measure", measured_or(0, KeyboardInterrupt()))
     assert cli.main(arguments("where", data, model, out)) == 1
-    assert capsys.readouterr().err.strip().endswith("Interrupted.")  # nothing is held, so nothing can be resumed
-    assert not out.exists()
+    assert "Interrupted." in (said := capsys.readouterr().err) and "finished: nothing; cut short: sst2 shots 4" in said
     monkeypatch.setattr(Where, "measure", measured_or(1, TrainingError("The loss became nan.")))
-    assert cli.main(arguments("where", data, model, out)) == 1
+    assert cli.main(arguments("where", data, model, out, "--resume")) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "The loss became nan." in error and "the unit that is done" in error and f"--resume --out {out}" in error
+    assert "sst2, shots 4, seed 1: The loss became nan." in error
+    assert "finished: sst2 shots 4 seed 0)" in error and f"--resume --out {out}" in error
+    (failed,) = results_of(out)["failed"]
+    assert (failed["seed"], failed["error"]) == (1, "The loss became nan.")
+    assert "not finished: some units are missing" in (out / "report.md").read_text()
+    monkeypatch.setattr(Where, "measure", measure)
+    assert cli.main(arguments("where", data, model, out, "--resume")) == 0
+    assert results_of(out)["complete"] and results_of(out)["failed"] == []
 
 
 def test_a_stream_is_not_lengthened_by_resuming(
@@ -680,9 +686,9 @@ def test_tasks_without_data_are_left_out_and_named(data, model_directory, tmp_pa
         (["--sparsity", "0.1"], "--sparsity names the same sparsity twice"),
         (["--set", "threads=none_at_all"], "threads must be"),
         (["--set", "steps=many"], "steps must be"),
-        (["--sparsity", "2"], "--sparsity must be above 0 and at most 1"),
+        (["--sparsity", "2"], "--sparsity must be at most 1"),
         (["--shots", "0"], "--shots must be at least 1, got 0"),
-        (["--seed", "-1"], "--seed must be 0 or more"),
+        (["--seed", "-1"], "--seed must be at least 0"),
         (["--set", "test_limit=0"], "test_limit must be at least 1"),
         (["--data", "/nowhere"], "/nowhere"),
         (["--model", "nothing"], "Unknown model 'nothing'"),

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ import torch
 from tiny import last_of_each
 
 from forgetfree import cli, errors
-from forgetfree.benchmarks.paper.where import Where
 from forgetfree.errors import RunError, UnknownNameError
-from forgetfree.jobs.experiments import usual_jobs
-from forgetfree.jobs.experiments.workers import measure_side_by_side
+from forgetfree.files import write_json
+from forgetfree.jobs.experiments import ExperimentConfig, run_experiment, usual_jobs
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +85,15 @@ def test_an_error_of_a_worker_is_told_as_one_paragraph(
 
 
 def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
-    preset = replace(
-        Where.presets["small"], model=str(model_directory("bert")), options={"steps": 100_000, "mask_steps": 1}
+    config = ExperimentConfig(
+        name="where",
+        model=str(model_directory("bert")),
+        data=str(data_directory),
+        tasks=("sst2",),
+        shots=(4,),
+        seeds=(0, 1, 2, 3),
+        settings={"steps": 100_000, "mask_steps": 1, "threads": 1},
+        out=str(tmp_path / "out"),
     )
 
     def kill() -> None:
@@ -97,9 +102,8 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
         children[0].kill()
 
     threading.Thread(target=kill, daemon=True).start()
-    units = [{"task": "sst2", "shots": 4, "seed": seed} for seed in range(4)]
     with pytest.raises(RunError, match=r"A worker was stopped from outside, .* Run with --jobs 1"):
-        list(measure_side_by_side("where", preset, str(data_directory), "cpu", tmp_path, units, 2, 1))
+        run_experiment(config, jobs=2)
     assert none_is_left()
 
 
@@ -142,7 +146,8 @@ def test_an_interrupt_stops_all_workers(busy: subprocess.Popen[str]) -> None:
     os.killpg(busy.pid, signal.SIGINT)
     _, error = busy.communicate(timeout=60)
     assert busy.returncode == 1
-    assert error.strip().splitlines()[-1] == "forgetfree: error: Interrupted."
+    assert "error: Interrupted." in (last := error.strip().splitlines()[-1])
+    assert "finished: nothing; cut short: sst2 shots 4 seed 0, sst2 shots 4 seed 1" in last
     assert "Traceback" not in error
     assert group_is_gone(busy)
 
@@ -159,9 +164,11 @@ def test_an_error_of_the_parent_stops_the_workers(
     """A full disk, say; the units that are left are not measured for nobody."""
 
     def full(path: Path, content: Any) -> None:
-        raise OSError(28, "No space left on device")
+        if any((tmp_path / "out").rglob("unit.json")):
+            raise OSError(28, "No space left on device")
+        write_json(path, content)
 
-    monkeypatch.setattr("forgetfree.jobs.experiments.measure.write_json", full)
+    monkeypatch.setattr("forgetfree.jobs.engine.write_json", full)
     many = [part for seed in range(2, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
         more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]
@@ -172,7 +179,7 @@ def test_an_error_of_the_parent_stops_the_workers(
 
 def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, jobs in ((1, 1), (2, 2), (64, 2)):
-        monkeypatch.setattr("forgetfree.jobs.experiments.workers._cores", lambda cores=cores: cores)
+        monkeypatch.setattr("forgetfree.jobs.workers._cores", lambda cores=cores: cores)
         assert usual_jobs("cpu") == jobs
         assert usual_jobs("cuda") == 1
 

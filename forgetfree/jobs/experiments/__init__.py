@@ -4,11 +4,12 @@ An experiment is one final class in one file of `forgetfree.benchmarks.paper`. I
 (a task, a number of shots, a seed), and what follows from all rows together.
 """
 
+from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.experiments.experiment import Claim, Experiment, load_experiment
+from forgetfree.jobs.experiments.job import run_experiment
 from forgetfree.jobs.experiments.laboratory import Laboratory, Trial
-from forgetfree.jobs.experiments.measure import run_experiment
 from forgetfree.jobs.experiments.preset import Preset, adjusted
-from forgetfree.jobs.experiments.report import draw_outcome, load_experiment_results, outcome, rows_of, write_outcome
+from forgetfree.jobs.experiments.report import draw_outcome, load_experiment_results, outcome, rows_of
 from forgetfree.jobs.experiments.rows import (
     SCORE,
     Row,
@@ -26,12 +27,13 @@ from forgetfree.jobs.experiments.rows import (
     verdict,
     with_constant,
 )
-from forgetfree.jobs.experiments.workers import usual_jobs
+from forgetfree.jobs.workers import usual_jobs
 
 __all__ = [
     "SCORE",
     "Claim",
     "Experiment",
+    "ExperimentConfig",
     "Laboratory",
     "Preset",
     "Row",
@@ -57,5 +59,4 @@ __all__ = [
     "values",
     "verdict",
     "with_constant",
-    "write_outcome",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forgetfree.core.base_regions import BaseKind, budget
 from forgetfree.core.regions import Region, biases
@@ -20,14 +20,12 @@ from forgetfree.jobs.experiments.preset import Preset
 from forgetfree.jobs.experiments.rows import Row, Unit
 from forgetfree.json_file import check, check_fields, is_number, read_json
 from forgetfree.learning.localization import LocalizationOptions, check_localization
+from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build
 from forgetfree.results.metrics import Predictions, agreement
-
-if TYPE_CHECKING:
-    from forgetfree.learning.monitor import Monitor
 
 
 class Laboratory:
@@ -39,11 +37,17 @@ class Laboratory:
         device: where to train.
         store: of fine-tuned models, shared by all experiments.
         cache: its directory, for experiments that run whole streams.
-        monitor: makes the monitor of a unit from a title.
+        monitor: makes the monitor of a unit from a title; default: silence.
     """
 
     def __init__(
-        self, preset: Preset, data: str, device: str, store: StateStore, cache: Path, monitor: Callable[[str], Monitor]
+        self,
+        preset: Preset,
+        data: str,
+        device: str,
+        store: StateStore,
+        cache: Path,
+        monitor: Callable[[str], Monitor] = lambda _: Monitor(),
     ) -> None:
         self.preset, self.data, self.device, self.cache = preset, data, device, cache
         self.monitor = monitor

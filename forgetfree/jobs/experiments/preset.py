@@ -1,4 +1,4 @@
-"""The setting of an experiment."""
+"""The setting of an experiment: what the paper's preset says, and what is asked for instead."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forgetfree.errors import UnknownNameError
-from forgetfree.jobs.run_config import CommonOptions, Faults
+from forgetfree.jobs.config import CommonOptions, Faults, Readout, check_known
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.options import build
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
@@ -35,7 +34,7 @@ class Preset:
     """
 
     model: str
-    readout: str
+    readout: Readout
     tasks: tuple[str, ...]
     shots: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -55,33 +54,32 @@ class Preset:
         return self.sparsities[0]
 
 
-def adjusted(preset: Preset, changes: Mapping[str, Any], options: Mapping[str, Any]) -> Preset:
-    """The preset with other tasks, seeds, …, and with options set by hand, as ``--set`` gives them.
+def adjusted(
+    preset: Preset, changes: Mapping[str, Any], options: Mapping[str, Any], faults: Faults | None = None
+) -> Preset:
+    """Return the preset with other tasks, seeds, …, and with options set by hand, as ``--set`` gives them.
+
+    Args:
+        preset: the setting to change.
+        changes: values of its fields.
+        options: of `LocalizationOptions` and `CommonOptions`, by name; values may be texts.
+        faults: what is wrong already.
 
     Raises:
         UsageError: naming every fault.
     """
-    faults = Faults()
-    own = set(CommonOptions.__dataclass_fields__) - {"cache", "threads"}
-    known = LocalizationOptions.__dataclass_fields__
+    faults = faults or Faults()
+    own, known = set(CommonOptions.__dataclass_fields__), set(LocalizationOptions.__dataclass_fields__)
     compared = {name for grid in preset.arms.values() for choice in grid for name in choice}
     for name in options:
-        if name not in known and name not in own:
-            faults.add(str(UnknownNameError("option", name, [*known, *own])))
+        faults.attempt(check_known, name, own | known)
         if name in compared:
             faults.add(f"{name} is what this experiment compares. Leave --set {name} out.")
         if name == "sparsity":
             faults.add("--set sparsity has no effect here. Give --sparsity.")
-    for kind, flag in (("shots", "shots"), ("sparsities", "sparsity"), ("tasks", "task")):
-        faults.check_distinct(flag, changes.get(kind, ()))
-    for shots in changes.get("shots", preset.shots):
-        faults.check_common(shots, None, changes.get("seeds", preset.seeds))
-    for sparsity in changes.get("sparsities", ()):
-        if not 0 < sparsity <= 1:
-            faults.add(f"--sparsity must be above 0 and at most 1, got {sparsity}.")
     mine = faults.attempt(build, CommonOptions, {k: v for k, v in options.items() if k in own}, "the experiment")
     fixed = {name: value for name, value in options.items() if name in known}
     faults.attempt(build, LocalizationOptions, {**preset.options, **fixed}, "the experiment")
     faults.report()
-    given = {name: getattr(mine, name) for name in own if name in options}
+    given = {name: getattr(mine, name) for name in own & options.keys() - {"cache", "threads"}}
     return replace(preset, **changes, **given, fixed={**preset.fixed, **fixed})

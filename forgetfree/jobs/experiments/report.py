@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.errors import ReportError, RunError, first_line
-from forgetfree.files import StrPath, write_atomically
+from forgetfree.files import StrPath
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.rows import Row
 from forgetfree.results.rendering import Page, Table, render_page
@@ -88,12 +88,6 @@ def outcome(results: Mapping[str, Any]) -> Page:
         tuple((c.text, c.paper, c.ours, verdicts[c.holds]) for c in experiment.claims(rows)),
     )
     return Page(f"{results['experiment']}: {experiment.paper}", tuple(notes), (claims, *experiment.tables(rows)))
-
-
-def write_outcome(results: Mapping[str, Any], out: Path) -> None:
-    """Write report.md and the figure."""
-    write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
-    draw_outcome(results, out)
 
 
 def draw_outcome(results: Mapping[str, Any], out: Path) -> None:

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from forgetfree import registry
+from forgetfree.cli.usage import Debug
 from forgetfree.display import escaped
 from forgetfree.errors import UsageError
 
-if TYPE_CHECKING:
-    from forgetfree.cli.shared import Commands, Parser
+Kind = Literal["strategies", "streams", "tasks", "models", "experiments"]
 
 
-def add(commands: Commands, common: Parser) -> None:
-    """The command and its arguments."""
-    lists = commands.add_parser("list", parents=[common], help="what there is by name")
-    lists.set_defaults(command=command)
-    lists.add_argument("what", choices=("strategies", "streams", "tasks", "models", "experiments"))
-    lists.add_argument("--verbose", action="store_true", help="strategies: with their options")
-
-
-def command(options: argparse.Namespace) -> int:
+def command(
+    what: Annotated[Kind, Parameter(name="WHAT", help="what to list")],
+    /,
+    *,
+    verbose: Annotated[bool, Parameter(help="strategies: with their options")] = False,
+    debug: Debug = False,
+) -> None:
     """Print the names, each with what it is."""
-    if options.verbose:
-        if options.what != "strategies":
-            raise UsageError(f"--verbose goes with 'list strategies', got 'list {options.what}'. Leave it out.")
-        _list_strategies_in_full(options.debug)
-        return 0
-    group: registry.Group = "strategies" if options.what == "strategies" else "streams"
-    with _imports_unheard(options.debug):
-        rows = _rows(options.what)
-        broken = {} if options.what in ("models", "experiments") else registry.broken(group)
+    if verbose:
+        if what != "strategies":
+            raise UsageError(f"--verbose goes with 'list strategies', got 'list {what}'. Leave it out.")
+        _list_strategies_in_full(debug)
+        return
+    group: registry.Group = "strategies" if what == "strategies" else "streams"
+    with _imports_unheard(debug):
+        rows = _rows(what)
+        broken = {} if what in ("models", "experiments") else registry.broken(group)
     rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
-    notes = registry.shadowed(group).values() if options.what not in ("models", "experiments") else ()
+    notes = registry.shadowed(group).values() if what not in ("models", "experiments") else ()
     width = max(map(len, rows))
     for name, summary in rows.items():
         print(escaped(f"{name:{width}}  {summary}".rstrip()))
     for note in notes:
         print(escaped(f"note: {note}"))
-    return 0
 
 
 def _rows(what: str) -> dict[str, str]:

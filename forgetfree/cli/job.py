@@ -1,0 +1,218 @@
+"""What run, graft and experiment have in common: flags made from their configuration, and how they begin and end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from inspect import Parameter as Argument
+from inspect import Signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from cyclopts import Group, Parameter
+
+from forgetfree import registry
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.usage import Debug, lacks
+from forgetfree.cli.words import fail, free_directory, no_empty_directories
+from forgetfree.data.sources import default_data
+from forgetfree.display import brief
+from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
+from forgetfree.jobs.config import CommonOptions, JobConfig, key_of, section_types
+from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.options import build
+from forgetfree.results.config_file import read_config
+
+if TYPE_CHECKING:
+    from forgetfree.jobs.engine import Execution
+
+Config = TypeVar("Config", bound=JobConfig)
+Json = dict[str, Any]
+
+#: Options of ``--set`` that have a flag of their own, too.
+_PLAIN = {
+    **{"learning_rate": "step size of the optimizer", "batch_size": "rows per update"},
+    "precision": "fp32, bf16, or on a GPU fp16",
+    **{name: CommonOptions.__dataclass_fields__[name].metadata["help"] for name in ("test_limit", "cache", "threads")},
+}
+#: What stands for a value in the help, where it is not ``N``.
+_METAVARS = {
+    **dict.fromkeys(("sparsity", "learning_rate"), "F"),
+    **dict.fromkeys(("strategy", "task", "precision"), "NAME"),
+    **dict.fromkeys(("fine_tuned", "out", "cache"), "DIR"),
+    **{"model": "NAME|DIR", "data": "hub|demo|DIR", "set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
+}
+_WHAT, _LEARNING, _RUNNING = map(Group.create_ordered, ("What to learn", "How to learn", "How to run"))
+_GROUPS = {
+    **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _LEARNING),
+    **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
+    **dict.fromkeys(("device", "out", "cache", "threads", "test_limit", "config", "resume", "jobs"), _RUNNING),
+}
+#: What the shell completes.
+_NAMES: Mapping[str, Callable[[], Any]] = {
+    **{"strategy": registry.strategies, "task": registry.tasks, "stream": registry.streams},
+    **{"name": lambda: registry.EXPERIMENTS, "model": lambda: registry.MODELS},
+}
+
+
+def command_of(config: type[Config], carry_out: Callable[[Config, Execution], int]) -> Callable[..., int]:
+    """Return a command whose flags are the options of a configuration.
+
+    Args:
+        config: a dataclass; the first field that is its own is the argument without a flag.
+        carry_out: does the job, and returns the exit code.
+    """
+    subject = next(name for name in config.__annotations__ if name != "command")
+
+    def command(*subjects: str, debug: bool = False, **typed: Any) -> int:
+        given: Json = {name: str(value) if isinstance(value, Path) else value for name, value in typed.items()}
+        if len(subjects) > 1:
+            hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if subject == "stream" else ""
+            more = " ".join(subjects[1:])
+            raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {config.command} --help'.")
+        if given.get("resume") and "out" not in given:
+            raise UsageError("--resume needs --out DIR. Give the directory to continue.")
+        if (jobs := given.get("jobs", 1)) < 1:
+            raise UsageError(f"--jobs must be at least 1, got {jobs}.")
+        values = _values(config, given | dict(zip([subject], subjects, strict=False)))
+        if not values.get(subject):
+            raise _lacks_subject(config.command, subject, given)
+        values.setdefault("data", default_data())
+        prefix = "" if config.command == "run" else f"{config.command}-"
+        values.setdefault("out", free_directory(f"{prefix}{values[subject]}"))
+        how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "monitor": _monitor}
+        if "jobs" in given:
+            how["jobs"] = jobs
+        quiet_libraries()
+        return carry_out(build(config, values, config.command), how)
+
+    command.__signature__ = Signature([*_arguments(config, subject)])  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+    return command
+
+
+def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
+    hints, options = get_type_hints(config), {field.name: field.metadata["help"] for field in fields(config)}
+    what = Parameter(help=options.pop(subject), completer=_completer(subject))
+    yield Argument(subject, Argument.VAR_POSITIONAL, annotation=Annotated[str, what])
+    for name, text in options.items():
+        several = get_origin(hints[name]) is tuple or name == "settings"
+        kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
+        yield _flag(key_of(name), list[str] if several else str, text, *kinds)
+    for name, text in _PLAIN.items():
+        yield _flag(name, str, text)
+    yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
+    yield _flag("resume", bool, "continue in --out; what is finished is kept")
+    yield _flag("jobs", int, "how many units run at a time")
+    yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
+
+
+def _flag(name: str, hint: Any, text: str, choices: Sequence[str] = ()) -> Argument:
+    metavar = _METAVARS.get(name, "N")
+    if metavar in ("DIR", "FILE"):
+        hint = Path  # which the shell completes
+    how = Parameter(
+        name=f"--{name.replace('_', '-')}",
+        help=text,
+        group=_GROUPS.get(name, _WHAT),
+        metavar=None if choices else metavar,
+        choices=choices or None,
+        completer=_completer(name),
+    )
+    return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, how])
+
+
+def _completer(name: str) -> Callable[..., Any] | None:
+    return (lambda context: list(_NAMES[name]())) if name in _NAMES else None
+
+
+def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
+    """Return what is asked for by the names of the fields: the file's first, then the command line over it."""
+    plain, types = dict.fromkeys(_PLAIN, Any), section_types(config)
+    file = read_config(Path(given["config"]), config.command, types | plain) if "config" in given else {}
+    settings = _settings(given.get("set", ()))
+    for key in _PLAIN:
+        if key in given and key in settings:
+            flag = key.replace("_", "-")
+            raise UsageError(f"--{flag} and --set {key}={settings[key]} are both given. Leave one of them out.")
+    own = [{key: value for key, value in each.items() if key in _PLAIN} for each in (file, given)]
+    values = {**file, **given, "set": {**file.get("set", {}), **own[0], **settings, **own[1]}}
+    return {field.name: values[key] for field in fields(config) if (key := key_of(field.name)) in values}
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    """Return what ``--set key=value`` says.
+
+    Raises:
+        UsageError: it says nothing, or two things of one key.
+    """
+    settings: dict[str, str] = {}
+    for setting in given:
+        key, separator, value = (part.strip() for part in setting.partition("="))
+        if not separator or not key:
+            raise UsageError(f"--set needs key=value, got {brief(setting)}. Write, say, --set batch_size=16.")
+        if key in settings:
+            raise UsageError(f"--set {key} is given twice, as {brief(settings[key])} and {brief(value)}. Give it once.")
+        settings[key] = value
+    return settings
+
+
+def _lacks_subject(command: str, subject: str, given: Mapping[str, Any]) -> UsageError:
+    begun = Path(given.get("out", "")) / "config.json"
+    if given.get("resume") and begun.is_file():
+        return UsageError(f"No {subject} is given. To continue that {command}, give --config {begun}, too.")
+    if subject == "stream":
+        return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+    return lacks(f"forgetfree {command}", [subject.upper()])
+
+
+def _monitor(title: str) -> Any:
+    from forgetfree.cli.progress import make_monitor
+
+    return make_monitor(title, sys.stderr)
+
+
+def perform(
+    config: JobConfig,
+    how: Execution,
+    action: Callable[..., Json],
+    show: Callable[[Json, Path], None],
+    *,
+    model: str,
+    cache: object,
+) -> int:
+    """Perform a job, show what it made, tell what failed and what is left of one that is cut short.
+
+    Args:
+        config: what is asked for.
+        how: to run it.
+        action: performs it, and returns the content of results.json.
+        show: prints it; given the directory.
+        model: that is loaded.
+        cache: a directory of fine-tuned models that it may make.
+
+    Returns:
+        The exit code.
+    """
+    from forgetfree.jobs.engine import failures, holdings
+
+    if needs_hub(model, config.data):
+        go_offline_if_cut_off()
+    out = Path(config.out)
+    try:
+        with no_empty_directories(out, cache):
+            results = action(config, **how)
+    except KeyboardInterrupt:
+        return fail(f"Interrupted. {holdings(out)}".strip(), 1)
+    except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
+        raise
+    except (ForgetfreeError, OSError) as error:
+        if how["debug"] or not (held := holdings(out)):
+            raise
+        raise RunError(f"{error} {held}") from error
+    show(results, out)
+    failed = failures(results)
+    for message in failed[:-1]:
+        fail(message, 1)
+    return fail(f"{failed[-1]} {holdings(out)}", 1) if failed else 0

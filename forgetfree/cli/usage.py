@@ -1,0 +1,90 @@
+"""What is wrong with a command line, in forgetfree's form of message."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, NoReturn
+
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+from rich.console import Console
+
+from forgetfree.display import brief
+from forgetfree.errors import UnknownNameError, UsageError
+from forgetfree.options import type_name
+
+#: A flag of every command.
+Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
+
+
+def refuse(app: App, error: CycloptsError, words: Sequence[str]) -> NoReturn:
+    """Raise ``UsageError`` for what the parser refused, after a line that says how the command is used.
+
+    Args:
+        app: the program.
+        error: what the parser says.
+        words: what was typed, but for texts that follow two dashes.
+    """
+    chain = list(error.command_chain or ())
+    page = io.StringIO()
+    app.help_print(chain, console=Console(file=page, width=1000))
+    print(page.getvalue().strip().partition("\n")[0], file=sys.stderr)
+    with app.app_stack(chain):  # where the parameters have the program's defaults
+        refusal = _refusal(error, " ".join(["forgetfree", *chain]), words)
+    raise refusal from error
+
+
+def _refusal(error: CycloptsError, command: str, words: Sequence[str]) -> UsageError:
+    app, see = error.app, f"See '{command} --help'."
+    assert app is not None
+    arguments = list(app.assemble_argument_collection()) if app.default_command else []
+    flags = [name for each in arguments for name in each.names if name.startswith("-")]
+    flags += [name for name in app if name.startswith("--")]
+    typed = [word.partition("=")[0] for word in words if word.startswith("--") and " " not in word]
+    unknown = [name for name in typed if name not in flags]
+    if isinstance(error, UnknownOptionError):
+        unknown.append(error.token.keyword or error.token.value)
+    if unknown:
+        return UnknownNameError(f"flag of '{command}'", unknown[0], flags)
+    match error:
+        case UnknownCommandError(unused_tokens=[name, *_]):
+            commands = [each for each in app if not each.startswith("-")]
+            return UnknownNameError("command" if command == "forgetfree" else "action", name, commands)
+        case MissingArgumentError(keyword=str(flag)):
+            return UsageError(f"{flag} needs a value. {see}")
+        case MissingArgumentError(argument=first) if first is not None:
+            required = [each for each in arguments if each.required and each.name not in typed]
+            lacking = [each.name for each in required if each.field_info.is_keyword_only or each.name == first.name]
+            return lacks(command, lacking)
+        case RepeatArgumentError(token=token):
+            values = [word.partition("=")[2] for word in words if word.startswith(f"{token.keyword}=")]
+            values += [value for name, value in pairwise(words) if name == token.keyword]
+            given = f", as {' and '.join(map(brief, values[:2]))}" if token.value else ""
+            return UsageError(f"{token.keyword} is given twice{given}. Give it once.")
+        case CoercionError(token=token, argument=argument) if token and argument:
+            name = token.keyword or (argument.name if argument.field_info.is_keyword_only else "argument")
+            if choices := argument.get_choices(force=True):
+                return UnknownNameError(name, token.value, choices)
+            expected = type_name(argument.hint).removesuffix(" or none")  # which nobody types
+            return UsageError(f"{name} must be {expected}, got {brief(token.value)}. {see}")
+        case UnusedCliTokensError(unused_tokens=[*more]):
+            return UsageError(f"Unrecognized arguments: {' '.join(more)}. {see}")
+    return UsageError(f"{' '.join(str(error).split()).rstrip('.')}. {see}")
+
+
+def lacks(command: str, names: Sequence[str]) -> UsageError:
+    """Return the error that a command lacks arguments."""
+    return UsageError(f"The following arguments are required: {', '.join(names)}. See '{command} --help'.")

@@ -1,0 +1,65 @@
+"""What a command says and where it writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forgetfree.display import escaped
+
+#: The longest message, in characters.
+_LONGEST = 4000
+
+
+def fail(message: str, code: int) -> int:
+    """Say what went wrong, in one paragraph, and return the exit code."""
+    text = escaped(message)
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+    print(f"forgetfree: error: {text}", file=sys.stderr)
+    return code
+
+
+def say(message: str) -> None:
+    """Print one line on stderr, for who watches."""
+    print(escaped(message), file=sys.stderr)
+
+
+def print_recipe(model: str, recipe: Mapping[str, Any]) -> None:
+    """Say what a registered model brings."""
+    if recipe:
+        chosen = " ".join(f"{key}={value}" for key, value in recipe.items())
+        say(f"Recipe of {model}: {chosen} (each gives way to --set)")
+
+
+def free_directory(stream: str) -> str:
+    """Return ``runs/STREAM``, or that with the first number that is free."""
+    name = stream.replace(",", "-").replace("/", "-")[:60]
+    path, number = Path("runs") / name, 2
+    while os.path.lexists(path):
+        path, number = Path("runs") / f"{name}-{number}", number + 1
+    return str(path)
+
+
+@contextmanager
+def no_empty_directories(*paths: Any) -> Iterator[None]:
+    """Remove directories that were made inside and hold nothing, after an error.
+
+    Args:
+        paths: that may be made, with the folders they lie in; what is no path, as a file may have it, does not count.
+    """
+    given = [Path(path) for path in paths if path and isinstance(path, str | Path)]
+    made = [each for path in given for each in (path, *path.parents) if not os.path.lexists(each)]
+    try:
+        yield
+    except BaseException:
+        for path in made:
+            try:
+                path.rmdir()
+            except (OSError, ValueError):  # it holds something, or was not made
+                continue
+        raise

@@ -1,0 +1,181 @@
+"""What every job is asked for: the options that run, graft and experiment share, checked as a whole.
+
+A job's configuration is a frozen dataclass. The command line makes its flags from the fields, and a file of options has
+them under the same names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+
+from pydantic import Field
+
+from forgetfree import registry
+from forgetfree.display import brief
+from forgetfree.errors import OptionError, UnknownNameError, UsageError
+from forgetfree.options import Options, build, faults_in, option
+from forgetfree.results.config_file import PLACES, portable
+from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
+
+T = TypeVar("T", bound=Options)
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Shots = Annotated[int, Field(ge=1)]
+Sparsity = Annotated[float, Field(gt=0, le=1)]
+Readout = Literal["auto", "prompt", "linear", "causal"]
+#: Fields that hold several values, and the name that each of them is given by.
+_SINGULAR = {
+    **{"strategies": "strategy", "seeds": "seed", "sparsities": "sparsity"},
+    **{"tasks": "task", "settings": "set"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions(Options):
+    """What ``--set`` reaches in every command that trains."""
+
+    test_limit: int | None = option(None, "evaluate on at most this many test rows a task", at_least=1)
+    evaluate_on: EvaluatedOn = option(
+        "test", "validation: score every other validation row instead, to choose options by"
+    )
+    cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
+    threads: int | None = option(
+        None, "CPU threads, at most one a core of the machine; none: as torch chooses", at_least=1
+    )
+    max_length: int = option(MAX_LENGTH, "tokens a row is read at, at most; the longest text is cut", at_least=8)
+    graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            re.compile(self.graftable or "")
+        except (re.error, RecursionError, OverflowError) as error:
+            raise OptionError(
+                f"graftable must be a regular expression, got {brief(self.graftable)}: {error}."
+            ) from error
+        cores = os.cpu_count() or 1
+        if self.threads is not None and self.threads > cores:
+            raise OptionError(f"threads must be at most {cores}, the CPU cores of this machine, got {self.threads}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """What run, graft and experiment are asked for alike. `checked` of a subclass checks it as a whole."""
+
+    #: Names a section of config.json, and the command.
+    command: ClassVar[str]
+
+    model: str = option("minilm", "minilm (default), a directory, or a hub name")
+    data: str = option("hub", "hub, demo (qnli, ag_news, sst2) or a directory (default: $FORGETFREE_DATA, else hub)")
+    readout: Readout = option("auto", "how logits are read (default: auto)")
+    steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1)
+    seeds: tuple[Seed, ...] = option((0,), "seed of sampling and training, may be given several times (default: 0)")
+    settings: Mapping[str, Any] = option(dict, "any option: see 'forgetfree list strategies --verbose'")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to train (default: auto)")
+    out: str = option("", "directory to write")
+
+    def section(self) -> dict[str, Any]:
+        """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
+        section = {key_of(field.name): getattr(self, field.name) for field in fields(self) if field.name != "out"}
+        for key in PLACES:
+            if section.get(key):
+                section[key] = portable(section[key], Path(self.out))
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
+
+    def flags(self) -> dict[str, Any]:
+        """Return the options that a flag of this command gives and that ``--set`` could give, too."""
+        given = {name: getattr(self, name, None) for name in ("steps", "sparsity", "base")}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def faults(self) -> Faults:
+        """Return what is wrong with each option by itself."""
+        faults = Faults()
+        for fault in faults_in(self, lambda name: f"--{key_of(name)}"):
+            faults.add(f"{fault}.")
+        for field in fields(self):
+            value, key = getattr(self, field.name), key_of(field.name)
+            if isinstance(value, tuple) and len(set(value)) < len(value):
+                faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
+        for key in self.flags():
+            if key in self.settings:
+                faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
+        return faults
+
+    def set_of(self, options: type[T]) -> T:
+        """Return those options of a job itself that ``--set`` gives."""
+        given = {key: value for key, value in self.settings.items() if key in options.__dataclass_fields__}
+        return build(options, given, f"the {self.command}")
+
+
+def key_of(field: str) -> str:
+    """Return the name of a field in a file of options; as a flag, it has hyphens."""
+    return _SINGULAR.get(field, field)
+
+
+def section_types(config: type[JobConfig]) -> dict[str, Any]:
+    """Return the names in a file of options and the type of each."""
+    hints = get_type_hints(config, include_extras=True)
+    return {key_of(field.name): hints[field.name] for field in fields(config) if field.name != "out"}
+
+
+def check_known(key: str, known: Collection[str]) -> None:
+    """Raise ``UnknownNameError`` unless an option is known."""
+    if key not in known:
+        raise UnknownNameError("option", key, known)
+
+
+def recipe_of(
+    model: str,
+    settings: Iterable[str],
+    strategies: Sequence[str] = (),
+    strategy: str | None = None,
+    graft: bool = False,
+) -> dict[str, Any]:
+    """Return a model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
+
+    Args:
+        model: as ``--model``.
+        settings: names of the options that are set.
+        strategies: that run.
+        strategy: whose; settings for others do not count. Default: for all.
+        graft: the recipe for a graft on its own.
+    """
+    entry = registry.MODELS.get(model)
+    set_here = {key.removeprefix(f"{strategy}.") for key in settings}
+    if entry is None or "optimizer" in set_here:
+        return {}
+    recipe = entry.graft_recipe if graft else entry.recipe
+    own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
+    return {
+        key: value
+        for key, value in own.items()
+        if not set_here & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
+    }
+
+
+class Faults:
+    """All that is wrong with what was asked for, reported together."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def add(self, fault: str) -> None:
+        """Add one more, as a sentence."""
+        self._found.append(fault)
+
+    def attempt(self, action: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what ``action`` returns; ``None`` where it finds a fault."""
+        try:
+            return action(*arguments)
+        except UsageError as error:
+            self.add(str(error))
+            return None
+
+    def report(self) -> None:
+        """Raise ``UsageError`` with every fault, if there is one."""
+        if self._found:
+            raise UsageError(" ".join(dict.fromkeys(self._found)))

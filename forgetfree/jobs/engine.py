@@ -1,0 +1,301 @@
+"""The one engine of run, graft and experiment: a job is units in an order, a directory, and what is made of them.
+
+OUT/config.json     what was asked for and found, and all that is needed to repeat it
+OUT/…/unit.json     one folder for each unit, see `forgetfree.jobs.unit`
+OUT/results.json    made from the units, whenever one has ended
+OUT/report.md       the tables
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar
+
+from forgetfree.errors import ReportError, RunError, UsageError
+from forgetfree.files import locked, write_json
+from forgetfree.jobs.environment import (
+    check_precision,
+    environment,
+    find_device,
+    make_directory,
+    refuse_held,
+    set_threads,
+)
+from forgetfree.jobs.resuming import as_json, continued, grown, read_config
+from forgetfree.jobs.unit import SCORES, Json, MakeMonitor, Unit, named
+from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
+from forgetfree.learning.monitor import Monitor
+from forgetfree.results.scores import read_scores
+
+Config = TypeVar("Config")
+SCHEMA = 1
+#: In a directory while a process works in it.
+LOCK = ".lock"
+_JOBS = {"run": "runner:RunJob", "graft": "graft_run:GraftJob", "experiment": "experiments.job:ExperimentJob"}
+#: As many units as a message names.
+_NAMED = 8
+
+
+class Execution(TypedDict, total=False):
+    """How a job is run; the outcome does not depend on it.
+
+    Attributes:
+        resume: go on in a directory that was begun: what is finished there is kept. Default: the directory must be empty.
+        jobs: how many units run at a time, more than one as worker processes. Default: 1, in this process.
+        monitor: makes the monitor of a unit from a title; workers tell on stderr what they do. Default: silence.
+        debug: let an unexpected exception of a unit through, instead of going on with the others.
+        executor: runs the units in place of this process or workers of its own.
+    """
+
+    resume: bool
+    jobs: int
+    monitor: MakeMonitor
+    debug: bool
+    executor: Executor
+
+
+class Job(ABC, Generic[Config]):
+    """What one command asks for. It is pickled as its configuration alone, and loads in each process what it needs there.
+
+    Args:
+        config: what was asked for.
+        out: the directory.
+        device: as ``--device``.
+        precisions: that it computes in.
+        threads: of this process; default: as torch chooses.
+        cache: directory of fine-tuned models; default: inside ``out``.
+    """
+
+    #: What it is called; in config.json the key of what was asked for.
+    kind: ClassVar[str]
+    #: Where in config.json that stands which must be the same when the job is resumed; default: what was asked for.
+    compared: ClassVar[str] = ""
+    #: Lists in it that may grow.
+    growing: Collection[str] = ("seed",)
+    #: Whether those lists must name what is there already, too.
+    names_all: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        out: str,
+        device: str,
+        precisions: Sequence[str],
+        threads: int | None,
+        cache: str | None,
+    ) -> None:
+        self.config, self.out, self.threads = config, Path(out), threads
+        self.device = find_device(device)
+        check_precision(precisions, self.device)
+        self.cache, self._cache_is_given = Path(cache or self.out / "fine-tuned"), bool(cache)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.config,)
+
+    @abstractmethod
+    def asked(self) -> Json:
+        """What was asked for, under the names of the command line: what must be the same when the job is resumed."""
+
+    @abstractmethod
+    def describe(self) -> Json:
+        """Load and check what the units need, before anything is trained; what config.json says of it.
+
+        When the job is resumed, ``model``, ``tasks`` and ``data`` are compared; ``about`` begins results.json.
+        """
+
+    @abstractmethod
+    def keys(self) -> Json:
+        """The units in order, by the names of their folders; asked after `describe`."""
+
+    @abstractmethod
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
+        """Do what the unit is about; see `forgetfree.jobs.unit.Measure`."""
+
+    @classmethod
+    @abstractmethod
+    def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
+        """The content of results.json.
+
+        Args:
+            out: the directory.
+            about: how it begins.
+            units: all in order, and what their unit.json says; ``None`` where they have not ended.
+        """
+
+    @classmethod
+    @abstractmethod
+    def report(cls, out: Path, results: Json, ended: bool) -> None:
+        """Write report.md, if anything is measured; figures only where the job has ended."""
+
+    # -- What the engine does --------------------------------------------------------------------------------
+
+    def __call__(self, unit: Unit, monitor: MakeMonitor, debug: bool = False) -> None:
+        """Run one unit."""
+        unit.run(self.measure, monitor, self.device, debug)
+
+    def perform(
+        self,
+        *,
+        resume: bool = False,
+        jobs: int = 1,
+        monitor: MakeMonitor | None = None,
+        debug: bool = False,
+        executor: Executor | None = None,
+    ) -> Json:
+        """Run all units that are not done, and return the content of results.json; see `Execution`.
+
+        Raises:
+            UsageError: the directory is not empty, or was begun with another configuration.
+            RunError: another process works in the directory, or it was begun with other data, models or versions.
+            ForgetfreeError: data or model cannot be loaded.
+        """
+        if jobs < 1:
+            raise UsageError(f"--jobs must be at least 1, got {jobs}.")
+        make_directory(self.out)
+        with _terminable(), _claimed(self.out):
+            before = self._begun(resume)
+            if self._cache_is_given or os.path.lexists(self.cache):
+                make_directory(self.cache, "--cache" if self._cache_is_given else "--out")
+            set_threads(self.threads)
+            config = self._config(before)
+            missing = [unit for unit in _units(self.out, self.keys()) if not unit.is_done()]
+            for unit in missing:
+                make_directory(unit.directory)
+                unit.forget()
+            write_json(self.out / "config.json", config)
+            if executor is None and (jobs == 1 or len(missing) < 2):
+                return self._run(ThisProcess(monitor or (lambda _: Monitor())), missing, debug)
+            self.__dict__ = copy.copy(self).__dict__  # others load for themselves: what was loaded here goes
+            return self._run(executor or WorkerProcesses(jobs, self.threads), missing, debug)
+
+    def _run(self, executor: Executor, units: Sequence[Unit], debug: bool) -> Json:
+        assemble(self.out)
+        try:
+            with closing(executor.run(partial(self, debug=debug), units)) as ended:  # an error here stops them, too
+                for _ in ended:
+                    assemble(self.out)
+        except BaseException:
+            with suppress(Exception):  # what is cut short stands in the results, too
+                assemble(self.out)
+            raise
+        return assemble(self.out, ended=True)
+
+    def _begun(self, resume: bool) -> Json:
+        """The config.json that the directory was begun with; nothing where it is empty."""
+        held = [name for name in make_directory(self.out) if name != LOCK]
+        if resume and "config.json" in held:
+            return read_config(self.out, self.kind, self.compared or self.kind)
+        or_else = (
+            f". There is no {self.kind} in it to resume." if resume else f", or --resume to continue that {self.kind}."
+        )
+        refuse_held(self.out, held, f"Give another directory{or_else}")
+        return {}
+
+    def _config(self, before: Json) -> Json:
+        """config.json: with all that was asked for in this directory, now and before."""
+        asked, place = as_json(self.asked()), self.compared or self.kind
+        if before:  # before anything is loaded
+            asked = grown(self.out, before[place], asked, self.growing, self.names_all)
+        found = self.describe()
+        config = {"schema": SCHEMA, place: asked, **environment(self.device), **found, "units": self.keys()}
+        return continued(self.out, before, as_json(config)) if before else as_json(config)
+
+
+def assemble(out: Path, ended: bool = False) -> Json:
+    """Make results.json and report.md of the units that a directory holds, and return the content of results.json.
+
+    Args:
+        out: what a job wrote.
+        ended: draw figures, too.
+
+    Raises:
+        RunError: there is no config.json of a job, or it is damaged.
+    """
+    config = read_config(out)
+    module, _, name = _JOBS[next(kind for kind in _JOBS if kind in config)].partition(":")
+    job: type[Job[Any]] = getattr(import_module(f"forgetfree.jobs.{module}"), name)
+    units = [(unit, unit.record()) for unit in _units(out, config["units"])]
+    failed = [
+        {**unit.key, "error": record["error"]} for unit, record in units if record and record["status"] == "failed"
+    ]
+    results = job.gather(out, {"schema": SCHEMA, **config["about"], "failed": failed}, units)
+    write_json(out / "results.json", results)
+    job.report(out, results, ended)
+    return results
+
+
+def holdings(out: Path) -> str:
+    """What a job that was cut short has left behind, and how it goes on; nothing where it left nothing."""
+    try:
+        config = read_config(out)
+    except RunError:
+        return ""
+    units = [(unit, unit.record()) for unit in _units(out, config["units"])]
+    finished = [str(unit) for unit, record in units if record and record["status"] == "done"]
+    begun = [f"{unit}{_progress(unit, config)}" for unit, record in units if record is None and unit.is_begun]
+    parts = [f"finished: {_listed(finished)}", *([f"cut short: {_listed(begun)}"] if begun else [])]
+    return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
+
+
+def _progress(unit: Unit, config: Json) -> str:
+    """How far a unit of a run has come: the others score once, in the end."""
+    if "run" not in config:
+        return ""
+    try:
+        learned = max(score.after for score in read_scores(unit.directory / SCORES))
+    except (ReportError, ValueError):
+        learned = 0
+    return f" ({learned} of {len(config['tasks'])} tasks)"
+
+
+def failures(results: Json) -> list[str]:
+    """What went wrong, unit by unit."""
+    return [
+        f"{named({key: value for key, value in unit.items() if key not in ('error', 'matrix')}, ', ')}: {unit['error']}"
+        for unit in results["failed"]
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing" if len(names) <= _NAMED else f"{len(names)} units"
+
+
+def _units(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
+    return [Unit(key, out / folder) for folder, key in keys.items()]
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """No other process may work in a directory, inside."""
+    try:
+        with locked(out / LOCK, wait=False):
+            yield
+    except BlockingIOError as error:
+        raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM is Ctrl-C, inside."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # which cannot be told by signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

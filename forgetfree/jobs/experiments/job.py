@@ -1,0 +1,196 @@
+"""An experiment measured unit by unit: results.json, report.md and a figure. A unit has a folder in OUT/units/."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
+
+from forgetfree.data.rows import TaskRows
+from forgetfree.errors import DataError, ReportError, RunError, UsageError
+from forgetfree.files import write_atomically
+from forgetfree.jobs.engine import Execution, Job
+from forgetfree.jobs.environment import tell_shared_rows, versions
+from forgetfree.jobs.experiment_config import ExperimentConfig
+from forgetfree.jobs.experiments.experiment import load_experiment
+from forgetfree.jobs.experiments.laboratory import Laboratory
+from forgetfree.jobs.experiments.report import draw_outcome, outcome, rows_of
+from forgetfree.jobs.unit import Json, MakeMonitor, Unit
+from forgetfree.models.loading import LoadedModel, config_of, load_model
+from forgetfree.models.state import StateStore
+from forgetfree.results.rendering import render_page
+
+#: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.
+LISTS = {"tasks": "task", "shots": "shots", "seeds": "seed"}
+
+
+def run_experiment(config: ExperimentConfig, **how: Unpack[Execution]) -> Json:
+    """Measure all units, then write report.md and the figure.
+
+    Args:
+        config: what was asked for.
+        how: see `Execution`.
+
+    Returns:
+        The content of results.json. Units that failed stand under ``failed``.
+
+    Raises:
+        UsageError: the configuration is wrong, or the directory is not empty.
+        ForgetfreeError: data or model cannot be loaded.
+    """
+    job = ExperimentJob(config)
+    if how.get("resume") and not (job.out / "config.json").exists():
+        if (job.out / "results.json").exists():
+            raise RunError(f"{job.out} cannot be resumed: version 0.2 began it. Start again with another --out.")
+        raise UsageError(
+            f"There is nothing to resume in {str(job.out)!r}. Give the --out that was begun, or leave --resume out."
+        )
+    return job.perform(**how)
+
+
+class ExperimentJob(Job[ExperimentConfig]):
+    """An experiment."""
+
+    kind: ClassVar = "experiment"
+    compared: ClassVar = "setting"
+    names_all: ClassVar = True
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self.experiment = load_experiment(config.name)
+        checked = config.checked()
+        self.preset, common = checked.preset, checked.common
+        for key in self.experiment.single:
+            if len(given := getattr(self.preset, key)) > 1:
+                raise UsageError(f"{config.name} looks at one of {key}, got {', '.join(map(str, given))}. Give one.")
+        super().__init__(
+            config,
+            out=config.out,
+            device=config.device,
+            precisions=[{**self.preset.options, **self.preset.fixed}.get("precision", "fp32")],
+            threads=common.threads,
+            cache=common.cache or str(Path(config.out).parent / "fine-tuned"),
+        )
+        units = self.experiment.units(self.preset)
+        self.growing = [name for name, part in LISTS.items() if part in units[0]]
+
+    @cached_property
+    def lab(self) -> Laboratory:
+        """What units are measured with."""
+        return Laboratory(self.preset, self.config.data, self.device, StateStore(self.cache), self.cache)
+
+    @cached_property
+    def skipped(self) -> dict[str, str]:
+        """Tasks without data, and the reason."""
+        needed = self.experiment.tasks(self.preset)
+        return {names[0]: reason for names in needed if (reason := self.lab.missing(names))}
+
+    @cached_property
+    def units(self) -> list[Json]:
+        """What is measured, unit by unit."""
+        planned = self.experiment.units(self.preset)
+        if "task" not in planned[0] and self.skipped:  # each needs all tasks
+            return []
+        return [unit for unit in planned if unit.get("task") not in self.skipped]
+
+    def asked(self) -> Json:
+        """The setting in full: it may be the preset's without a word."""
+        return {"experiment": self.config.name, "preset": self.config.preset, **asdict(self.preset)}
+
+    def keys(self) -> Json:
+        """Every unit, in a folder such as ``units/sst2-shots-64-seed-0``."""
+        return {f"units/{_folder(unit)}": unit for unit in self.units}
+
+    def describe(self) -> Json:
+        """Tasks, model and data."""
+        lab, preset = self.lab, self.preset
+        if not self.units:
+            raise DataError(next(iter(self.skipped.values())))
+        needed = self.experiment.tasks(preset)
+        there = [lab.first_available(names) for names in needed if names[0] not in self.skipped]
+        loaded = load_model(preset.model, preset.readout, max_length=preset.max_length)
+        tell_shared_rows(map(lab.rows, there), preset.evaluate_on)
+        rows = {task: lab.rows(task) for task in there}
+        data: Json = {
+            task: {"fingerprint": each.fingerprint(), "encoded": _encoded(loaded, each)} for task, each in rows.items()
+        }
+        tasks, config = {task: each.task.fields for task, each in rows.items()}, config_of(loaded.model.backbone)
+        absent: Json = {}
+        if needed != [(task,) for task in preset.tasks]:
+            # Units read other tasks' rows, too: what they lacked must be lacking when the rest is measured.
+            absent = {task: {"fingerprint": None} for task in self.skipped}
+        return {
+            "experiment": self.config.section(),
+            "model": {
+                "name": preset.model,
+                "readout": loaded.readout,
+                "fingerprint": loaded.fingerprint,
+                "max_length": loaded.max_length,
+                "config": config,
+            },
+            "tasks": list(tasks.values()),
+            "data": data | absent,
+            "about": {
+                "experiment": self.config.name,
+                "paper": self.experiment.paper,
+                "preset": self.config.preset,
+                "setting": asdict(preset),
+                "model": loaded.fingerprint,
+                "config": config,
+                "data": {task: rows["fingerprint"] for task, rows in data.items()},
+                "tasks": tasks,
+                "encoded": {task: rows["encoded"] for task, rows in data.items()},
+                "skipped": self.skipped,
+                "versions": {package: versions()[package] for package in ("forgetfree", "torch", "transformers")},
+                "device": self.device,
+            },
+        }
+
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
+        """Measure the rows of a unit."""
+        self.lab.monitor = lambda title: monitor(f"{self.config.name} · {title}")
+        return {"rows": [{**key, **row} for row in self.experiment.measure(self.lab, dict(key))]}
+
+    @classmethod
+    def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
+        """``units`` with their rows, and the claims where all are done."""
+        done = [(unit, record) for unit, record in units if record and record["status"] == "done"]
+        results = about | {
+            "complete": len(done) == len(units),
+            "units": [{"unit": unit.key, "rows": record["details"]["rows"]} for unit, record in done],
+            "seconds": round(sum(record["seconds"] for _, record in done), 1),
+        }
+        if results["complete"]:
+            claims = load_experiment(about["experiment"]).claims(rows_of(results))
+            results["claims"] = [asdict(claim) for claim in claims]
+        return results
+
+    @classmethod
+    def report(cls, out: Path, results: Json, ended: bool) -> None:
+        """Write the claims and tables, and draw the figure."""
+        if ended and results["units"]:
+            write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
+            try:
+                draw_outcome(results, out)
+            except ReportError:
+                if results["complete"]:  # else what failed may be what the figure shows
+                    raise
+
+
+def _folder(unit: Mapping[str, Any]) -> str:
+    """The name of a unit's folder: short, and of letters that every file system takes."""
+    name = "-".join(str(value) if key == "task" else f"{key}-{value}" for key, value in unit.items())
+    if re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII):
+        return name
+    plain = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII)[:60]
+    return f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _encoded(loaded: LoadedModel, rows: TaskRows) -> str:
+    """SHA-256 of what the tokenizer makes of a task's first hundred test rows, in its prompt."""
+    ids = loaded.encoder(rows.task)(rows.test.take(range(min(100, len(rows.test)))))
+    return hashlib.sha256(json.dumps([list(map(int, row)) for row in ids]).encode()).hexdigest()

@@ -1,0 +1,94 @@
+"""The answers of a unit of a run: logits and labels on every task's test rows, in predictions.safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree.errors import RunError
+from forgetfree.files import read_signed, signed_bytes, write_atomically
+from forgetfree.json_file import check
+from forgetfree.results import metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forgetfree.results.metrics import Predictions
+
+_FILE = "predictions.safetensors"
+
+
+def save_predictions(directory: Path, predictions: Mapping[str, Predictions]) -> None:
+    """Keep the answers on every task in the folder of a unit."""
+    import torch
+
+    arrays = {f"{task}/logits": answers.logits for task, answers in predictions.items()}
+    arrays |= {f"{task}/labels": answers.labels for task, answers in predictions.items()}
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    write_atomically(directory / _FILE, signed_bytes(tensors, {}))
+
+
+def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) -> dict[str, Any]:
+    """Read the logits of every task.
+
+    Args:
+        directory: the folder of a unit.
+        tasks: their names.
+        rows: how many test rows each has.
+
+    Returns:
+        Arrays ``(n, n_labels)`` by task.
+
+    Raises:
+        RunError: the file is missing or damaged, or of other tasks or rows.
+    """
+    path, remedy = directory / _FILE, "Go on with --resume, which makes it again."
+    _, tensors = read_signed(path, RunError, remedy, unsigned=())
+    try:
+        keys = {f"{task}/{part}" for task in tasks for part in ("logits", "labels")}
+        check("its tensors", sorted(tensors), tensors.keys() == keys, f"logits and labels of {', '.join(tasks)}")
+        for task in tasks:
+            _check_predictions(task, tensors[f"{task}/logits"], tensors[f"{task}/labels"], rows.get(task))
+    except ValueError as error:
+        raise RunError(f"{path}: {error}. {remedy}") from error
+    return {task: tensors[f"{task}/logits"].numpy() for task in tasks}
+
+
+def _check_predictions(task: str, logits: Tensor, labels: Tensor, rows: int | None) -> None:
+    """Raise ``ValueError`` unless they are finite logits of labels, one row each, of as many test rows as there are."""
+    import torch
+
+    shapes = tuple(logits.shape), tuple(labels.shape)
+    count = len(labels) if labels.dim() == 1 and rows is None else rows
+    right = logits.dim() == 2 and len(logits) == count and shapes[1] == (count,)
+    check(f"logits and labels of {task!r}", shapes, right, f"one row for each of {count} test rows")
+    finite = logits.is_floating_point() and bool(logits.isfinite().all())
+    check(f"logits of {task!r}", str(logits.dtype), finite, "finite numbers")
+    within = labels.dtype == torch.int64 and bool(((labels >= 0) & (labels < logits.shape[1])).all())
+    check(f"labels of {task!r}", str(labels.dtype), within, f"whole numbers below {logits.shape[1]}")
+
+
+def agreement(directory: Path, reference: Path, tasks: Sequence[str], rows: Mapping[str, int]) -> list[float]:
+    """Return the share of each task's test rows on which two units answer alike.
+
+    Args:
+        directory: the folder of one unit.
+        reference: the folder of the other.
+        tasks: their names.
+        rows: how many test rows each has.
+
+    Raises:
+        RunError: a file of answers is missing or damaged, or of other tasks or rows.
+    """
+    times = tuple((each / _FILE).stat().st_mtime_ns for each in (directory, reference))
+    return list(_agreement(directory, reference, times, tuple(tasks), tuple(rows.items())))
+
+
+@lru_cache(maxsize=4096)  # results are made anew whenever a unit has ended
+def _agreement(
+    directory: Path, reference: Path, times: tuple[int, ...], tasks: tuple[str, ...], rows: tuple[tuple[str, int], ...]
+) -> tuple[float, ...]:
+    logits, others = (load_logits(each, tasks, dict(rows)) for each in (directory, reference))
+    return tuple(metrics.agreement(logits[task], others[task]) for task in tasks)

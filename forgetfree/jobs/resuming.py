@@ -1,0 +1,159 @@
+"""config.json of a job, and what must be as it was when the job is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from forgetfree import registry
+from forgetfree.errors import RunError, UsageError
+from forgetfree.jobs.environment import versions
+from forgetfree.json_file import check, check_fields, read_json
+from forgetfree.results.config_file import load_run
+
+Json = dict[str, Any]
+_KINDS = ("run", "graft", "experiment")
+_CONFIG: dict[str, type] = {
+    **{"machine": dict, "model": dict, "tasks": list, "data": dict, "about": dict, "units": dict},
+}
+#: Whose versions decide bits.
+_PACKAGES = ("forgetfree", "torch", "transformers")
+#: What may be there beside model, tasks and data.
+_BESIDE = {"fine_tuned": "the fine-tuned model", "base_file": "the graft of --base"}
+_REMEDY = "Start again with another --out."
+
+
+def read_config(out: Path, kind: str | None = None, *more: str) -> Json:
+    """Read the config.json of a job, and check it.
+
+    Args:
+        out: its directory.
+        kind: the kind of job that is to go on with it; default: it is only read.
+        more: objects that it must hold for that.
+
+    Raises:
+        RunError: it is missing or damaged, or another version or kind of job wrote it.
+    """
+
+    def check_config(config: Any) -> None:
+        check_fields("", config, {kind: dict} if kind else {})
+        if kind:
+            check_fields("", {"versions": {}} | config, {"versions": dict})
+            refuse_changes(out, _changed_versions(config))
+        check_fields("", config, _CONFIG | dict.fromkeys(more, dict))
+        for key in ("data", "units"):
+            right = all(isinstance(value, dict) for value in config[key].values())
+            check(key, config[key], right, "an object of objects")
+        check("the content", sorted(config), any(each in config for each in _KINDS), f"one of {', '.join(_KINDS)}")
+
+    config: Json = read_json(out / "config.json", RunError, _REMEDY, check_config)
+    return load_run(out, _REMEDY) if kind == "run" else config
+
+
+def as_json(value: Any) -> Any:
+    """The value as a file gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_all: bool) -> Json:
+    """What was asked for in a directory, now and before.
+
+    Args:
+        out: the directory.
+        before: what was asked for when it was begun.
+        now: what is asked for.
+        growing: lists that may be longer now.
+        names_all: whether they must name what there is already, too.
+
+    Raises:
+        UsageError: something else is asked for, or less.
+    """
+    differ = _differing(before, now, growing)
+    lists = {}
+    for key in growing:
+        held = before[key] if isinstance(before.get(key), list) else []
+        if names_all and any(each not in now[key] for each in held):
+            differ.append(f"{key} (give all there are: {', '.join(map(str, held))})")
+        lists[key] = now[key] if names_all else [*held, *(each for each in now[key] if each not in held)]
+    if differ:
+        raise UsageError(
+            f"--resume needs the configuration that {out} was begun with; these differ: {', '.join(differ)}. Start again with "
+            "another --out, or give the old options."
+        )
+    return now | lists
+
+
+def _differing(before: Json, now: Json, growing: Collection[str]) -> list[str]:
+    """What is asked for otherwise, options one by one. Where data and models lie does not count: what they hold is compared."""
+    found = []
+    for key in dict.fromkeys((*before, *now)):
+        was, is_now = before.get(key), now.get(key)
+        recipe = bool({str(was), str(is_now)} & registry.MODELS.keys())  # a registered model may bring one
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            found += _differing(was, is_now, growing)
+        elif was != is_now and key not in growing and key != "data" and (key != "model" or recipe):
+            found.append(f"{key} (was {was}, now {is_now})")
+    return found
+
+
+def continued(out: Path, before: Json, now: Json) -> Json:
+    """config.json of a job that goes on, with the units of before.
+
+    Raises:
+        RunError: data, model or versions are not those that it was begun with.
+    """
+    refuse_changes(out, _changed(before, now))
+    model, begun = now["about"].get("model"), before["about"].get("model")
+    if isinstance(model, dict) and isinstance(begun, dict):
+        model["name"] = begun.get("name")  # the weights identify it, not where they lie
+    if before["units"].keys() <= now["units"].keys():
+        return now
+    return now | {"units": before["units"] | now["units"]}
+
+
+def refuse_changes(out: Path, changed: Collection[str]) -> None:
+    """Raise ``RunError`` if anything has changed since a directory was begun."""
+    if changed:
+        raise RunError(
+            f"{out} cannot be resumed: {' and '.join(changed)} changed since it was begun. {_REMEDY[:-1]}, or put the old "
+            "files back."
+        )
+
+
+def _changed(before: Json, now: Json) -> list[str]:
+    found = _changed_versions(before)
+    device = before["machine"].get("device")
+    if device != now["machine"]["device"]:
+        found.append(f"the device (was {device}, is {now['machine']['device']})")
+    found += [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]
+    model, held = before["model"], now["model"]
+    same_weights = model.get("fingerprint") == held["fingerprint"]
+    if not same_weights:
+        found.append("the weights of the model")
+    elif any(model.get(key) != held[key] for key in ("config", "max_length")):
+        found.append("the model's config.json")
+    was, is_now = (_by_name(each["tasks"]) for each in (before, now))
+    for task, rows in before["data"].items():
+        rows_now = now["data"].get(task, {})
+        if rows.get("fingerprint") != rows_now.get("fingerprint"):
+            found.append(f"data of {task!r}")
+        elif was.get(task) != is_now.get(task):
+            found.append(f"labels, label words, templates or metrics of {task!r}")
+        elif same_weights and rows.get("encoded") != rows_now.get("encoded"):
+            found.append(f"the tokenizer or the prompt of {task!r}")
+    return found
+
+
+def _by_name(tasks: list[Any]) -> Mapping[str, Any]:
+    return {str(task.get("name")): task for task in tasks if isinstance(task, dict)}
+
+
+def _changed_versions(config: Json) -> list[str]:
+    was, is_now = config.get("versions", {}), versions()
+    return [
+        f"the version of {package} (was {was.get(package, 'none')}, is {is_now.get(package)})"
+        for package in _PACKAGES
+        if was.get(package) != is_now.get(package)
+    ]

@@ -1,0 +1,177 @@
+"""A unit: the smallest piece of a job that is run, kept and resumed by itself. It writes into its own folder alone.
+
+scores.csv       its scores, see `forgetfree.results.scores`
+history.jsonl    task, phase, step, loss and seconds since the unit began, of at most about a hundred steps a phase
+…                what else it makes: a ledger, predictions, a graft
+unit.json        written last: how it ended, with the size and SHA-256 of each file beside it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, first_line
+from forgetfree.files import write_json
+from forgetfree.jobs.environment import environment
+from forgetfree.json_file import check, check_fields, read_json
+from forgetfree.learning.monitor import Monitor, Phase
+
+Json = dict[str, Any]
+MakeMonitor = Callable[[str], Monitor]
+#: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
+Measure = Callable[[Mapping[str, Any], Path, MakeMonitor], Json]
+
+SCORES, HISTORY, RECORD = "scores.csv", "history.jsonl", "unit.json"
+#: Logged steps of a phase, about.
+_LOGGED = 100
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit in a job's directory.
+
+    Attributes:
+        key: what it is, e.g. ``{"strategy": "fine-tune", "seed": 0}``.
+        directory: its folder.
+    """
+
+    key: Mapping[str, Any]
+    directory: Path
+
+    def __str__(self) -> str:
+        return named(self.key, " ")
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it was ever begun."""
+        return (self.directory / HISTORY).is_file()
+
+    def record(self) -> Json | None:
+        """What unit.json says; ``None`` where the unit has not ended, or the file is damaged or another unit's."""
+        try:
+            record: Json = read_json(self.directory / RECORD, RunError, "", _check_record)
+        except RunError:
+            return None
+        return record if record["unit"] == self.key else None
+
+    def is_done(self) -> bool:
+        """Whether it ended well, and all its files are as they were then."""
+        record = self.record()
+        return record is not None and record["status"] == "done" and record["files"] == described_files(self.directory)
+
+    def forget(self) -> None:
+        """Take it for one that has not ended, even if its files are damaged."""
+        (self.directory / RECORD).unlink(missing_ok=True)
+
+    def run(self, measure: Measure, monitor: MakeMonitor, device: str, debug: bool = False) -> None:
+        """Run it from the start: what is in its folder goes.
+
+        What goes wrong in this unit alone (a loss that diverges, a fault of a strategy) is put down in unit.json.
+
+        Args:
+            measure: what is done.
+            monitor: makes the monitor of a title.
+            device: where it runs.
+            debug: let exceptions through that are no errors of forgetfree.
+
+        Raises:
+            ForgetfreeError, OSError: what concerns other units, too.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in self.directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        (self.directory / HISTORY).touch()
+        begin = time.perf_counter()
+        details, error = {}, None
+        try:
+            details = measure(self.key, self.directory, lambda title: History(monitor(title), self.directory, begin))
+        except (TrainingError, MetricError, LedgerError) as fault:
+            error = str(fault)
+        except (ForgetfreeError, OSError):
+            raise
+        except Exception as fault:  # of a plug-in, perhaps
+            if debug:
+                raise
+            reason = f"{type(fault).__name__}: {first_line(fault)}"
+            error = f"It stopped with {reason}. Run it alone with --debug to see where."
+        record = {
+            "schema": 1,
+            "unit": self.key,
+            "status": "done" if error is None else "failed",
+            "error": error,
+            "seconds": round(time.perf_counter() - begin, 3),
+            **environment(device),
+            "details": details,
+            "files": described_files(self.directory),
+        }
+        write_json(self.directory / RECORD, record | {"checksum": _checksum(record)})
+
+
+def named(key: Mapping[str, Any], separator: str) -> str:
+    """A unit's key in a message, e.g. ``fine-tune seed 0``."""
+    return separator.join(value if isinstance(value, str) else f"{name} {value}" for name, value in key.items())
+
+
+def described_files(directory: Path) -> Json:
+    """Size and SHA-256 of every file of a unit but unit.json and temporary ones, by name."""
+    return {
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path != directory / RECORD and not path.name.startswith(".")
+    }
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checksum(record: Json) -> str:
+    content = {key: value for key, value in record.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _check_record(record: Any) -> None:
+    check_fields("", record, {"unit": dict, "checksum": str})
+    check("checksum", record["checksum"], record["checksum"] == _checksum(record), "that of the content")
+
+
+class History(Monitor):
+    """Passes everything on to another monitor, and appends losses to history.jsonl.
+
+    Args:
+        monitor: hears of everything.
+        directory: of the unit.
+        begin: the value of `time.perf_counter` when the unit began.
+    """
+
+    def __init__(self, monitor: Monitor, directory: Path, begin: float) -> None:
+        self._monitor, self._path, self._begin = monitor, directory / HISTORY, begin
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """One phase of one task."""
+        every = max(1, steps // _LOGGED)
+        with (
+            self._monitor.phase(task, phase, steps) as on_step,
+            self._path.open("a", encoding="utf-8", buffering=1) as file,
+        ):
+
+            def log(step: int, loss: float) -> None:
+                on_step(step, loss)
+                if math.isfinite(loss) and (step % every == 0 or step == steps):
+                    seconds = round(time.perf_counter() - self._begin, 3)
+                    line = {"task": task, "phase": phase, "step": step, "loss": loss, "seconds": seconds}
+                    file.write(json.dumps(line) + "\n")
+
+            yield log

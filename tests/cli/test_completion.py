@@ -1,0 +1,65 @@
+"""What the shell completes, and how help is laid out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forgetfree import cli
+
+
+def completed(capsys: pytest.CaptureFixture, *words: str) -> list[str]:
+    assert cli.main(["__complete", *words]) == 0
+    return capsys.readouterr().out.split("\x1fbegin\n")[1].split()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["run", ""], "qnli-agnews-sst2"),
+        (["run", "sst2", "--strategy", ""], "grafting-continual"),
+        (["graft", ""], "sst2"),
+        (["graft", "sst2", "--model", ""], "minilm"),
+        (["experiment", ""], "calibration"),
+        (["experiment", "where", "--task", ""], "ag_news"),
+    ],
+)
+def test_names_are_completed(capsys: pytest.CaptureFixture, words: list[str], name: str) -> None:
+    assert name in completed(capsys, *words)
+
+
+def test_the_completion_is_installed_for_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = tmp_path / "script"
+    assert cli.main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
+    text = script.read_text()
+    assert all(flag in text for flag in ("--learning-rate", "--install-completion", "--verbose", "experiment"))
+
+
+@pytest.mark.parametrize("command", ["run", "graft", "experiment", "report", "list", "predict", "apply", "ledger"])
+def test_help_shows_usage_and_an_example(capsys: pytest.CaptureFixture, command: str) -> None:
+    assert cli.main([command, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(f"Usage: forgetfree {command} ")
+    assert f"Example: forgetfree {command} " in page
+
+
+def test_flags_of_jobs_are_grouped_and_alike(capsys: pytest.CaptureFixture) -> None:
+    pages = []
+    for command in ("run", "graft", "experiment"):
+        assert cli.main([command, "--help"]) == 0
+        pages.append(capsys.readouterr().out)
+    alike = ("learning-rate", "batch-size", "precision", "test-limit", "threads", "cache", "jobs", "resume", "config")
+    for page in pages:
+        assert all(group in page for group in ("What to learn", "How to learn", "How to run"))
+        assert all(f"--{flag} " in page for flag in alike)
+
+
+def test_a_wrong_flag_is_told_with_the_commands_usage(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["graft", "sst2", "--sparsty", "1"]) == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == "Usage: forgetfree graft TASK [OPTIONS]"
+    assert "Did you mean '--sparsity'?" in error
