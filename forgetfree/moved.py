@@ -41,6 +41,9 @@ MOVED: Mapping[str, tuple[str, ...]] = {
     }.items()
 }
 
+#: Classes of old modules that have another name now.
+RENAMED = {"StreamTask": "EncodedTask"}
+
 
 class _Finder(MetaPathFinder, Loader):
     """Makes a module with an old name that finds names in their new places."""
@@ -55,11 +58,12 @@ class _Finder(MetaPathFinder, Loader):
         old, homes = module.__name__, MOVED[module.__name__]
 
         def find(name: str) -> Any:
+            now = RENAMED.get(name, name)
             if not name.startswith("__"):
                 for home in homes:
-                    if hasattr(found := importlib.import_module(home), name):
-                        warnings.warn(f"{old}.{name} is {home}.{name} now.", DeprecationWarning, stacklevel=2)
-                        return getattr(found, name)
+                    if hasattr(found := importlib.import_module(home), now):
+                        warnings.warn(f"{old}.{name} is {home}.{now} now.", DeprecationWarning, stacklevel=2)
+                        return getattr(found, now)
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
 
         module.__getattr__ = find  # type: ignore[method-assign]

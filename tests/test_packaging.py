@@ -272,9 +272,11 @@ def test_a_module_that_moved_is_found_under_its_old_name(old: str) -> None:
 
 
 def test_a_class_with_a_new_name_is_found_under_its_old_one() -> None:
-    streams = importlib.import_module("forgetfree.continual.streams")
-    with pytest.warns(DeprecationWarning, match="StreamTask is EncodedTask now."):
-        assert streams.StreamTask is streams.EncodedTask
+    before, now = (importlib.import_module(name) for name in ("forgetfree.streams", "forgetfree.continual.streams"))
+    with pytest.warns(
+        DeprecationWarning, match=r"streams\.StreamTask is forgetfree\.continual\.streams\.EncodedTask now\."
+    ):
+        assert before.StreamTask is now.EncodedTask
 
 
 def test_every_name_of_the_old_core_is_found() -> None:

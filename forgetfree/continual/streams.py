@@ -5,7 +5,6 @@ This room, the strategies and their tests are all that import Avalanche.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -395,10 +394,3 @@ __all__ = [
     "load_stream",
     "make_stream",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "EncodedTask":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{__name__}.StreamTask is EncodedTask now.", DeprecationWarning, stacklevel=2)
-    return EncodedTask
