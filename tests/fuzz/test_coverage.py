@@ -20,6 +20,7 @@ PARSERS = {
     "core/graft_file": "whether a file is a graft",
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
     "core/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
+    "lora/file": "what was written in the same call",
     "results/run_results": "options that were written in the same call",
     "jobs/resuming": "what was written in the same call",
 }
