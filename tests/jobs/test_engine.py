@@ -1,0 +1,376 @@
+"""What the engine can do, in run, graft and experiment alike: resume, workers, cache, signals, failures, locks, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import last_of_each
+
+from forgetfree import cli
+from forgetfree.errors import RunError, TrainingError, UsageError
+from forgetfree.files import locked
+from forgetfree.jobs.engine import LOCK, assemble
+from forgetfree.jobs.experiments import ExperimentConfig, run_experiment
+from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.graft_run import GraftJob, run_graft
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.runner import RunJob, run
+from forgetfree.jobs.unit import RECORD, Unit
+from forgetfree.jobs.workers import ThisProcess
+from forgetfree.learning.monitor import Monitor
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Command:
+    """One of the three commands on two units.
+
+    Attributes:
+        name: of the command.
+        config: what is asked for.
+        perform: does it.
+        job: whose ``measure`` a test may replace.
+        units: folders of the units.
+        made: a tensor file of each unit, if it has one.
+    """
+
+    name: str
+    config: Any
+    perform: Callable[..., Json]
+    job: str
+    units: tuple[str, str]
+    made: str
+
+    def at(self, out: Path, **changes: Any) -> Any:
+        """The configuration with another directory, whose models are kept inside."""
+        settings = {
+            **self.config.settings,
+            "cache": str(out.parent / f"{out.name}-models"),
+            **changes.pop("settings", {}),
+        }
+        return replace(self.config, out=str(out), settings=settings, **changes)
+
+    def words(self, out: Path, *more: str) -> list[str]:
+        """The command line of the same."""
+        config = self.config
+        words = {
+            "run": ["run", "sst2", "--strategy", "fine-tune", "--strategy", "grafting-continual"],
+            "graft": ["graft", "sst2", "--seed", "0", "--seed", "1"],
+            "experiment": ["experiment", "where", "--task", "sst2", "--seed", "0", "--seed", "1"],
+        }[self.name]
+        fixed = [
+            "--data",
+            config.data,
+            "--model",
+            config.model,
+            "--shots",
+            "4",
+            "--readout",
+            "linear",
+            "--sparsity",
+            "0.05",
+        ]
+        sets = [word for key, value in config.settings.items() for word in ("--set", f"{key}={value}")]
+        cache = ["--set", f"cache={out.parent / f'{out.name}-models'}"]
+        return last_of_each([*words, *fixed, *sets, *cache, "--out", str(out), *more])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["run", "graft", "experiment"])
+def command(request: pytest.FixtureRequest, data_directory: Path, model_directory: Any) -> Command:
+    """Each of the three."""
+    common: Json = {"data": str(data_directory), "model": str(model_directory("bert")), "readout": "linear"}
+    common["settings"] = {"steps": 2, "mask_steps": 1, "mask_batch_size": 8, "threads": 1}
+    both = ("fine-tune", "grafting-continual")
+    if request.param == "run":
+        config: Any = RunConfig(stream="sst2", strategies=both, shots=4, sparsity=0.05, **common)
+        units = tuple(f"{name}/seed-0" for name in both)
+        return Command("run", config, run, "forgetfree.jobs.runner.RunJob", units, "predictions.safetensors")  # type: ignore[arg-type]
+    if request.param == "graft":
+        config = GraftConfig(task="sst2", seeds=(0, 1), shots=4, sparsities=(0.05,), **common)
+        job, units = "forgetfree.jobs.graft_run.GraftJob", ("seed-0", "seed-1")
+        return Command("graft", config, run_graft, job, units, "graft-sparsity-0.05.safetensors")
+    config = ExperimentConfig(name="where", tasks=("sst2",), seeds=(0, 1), shots=(4,), sparsities=(0.05,), **common)
+    units = tuple(f"units/sst2-shots-4-seed-{seed}" for seed in (0, 1))
+    return Command(
+        "experiment", config, run_experiment, "forgetfree.jobs.experiments.job.ExperimentJob", units, "unit.json"
+    )  # type: ignore[arg-type]
+
+
+def timeless(value: Any) -> Any:
+    """Results without what differs from run to run."""
+    if isinstance(value, dict):
+        return {key: timeless(each) for key, each in value.items() if key != "seconds"}
+    return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def bytes_of(out: Path) -> dict[str, bytes]:
+    """The files of numbers and tensors of all units."""
+    kept = [path for path in out.rglob("*") if path.name == "scores.csv" or path.suffix == ".safetensors"]
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in kept}
+
+
+def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, unit: int = 1) -> list[str]:
+    """Let one unit fail; the folders of all that are measured from then on."""
+    module, _, name = command.job.rpartition(".")
+    job = getattr(sys.modules[module], name)
+    measure, measured = job.measure, list[str]()
+
+    def fails(self: Any, key: Any, directory: Path, monitor: Any) -> Json:
+        folder = directory.relative_to(self.out).as_posix()
+        measured.append(folder)
+        if folder == command.units[unit]:
+            raise error
+        return measure(self, key, directory, monitor)
+
+    monkeypatch.setattr(job, "measure", fails)
+    return measured
+
+
+def test_two_jobs_write_what_one_writes(command: Command, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    results = command.perform(command.at(one))
+    assert timeless(command.perform(command.at(two), jobs=2)) == timeless(results)
+    assert bytes_of(two) == bytes_of(one)
+    models = [sorted(path.name for path in Path(f"{out}-models").iterdir()) for out in (one, two)]
+    assert models[0] == models[1]
+    assert not (two / LOCK).exists() and results["failed"] == []
+
+
+def test_a_unit_says_how_it_ended_and_what_it_wrote(command: Command, tmp_path: Path) -> None:
+    command.perform(command.at(tmp_path / "out"))
+    for folder in command.units:
+        record = json.loads((tmp_path / "out" / folder / RECORD).read_text())
+        assert (record["status"], record["error"]) == ("done", None) and record["seconds"] >= 0
+        assert {"torch", "forgetfree"} <= set(record["versions"]) and record["machine"]["device"] == "cpu"
+        written = {
+            path.name: path.stat().st_size for path in (tmp_path / "out" / folder).iterdir() if path.name != RECORD
+        }
+        assert {name: file["bytes"] for name, file in record["files"].items()} == written
+        history = [json.loads(line) for line in (tmp_path / "out" / folder / "history.jsonl").read_text().splitlines()]
+        assert all(set(line) == {"task", "phase", "step", "loss", "seconds"} for line in history) and history
+
+
+def test_an_interrupted_job_goes_on_to_the_same_bytes(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    results = command.perform(command.at(whole))
+    with monkeypatch.context() as patch:
+        failing(command, patch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            command.perform(command.at(out))
+    kept = (out / command.units[0] / RECORD).read_bytes()
+    assert timeless(command.perform(command.at(out), resume=True)) == timeless(results)
+    assert (out / command.units[0] / RECORD).read_bytes() == kept
+    assert bytes_of(out) == bytes_of(whole)
+
+
+@pytest.mark.parametrize("error", [TrainingError("The loss became nan."), ZeroDivisionError("oh")])
+def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
+    command: Command, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        failing(command, patch, error, unit=0)
+        (failed,) = command.perform(command.at(out))["failed"]
+    assert str(error) in failed["error"]
+    assert Unit(json.loads((out / command.units[1] / RECORD).read_text())["unit"], out / command.units[1]).is_done()
+    with monkeypatch.context() as patch:
+        again = failing(command, patch, error, unit=0)
+        assert command.perform(command.at(out), resume=True)["failed"] and again == [command.units[0]]
+    assert command.perform(command.at(out), resume=True)["failed"] == []
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        failing(command, patch, ZeroDivisionError("oh"), unit=0)
+        command.perform(command.at(tmp_path / "debug"), debug=True)
+
+
+def test_a_failure_ends_a_command_with_one(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(command, monkeypatch, TrainingError("The loss became nan."))
+    assert cli.main(command.words(tmp_path / "out")) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "The loss became nan." in error and f"--resume --out {tmp_path / 'out'} goes on." in error
+
+
+def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Path) -> None:
+    phases: list[str] = []
+
+    class Heard(Monitor):
+        def phase(self, task: str, phase: Any, steps: int) -> Any:
+            phases.append(phase)
+            return super().phase(task, phase, steps)
+
+    shared = {"settings": {"cache": str(tmp_path / "models")}}
+    first = command.perform(command.at(tmp_path / "first", **shared), monitor=lambda _: Heard())
+    assert "fine_tune" in phases
+    phases.clear()
+    second = command.perform(command.at(tmp_path / "second", **shared), monitor=lambda _: Heard())
+    assert "fine_tune" not in phases and timeless(first) == timeless(second)
+
+
+def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command.perform(command.at(out))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with (
+        locked(out / LOCK),
+        pytest.raises(
+            RunError, match=rf"Another process works in {out}\. Wait until it has ended, or give another --out"
+        ),
+    ):
+        command.perform(command.at(out), resume=True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_results_are_made_of_the_units_at_any_time(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    results = command.perform(command.at(out))
+    (out / "results.json").unlink()
+    assert json.loads(json.dumps(assemble(out, ended=True))) == json.loads(json.dumps(results))
+    assert json.loads((out / "results.json").read_text()) == json.loads(json.dumps(results))
+
+
+def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    results = command.perform(command.at(whole, seeds=(0, 1)))
+    command.perform(command.at(out, seeds=(0,)))
+    assert timeless(command.perform(command.at(out, seeds=(0, 1)), resume=True)) == timeless(results)
+    assert bytes_of(out) == bytes_of(whole)
+
+
+def test_an_executor_may_take_the_place_of_processes(command: Command, tmp_path: Path) -> None:
+    """It has one method: the seam for other machines."""
+    ran: list[str] = []
+
+    class Recorded(ThisProcess):
+        def run(self, work: Any, units: Any) -> Any:
+            ran.extend(unit.directory.name for unit in units)
+            return super().run(work, units)
+
+    results = command.perform(command.at(tmp_path / "out"), executor=Recorded(lambda _: Monitor()))
+    assert len(ran) == 2 and results["failed"] == []
+
+
+def test_jobs_must_be_at_least_one(command: Command, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--jobs must be at least 1, got 0\."):
+        command.perform(command.at(tmp_path / "out"), jobs=0)
+
+
+# -- Signals and kills -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a command in a process group of its own, which is killed in the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def starts(words: list[str]) -> subprocess.Popen[str]:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forgetfree", *words],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        started.append(process)
+        return process
+
+    yield starts
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str], path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not (path.is_file() and path.stat().st_size):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+
+
+#: Steps that no test waits for.
+ENDLESS = ("--set", "steps=1000000")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_signal_ends_a_command_as_ctrl_c_does(
+    command: Command, number: int, jobs: str, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    process = start(command.words(out, *ENDLESS, "--jobs", jobs))
+    wait_for(process, out / command.units[0] / "history.jsonl")
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in error
+    last = error.strip().splitlines()[-1]
+    assert last.startswith(
+        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; cut short: "
+    )
+    assert last.endswith(f"the same command with --resume --out {out} goes on.")
+    assert not (out / LOCK).exists()
+
+
+def test_a_killed_command_goes_on_to_the_same_bytes(
+    command: Command, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """It is killed while its second unit is trained: by a lock on nothing, the cache or the directory is not left locked."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    process = start(command.words(out, "--set", "mask_steps=3000", "--set", "steps=300"))
+    wait_for(process, out / command.units[1] / "history.jsonl")
+    process.kill()
+    process.wait(timeout=20)
+    assert not (out / command.units[1] / RECORD).exists()
+    kept = (out / command.units[0] / RECORD).read_bytes()
+    more = {"settings": {"steps": "300", "mask_steps": "3000"}}
+    results = command.perform(command.at(whole, **more))
+    (out / LOCK).touch()  # as a kill leaves it
+    assert cli.main(command.words(out, "--set", "mask_steps=3000", "--set", "steps=300", "--resume")) == 0
+    resumed = json.loads((out / "results.json").read_text())
+    assert (out / command.units[0] / RECORD).read_bytes() == kept
+    assert bytes_of(out) == bytes_of(whole)
+    assert resumed["failed"] == results["failed"] == []
+
+
+def test_a_model_in_the_cache_is_made_once(command: Command, tmp_path: Path) -> None:
+    """Two units that need it at the same time: the second waits."""
+    from forgetfree.models.state import StateStore
+
+    store, entered = StateStore(tmp_path / "models"), list[str]()
+    held = locked(tmp_path / "models" / ".key.lock", wait=False)
+
+    def make() -> Any:
+        entered.append("made")
+        with pytest.raises(BlockingIOError), held:
+            pass
+        return RunJob if command.name == "run" else GraftJob
+
+    store.put = lambda key, state: None  # type: ignore[method-assign, assignment]
+    store.get_or_make("key", make)
+    assert entered == ["made"] and list((tmp_path / "models").iterdir()) == []
