@@ -31,10 +31,10 @@ from forgetfree.jobs.environment import (
     set_threads,
 )
 from forgetfree.jobs.resuming import as_json, continued, grown, read_config
-from forgetfree.jobs.unit import SCORES, Json, MakeMonitor, Unit, named
+from forgetfree.jobs.unit import Json, MakeMonitor, Unit, named
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.learning.monitor import Monitor
-from forgetfree.results.scores import read_scores
+from forgetfree.results.scores import SCORES_FILE, read_scores
 
 Config = TypeVar("Config")
 SCHEMA = 1
@@ -252,7 +252,7 @@ def _progress(unit: Unit, config: Json) -> str:
     if "run" not in config:
         return ""
     try:
-        learned = max(score.after for score in read_scores(unit.directory / SCORES))
+        learned = max(score.after for score in read_scores(unit.directory / SCORES_FILE))
     except (ReportError, ValueError):
         learned = 0
     return f" ({learned} of {len(config['tasks'])} tasks)"

@@ -30,7 +30,7 @@ from forgetfree.files import write_atomically
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.unit import SCORES, Json, MakeMonitor, Unit, sha256
+from forgetfree.jobs.unit import Json, MakeMonitor, Unit, sha256
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Stopwatch
 from forgetfree.learning.single_task import SingleTask
@@ -41,7 +41,7 @@ from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.metrics import Predictions, agreement, constant_score
 from forgetfree.results.rendering import render_page
-from forgetfree.results.scores import Score, read_scores, write_scores
+from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 
 #: The file of the only graft.
 _ONLY = "graft"
@@ -249,7 +249,7 @@ class GraftJob(Job[GraftConfig]):
             for sparsity, region in regions.items():
                 answers = bench.answers(bench.grafted(fine_tuned, region), options=first)
                 add("grafted", answers, sparsity, len(region))
-        write_scores(directory / SCORES, scores)
+        write_scores(directory / SCORES_FILE, scores)
         for sparsity, region in regions.items():
             bench.graft(fine_tuned, region, sparsity).save(directory / _file(sparsity))
         return {
@@ -270,7 +270,7 @@ class GraftJob(Job[GraftConfig]):
             (out / f"{_ONLY}.safetensors").unlink(missing_ok=True)  # the one seed's, before there were more
         for unit, details in done:
             seed, rows = unit.key["seed"], dict[str, Json]()
-            for score in read_scores(unit.directory / SCORES):
+            for score in read_scores(unit.directory / SCORES_FILE):
                 of = {key: score.of[key] for key in ("seed", "model", "sparsity", "entries")}
                 rows.setdefault(repr(of), of)[score.metric] = score.value
             results["rows"] += rows.values()

@@ -22,12 +22,12 @@ from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.unit import SCORES, Json, MakeMonitor, Unit
+from forgetfree.jobs.unit import Json, MakeMonitor, Unit
 from forgetfree.learning.monitor import PHASES
 from forgetfree.results import metrics
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
-from forgetfree.results.scores import Score, read_scores, write_scores
+from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -262,7 +262,7 @@ class RunJob(Job[RunConfig]):
                     ("ece", row[task.name].ece),
                 )
             ]
-            write_scores(directory / SCORES, scores)
+            write_scores(directory / SCORES_FILE, scores)
 
         learned = self.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
@@ -327,7 +327,7 @@ def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
 
 def _tables(unit: Unit, tasks: Sequence[str]) -> tuple[list[list[float]], list[list[float]]]:
     """Scores and calibration errors of a unit: a row before training and one after each task, a column a task."""
-    path = unit.directory / SCORES
+    path = unit.directory / SCORES_FILE
     scores = read_scores(path)
     found = {(score.metric == "ece", score.after, score.task): score.value for score in scores}
     rows = range(1 + max((score.after for score in scores), default=-1))

@@ -30,7 +30,7 @@ MakeMonitor = Callable[[str], Monitor]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
 Measure = Callable[[Mapping[str, Any], Path, MakeMonitor], Json]
 
-SCORES, HISTORY, RECORD = "scores.csv", "history.jsonl", "unit.json"
+HISTORY, RECORD = "history.jsonl", "unit.json"
 #: Logged steps of a phase, about.
 _LOGGED = 100
 

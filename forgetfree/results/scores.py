@@ -53,13 +53,14 @@ def write_scores(path: Path, scores: Sequence[Score]) -> None:
 
     Args:
         path: of the CSV file.
-        scores: all with the same columns in ``of``.
+        scores: what they have in ``of`` are the first columns; where one lacks a column, its cell is empty.
     """
     text = io.StringIO()
+    names = list(dict.fromkeys(name for score in scores for name in score.of))
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*(scores[0].of if scores else ()), *COLUMNS])
+    table.writerow([*names, *COLUMNS])
     for score in scores:
-        of = ["" if value is None else value for value in score.of.values()]
+        of = [score.of.get(name) for name in names]  # None is an empty cell
         table.writerow([*of, score.task, score.after, score.metric, repr(float(score.value)), score.rows])
     write_atomically(path, text.getvalue())
 

@@ -24,6 +24,7 @@ from forgetfree.jobs.unit import Json, MakeMonitor, Unit
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
 from forgetfree.results.rendering import render_page
+from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
 
 #: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.
 LISTS = {"tasks": "task", "shots": "shots", "seeds": "seed"}
@@ -153,7 +154,9 @@ class ExperimentJob(Job[ExperimentConfig]):
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
         """Measure the rows of a unit."""
         self.lab.monitor = lambda title: monitor(f"{self.config.name} · {title}")
-        return {"rows": [{**key, **row} for row in self.experiment.measure(self.lab, dict(key))]}
+        rows = [{**key, **row} for row in self.experiment.measure(self.lab, dict(key))]
+        write_scores(directory / SCORES_FILE, scores_of_rows(rows, self.experiment.measured))
+        return {"rows": rows}
 
     @classmethod
     def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
