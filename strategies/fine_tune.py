@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,14 +36,12 @@ class FineTune(ContinualStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything from θ_pre; no step where another strategy has made the fine-tuned model already."""
-        self._known = self.models.made(task)
+        scope = ExitStack()
+        scope.enter_context(undo_on_error(lambda: self.pristine.load_(self.model)))
+        self._known = scope.enter_context(self.models.making(task))
         (self._known or self.pristine).load_(self.model)
-        return self.everything(
-            task,
-            steps=0 if self._known else self.full_steps(task),
-            phase="fine_tune",
-            scope=undo_on_error(lambda: self.pristine.load_(self.model)),
-        )
+        steps = 0 if self._known else self.full_steps(task)
+        return self.everything(task, steps=steps, phase="fine_tune", scope=scope)
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Keep the model; the next task starts from θ_pre again."""
@@ -75,12 +73,12 @@ class TaskModels:
         self._store = StateStore() if strategy.has_plugins else strategy.store
         self._on_disk = strategy.shares_store and not strategy.has_plugins
 
-    def made(self, task: EncodedTask) -> ModelState | None:
-        """Return the task's fine-tuned model, if it is in the store."""
-        return self._store.get(self._strategy.fine_tuned_key(task))
+    def making(self, task: EncodedTask) -> AbstractContextManager[ModelState | None]:
+        """Give the task's fine-tuned model, if it is in the store; else no other process makes it until this one has."""
+        return self._store.making(self._strategy.fine_tuned_key(task))
 
     def keep(self, task: EncodedTask, state: ModelState, *, is_new: bool) -> None:
-        """Keep the task's model, which is new unless `made` gave it."""
+        """Keep the task's model, which is new unless `making` gave it."""
         key = self._keys[task.name] = self._strategy.fine_tuned_key(task)
         self._sizes[task.name] = state.size_in_bytes
         if is_new:

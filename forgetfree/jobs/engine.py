@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 from forgetfree.errors import ReportError, RunError, UsageError
 from forgetfree.files import locked, write_json
+from forgetfree.jobs.config import CommonOptions, JobConfig
 from forgetfree.jobs.environment import (
     check_precision,
     environment,
@@ -36,7 +37,7 @@ from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.scores import SCORES_FILE, read_scores
 
-Config = TypeVar("Config")
+Config = TypeVar("Config", bound=JobConfig)
 SCHEMA = 1
 #: In a directory while a process works in it.
 LOCK = ".lock"
@@ -68,15 +69,10 @@ class Job(ABC, Generic[Config]):
 
     Args:
         config: what was asked for.
-        out: the directory.
-        device: as ``--device``.
+        common: its threads and its cache of fine-tuned models; default: inside the directory.
         precisions: that it computes in.
-        threads: of this process; default: as torch chooses.
-        cache: directory of fine-tuned models; default: inside ``out``.
     """
 
-    #: What it is called; in config.json the key of what was asked for.
-    kind: ClassVar[str]
     #: Where in config.json that stands which must be the same when the job is resumed; default: what was asked for.
     compared: ClassVar[str] = ""
     #: Lists in it that may grow.
@@ -84,27 +80,18 @@ class Job(ABC, Generic[Config]):
     #: Whether those lists must name what is there already, too.
     names_all: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        out: str,
-        device: str,
-        precisions: Sequence[str],
-        threads: int | None,
-        cache: str | None,
-    ) -> None:
-        self.config, self.out, self.threads = config, Path(out), threads
-        self.device = find_device(device)
+    def __init__(self, config: Config, common: CommonOptions, precisions: Sequence[str]) -> None:
+        self.config, self.out, self.threads = config, Path(config.out), common.threads
+        self.device = find_device(config.device)
         check_precision(precisions, self.device)
-        self.cache, self._cache_is_given = Path(cache or self.out / "fine-tuned"), bool(cache)
+        self.cache, self._cache_is_given = Path(common.cache or self.out / "fine-tuned"), bool(common.cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.config,)
 
-    @abstractmethod
     def asked(self) -> Json:
         """What was asked for, under the names of the command line: what must be the same when the job is resumed."""
+        return self.config.section()
 
     @abstractmethod
     def describe(self) -> Json:
@@ -194,16 +181,18 @@ class Job(ABC, Generic[Config]):
         """The config.json that the directory was begun with; nothing where it is empty."""
         held = [name for name in make_directory(self.out) if name != LOCK]
         if resume and "config.json" in held:
-            return read_config(self.out, self.kind, self.compared or self.kind)
+            return read_config(self.out, self.config.command, self.compared or self.config.command)
         or_else = (
-            f". There is no {self.kind} in it to resume." if resume else f", or --resume to continue that {self.kind}."
+            f". There is no {self.config.command} in it to resume."
+            if resume
+            else f", or --resume to continue that {self.config.command}."
         )
         refuse_held(self.out, held, f"Give another directory{or_else}")
         return {}
 
     def _config(self, before: Json) -> Json:
         """config.json: with all that was asked for in this directory, now and before."""
-        asked, place = as_json(self.asked()), self.compared or self.kind
+        asked, place = as_json(self.asked()), self.compared or self.config.command
         if before:  # before anything is loaded
             asked = grown(self.out, before[place], asked, self.growing, self.names_all)
         found = self.describe()

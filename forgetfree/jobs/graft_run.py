@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -30,13 +30,14 @@ from forgetfree.files import write_atomically
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.resuming import described
 from forgetfree.jobs.unit import Json, MakeMonitor, Unit, sha256
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
-from forgetfree.models.loading import config_of, load_model
+from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.metrics import Predictions, agreement, constant_score
@@ -98,26 +99,13 @@ class _Subject:
 class GraftJob(Job[GraftConfig]):
     """A graft of one task, for each sparsity and seed."""
 
-    kind: ClassVar = "graft"
-
     def __init__(self, config: GraftConfig) -> None:
         checked = config.checked()
         if config.fine_tuned is not None:
             _check_readout(config.readout, config.fine_tuned)
         self.options, self.common = checked.options, checked.common
-        super().__init__(
-            config,
-            out=config.out,
-            device=config.device,
-            precisions=[options.precision for options in self.options],
-            threads=self.common.threads,
-            cache=self.common.cache,
-        )
+        super().__init__(config, self.common, [options.precision for options in self.options])
         self._subjects: dict[int, _Subject] = {}
-
-    def asked(self) -> Json:
-        """The options of the command line."""
-        return self.config.section()
 
     def keys(self) -> Json:
         """Every seed."""
@@ -128,62 +116,30 @@ class GraftJob(Job[GraftConfig]):
         tell_shared_rows([self.rows], self.common.evaluate_on)
         subject = self._subject(self.config.seeds[0])
         bench, given, base_file = subject.bench, subject.given, self.config.base_file
-        task = bench.task
-        return {
+        task, test, metric = bench.task, bench.task.test, bench.task.definition.metric
+        found, about = described(self.config.model, self.asked()["model"], bench.loaded, [task])
+        fine_tuned = {"architecture": given.architecture, "fingerprint": given.fingerprint} if given else None
+        return found | {
             "options": [asdict(options) for options in self.options],
-            "model": {
-                "name": self.asked()["model"],
-                "readout": bench.loaded.readout,
-                "fingerprint": bench.loaded.fingerprint,
-                "max_length": bench.loaded.max_length,
-                "config": config_of(bench.model.backbone),
-            },
-            "fine_tuned": given and {"architecture": given.architecture, "fingerprint": given.fingerprint},
+            "fine_tuned": fine_tuned,
             "base_file": base_file and sha256(find_graft(base_file)),
-            "tasks": [task.definition.fields],
-            "data": {
-                task.name: {
+            "about": {
+                "task": task.name,
+                "evaluated_on": self.common.evaluate_on,
+                "model": about,
+                "data": {
+                    "shots": self.config.shots,
+                    "steps": self.config.steps,
                     "fingerprint": task.fingerprint,
-                    "encoded": task.test.digest,
-                    "train": len(task.train),
-                    "validation": len(task.validation),
-                    "test": len(task.test),
-                }
+                    "test_rows": len(test),
+                },
+                "metric": metric,
+                "floors": {"constant": constant_score(test.labels.numpy(), metric)},
+                "base": self.options[0].base if base_file is None else base_file.name,
+                "fine_tuned": fine_tuned and fine_tuned | {"left_out": list(given.left_out) if given else []},
+                "space": _distributions(Region(torch.arange(len(bench.space))), bench),
+                "shared_rows": self.rows.shared,
             },
-            "about": self._about(subject),
-        }
-
-    def _about(self, subject: _Subject) -> Json:
-        """What results.json says of task, model and data."""
-        bench, given, base_file = subject.bench, subject.given, self.config.base_file
-        test, metric = bench.task.test, bench.task.definition.metric
-        return {
-            "task": bench.task.name,
-            "evaluated_on": self.common.evaluate_on,
-            "model": {
-                "name": self.config.model,
-                "fingerprint": bench.loaded.fingerprint,
-                "readout": bench.loaded.readout,
-                "parameters": sum(parameter.numel() for parameter in bench.model.backbone.parameters()),
-                "graftable": len(bench.space),
-            },
-            "data": {
-                "shots": self.config.shots,
-                "steps": self.config.steps,
-                "fingerprint": bench.task.fingerprint,
-                "test_rows": len(test),
-            },
-            "metric": metric,
-            "floors": {"constant": constant_score(test.labels.numpy(), metric)},
-            "base": self.options[0].base if base_file is None else base_file.name,
-            "fine_tuned": given
-            and {
-                "architecture": given.architecture,
-                "fingerprint": given.fingerprint,
-                "left_out": list(given.left_out),
-            },
-            "space": _distributions(Region(torch.arange(len(bench.space))), bench),
-            "shared_rows": self.rows.shared,
         }
 
     # -- A unit ----------------------------------------------------------------------------------------------

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.environment import versions
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.results.config_file import load_run
+
+if TYPE_CHECKING:
+    from forgetfree.learning.encoded_task import EncodedTask
+    from forgetfree.models.loading import LoadedModel
 
 Json = dict[str, Any]
 _KINDS = ("run", "graft", "experiment")
@@ -50,6 +54,36 @@ def read_config(out: Path, kind: str | None = None, *more: str) -> Json:
 
     config: Json = read_json(out / "config.json", RunError, _REMEDY, check_config)
     return load_run(out, _REMEDY) if kind == "run" else config
+
+
+def described(name: str, shown: str, loaded: LoadedModel, tasks: Sequence[EncodedTask]) -> tuple[Json, Json]:
+    """Describe a model and encoded tasks.
+
+    Args:
+        name: of the model, as it is given.
+        shown: its name in a file of the job's directory.
+        loaded: the model.
+        tasks: the tasks.
+
+    Returns:
+        ``model``, ``tasks`` and ``data`` of config.json; ``model`` of results.json.
+    """
+    from forgetfree.models.loading import config_of
+
+    same = {"fingerprint": loaded.fingerprint, "readout": loaded.readout}
+    backbone = loaded.model.backbone
+    model = {"name": shown, **same, "max_length": loaded.max_length, "config": config_of(backbone)}
+    data = {
+        task.name: {
+            "fingerprint": task.fingerprint,
+            "encoded": task.test.digest,
+            **{split: len(getattr(task, split)) for split in ("train", "validation", "test")},
+        }
+        for task in tasks
+    }
+    size = sum(parameter.numel() for parameter in backbone.parameters())
+    about = {"name": name, **same, "parameters": size, "graftable": len(loaded.model.space())}
+    return {"model": model, "tasks": [task.definition.fields for task in tasks], "data": data}, about
 
 
 def as_json(value: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from forgetfree import registry
 from forgetfree.errors import ReportError
@@ -21,6 +21,7 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.predictions import agreement, save_predictions
+from forgetfree.jobs.resuming import described
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.unit import Json, MakeMonitor, Unit
 from forgetfree.learning.monitor import PHASES
@@ -76,28 +77,16 @@ class Learned:
 class RunJob(Job[RunConfig]):
     """A run. Its strategies with one seed share a stream and its model, and take turns."""
 
-    kind: ClassVar = "run"
     growing = ("strategy", "seed")
 
     def __init__(self, config: RunConfig) -> None:
         self.checked = config.checked()
         options = self.checked.options
         self.common = self.checked.run
-        super().__init__(
-            config,
-            out=config.out,
-            device=config.device,
-            precisions=[each.precision for each in options.values()],
-            threads=self.common.threads,
-            cache=self.common.cache,
-        )
+        super().__init__(config, self.common, [each.precision for each in options.values()])
         self._streams: dict[int, Stream] = {}
         # The answers before training, by the precision and batch size they are computed in.
         self._first_rows: dict[tuple[str, int], Row] = {}
-
-    def asked(self) -> Json:
-        """The options of the command line."""
-        return self.config.section()
 
     def keys(self) -> Json:
         """Every strategy, seed after seed."""
@@ -109,61 +98,31 @@ class RunJob(Job[RunConfig]):
 
     def describe(self) -> Json:
         """Tasks, model and data; the options are checked against the stream."""
-        from forgetfree.models.loading import config_of
-
         tell_shared_rows(self.tasks, self.common.evaluate_on)
         stream = self.stream(self.config.seeds[0])
         for name, strategy in self.checked.classes.items():
             strategy.check(self.checked.options[name], stream)
-        loaded = stream.loaded
-        return {
+        model, scored = self.config.model, [task.test.labels.numpy() for task in stream.tasks]
+        metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
+        found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
+        return found | {
             "scenario": stream.scenario,
             "options": {name: asdict(options) for name, options in self.checked.options.items()},
-            "model": {
-                "name": self.asked()["model"],
-                "readout": loaded.readout,
-                "fingerprint": loaded.fingerprint,
-                "max_length": loaded.max_length,
-                "config": config_of(stream.model.backbone),
+            "about": {
+                "stream": self.config.stream,
+                "tasks": [task.name for task in stream.tasks],
+                "scenario": stream.scenario,
+                "evaluated_on": self.common.evaluate_on,
+                "model": about,
+                "data": {
+                    "shots": self.config.shots,
+                    "steps": _shared(options.steps for options in self.checked.options.values()),
+                    "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
+                    "test_rows": {task.name: len(task.test) for task in stream.tasks},
+                },
+                "floors": {"constant": metrics.constant_scores(scored, metric, task_known=task_known)},
+                "shared_rows": {rows.task.name: rows.shared for rows in self.tasks},
             },
-            "tasks": [asdict(task.definition) | {"hub": None} for task in stream.tasks],
-            "data": {
-                task.name: {
-                    "fingerprint": task.fingerprint,
-                    "encoded": task.test.digest,
-                    "train": len(task.train),
-                    "validation": len(task.validation),
-                    "test": len(task.test),
-                }
-                for task in stream.tasks
-            },
-            "about": self._about(stream),
-        }
-
-    def _about(self, stream: Stream) -> Json:
-        """What results.json says of tasks, model and data."""
-        metric = [task.definition.metric for task in stream.tasks]
-        labels = [task.test.labels.numpy() for task in stream.tasks]
-        return {
-            "stream": self.config.stream,
-            "tasks": [task.name for task in stream.tasks],
-            "scenario": stream.scenario,
-            "evaluated_on": self.common.evaluate_on,
-            "model": {
-                "name": self.config.model,
-                "fingerprint": stream.loaded.fingerprint,
-                "readout": stream.loaded.readout,
-                "parameters": sum(parameter.numel() for parameter in stream.model.backbone.parameters()),
-                "graftable": len(stream.model.space()),
-            },
-            "data": {
-                "shots": self.config.shots,
-                "steps": _shared(options.steps for options in self.checked.options.values()),
-                "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
-                "test_rows": {task.name: len(task.test) for task in stream.tasks},
-            },
-            "floors": {"constant": metrics.constant_scores(labels, metric, task_known=stream.scenario == "task")},
-            "shared_rows": {rows.task.name: rows.shared for rows in self.tasks},
         }
 
     # -- A unit ----------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,13 +182,18 @@ class StateStore:
         if self._directory is not None:
             (self._directory / f"{key}.safetensors").unlink(missing_ok=True)
 
+    @contextmanager
+    def making(self, key: str) -> Iterator[ModelState | None]:
+        """Yield the state under ``key``; if there is none, no other process can make it meanwhile."""
+        state = self.get(key)
+        with (
+            nullcontext() if state is not None or self._directory is None else locked(self._directory / f".{key}.lock")
+        ):
+            yield state if state is not None else self.get(key)  # another process may have made it before
+
     def get_or_make(self, key: str, make: Callable[[], ModelState]) -> ModelState:
         """Return the state under ``key``; make and keep it first if there is none: once, even if several processes need it."""
-        state = self.get(key)
-        if state is not None:
-            return state
-        with nullcontext() if self._directory is None else locked(self._directory / f".{key}.lock"):
-            state = self.get(key)  # which another process may have made in the meantime
+        with self.making(key) as state:
             if state is None:
                 state = make()
                 self.put(key, state)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
@@ -57,7 +57,6 @@ def run_experiment(config: ExperimentConfig, **how: Unpack[Execution]) -> Json:
 class ExperimentJob(Job[ExperimentConfig]):
     """An experiment."""
 
-    kind: ClassVar = "experiment"
     compared: ClassVar = "setting"
     names_all: ClassVar = True
 
@@ -68,14 +67,9 @@ class ExperimentJob(Job[ExperimentConfig]):
         for key in self.experiment.single:
             if len(given := getattr(self.preset, key)) > 1:
                 raise UsageError(f"{config.name} looks at one of {key}, got {', '.join(map(str, given))}. Give one.")
-        super().__init__(
-            config,
-            out=config.out,
-            device=config.device,
-            precisions=[{**self.preset.options, **self.preset.fixed}.get("precision", "fp32")],
-            threads=common.threads,
-            cache=common.cache or str(Path(config.out).parent / "fine-tuned"),
-        )
+        precision = {**self.preset.options, **self.preset.fixed}.get("precision", "fp32")
+        beside = str(Path(config.out).parent / "fine-tuned")
+        super().__init__(config, replace(common, cache=common.cache or beside), [precision])
         units = self.experiment.units(self.preset)
         self.growing = [name for name, part in LISTS.items() if part in units[0]]
 
