@@ -361,7 +361,8 @@ class Cumulative(TemplateStrategy, supervised.Cumulative):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything. A task that is cut short does not count."""
-        return self.everything_by_avalanche(task, scope=undo_on_error(partial(setattr, self, "dataset", self.dataset)))
+        self.scope.enter_context(undo_on_error(partial(setattr, self, "dataset", self.dataset)))
+        return self.everything_by_avalanche(task)
 
 
 class Joint(TemplateStrategy, supervised.JointTraining):

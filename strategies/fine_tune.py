@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,12 +36,11 @@ class FineTune(ContinualStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything from θ_pre; no step where another strategy has made the fine-tuned model already."""
-        scope = ExitStack()
-        scope.enter_context(undo_on_error(lambda: self.pristine.load_(self.model)))
-        self._known = scope.enter_context(self.models.making(task))
+        self.scope.enter_context(undo_on_error(lambda: self.pristine.load_(self.model)))
+        self._known = self.scope.enter_context(self.models.making(task))
         (self._known or self.pristine).load_(self.model)
         steps = 0 if self._known else self.full_steps(task)
-        return self.everything(task, steps=steps, phase="fine_tune", scope=scope)
+        return self.everything(task, steps=steps, phase="fine_tune")
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Keep the model; the next task starts from θ_pre again."""

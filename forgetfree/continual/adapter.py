@@ -91,8 +91,8 @@ class AvalancheStrategy(ContinualStrategy):
 
     def everything_by_avalanche(self, task: EncodedTask, **changes: Any) -> Training:
         """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`."""
-        scope = _around(self, changes.pop("scope", nullcontext()))
-        return self.everything(task, readout=self.model.readouts(), scope=scope, **changes)
+        self.scope.enter_context(_around(self))
+        return self.everything(task, readout=self.model.readouts(), **changes)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the one model, as it is."""
@@ -205,9 +205,9 @@ def showing(strategy: Any, data: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _around(strategy: AvalancheStrategy, scope: AbstractContextManager[Any]) -> Iterator[None]:
-    """Around the training of a task: ``scope``, no warnings of Avalanche's, no dropout where none is wanted."""
-    with scope, _without_its_warnings(), ExitStack() as hooks:
+def _around(strategy: AvalancheStrategy) -> Iterator[None]:
+    """Around the training of a task: no warnings of Avalanche's, no dropout where none is wanted."""
+    with _without_its_warnings(), ExitStack() as hooks:
         if not strategy.options.dropout:  # A-GEM, GEM and MAS ask for training mode before passes of their own
             hooks.callback(strategy.model.register_forward_pre_hook(_evaluation_mode).remove)
         yield

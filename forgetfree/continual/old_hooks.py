@@ -14,7 +14,7 @@ _NOW = {
     "training_phase": "begin(task): Training.phase",
     "before_step": "begin(task): the collect() of Training.trained",
     "after_step": "begin(task): the write() of Training.trained",
-    "suspend": "answering(task), which leaves the model as it found it, and Training.scope for errors",
+    "suspend": "answering(task), which leaves the model as it found it, and undo_on_error for errors",
     "snapshot": "answering(task), which leaves the model as it found it",
     "resume": "answering(task), which leaves the model as it found it",
     "enter_evaluation": "answering(task), a context manager",
@@ -26,13 +26,18 @@ _NOW = {
     "bytes_kept": "setup(): set self.kept to an object with save(), load() and bytes_kept()",
 }
 
+#: Where no author of a strategy writes.
+_LIBRARIES = ("forgetfree.", "avalanche.", "builtins")
+
 
 def check_hooks(cls: type) -> None:
-    """Raise ``ConformanceError`` where a class defines an old hook, or a final name of one of its bases."""
+    """Raise ``ConformanceError`` where a class or a mixin of it defines an old hook, or a final name of another base."""
     faults = []
-    for name in vars(cls):
-        final = next((base for base in cls.__mro__[1:] if _is_final(vars(base).get(name))), None)
-        if name in _NOW and (final is not None or not _inherited(cls, name)):
+    authors = [base for base in cls.__mro__ if base is cls or not base.__module__.startswith(_LIBRARIES)]
+    for name in dict.fromkeys(name for base in authors for name in vars(base)):
+        _, *others = [base for base in cls.__mro__ if name in vars(base)]
+        final = next((base for base in others if _is_final(vars(base)[name])), None)
+        if name in _NOW and (final is not None or all(base in authors for base in others)):
             faults.append(f"{name}: expected no such hook. Write {_NOW[name]}.")
         elif final is not None:
             faults.append(f"{name}: expected {final.__name__}'s own, which is final. Give yours another name.")
@@ -43,7 +48,3 @@ def check_hooks(cls: type) -> None:
 
 def _is_final(member: object) -> bool:
     return bool(getattr(getattr(member, "fget", member), "__final__", False))
-
-
-def _inherited(cls: type, name: str) -> bool:
-    return any(name in vars(base) for base in cls.__mro__[1:])

@@ -168,11 +168,13 @@ class TaskRegions:
             self._clear()
 
         self._withdraw, self._moves_anything = withdraw, trained is not None
-        with undo_on_error(withdraw):
-            load_tensors_(module, readout or strategy.pristine.readouts[task.name])
-            if start is not None:
-                space.scatter_(model.backbone, free.indices, start[free.indices])
-            what = trained() if trained else RegionParameters(model.backbone, space, free)
+        strategy.scope.enter_context(
+            undo_on_error(lambda: self._withdraw and self._withdraw())
+        )  # nothing once it is committed
+        load_tensors_(module, readout or strategy.pristine.readouts[task.name])
+        if start is not None:
+            space.scatter_(model.backbone, free.indices, start[free.indices])
+        what = trained() if trained else RegionParameters(model.backbone, space, free)
         readouts = list(module.parameters())
         if steps is None:
             steps = strategy.options.region_steps
@@ -184,7 +186,6 @@ class TaskRegions:
             readouts,
             strategy.full_steps(task) if steps is None else steps,
             region_training(strategy.options, len(space), len(region) if budget is None else budget),
-            scope=undo_on_error(lambda: self._withdraw and self._withdraw()),  # nothing once it is committed
         )
 
     def _clear(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -81,7 +81,7 @@ class ContinualStrategy(StrategyTemplate):
     def begin(self, task: EncodedTask) -> Training:
         """Put the model where the training of ``task`` starts, and say what is trained; `everything` makes the usual answer.
 
-        The model is as the last task left it. If training is broken off, `Training.scope` may put it back.
+        The model is as the last task left it. Before changing it, enter `undo_on_error` into `scope`.
         """
 
     def commit(self, task: EncodedTask, training: Training) -> None:
@@ -272,6 +272,7 @@ class ContinualStrategy(StrategyTemplate):
         self.seconds: dict[Phase, float] = {}
         self.predictions: dict[str, Predictions] = {}
         self.training: Training | None = None
+        self.scope = ExitStack()
         self.learned = []
         #: Of the learned tasks, the readouts they were left with.
         self.readouts: dict[str, dict[str, Tensor]] = {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ class Training:
         loss: from logits and labels to the loss, in place of cross-entropy: for penalties.
         optimizer: from PyTorch's parameter groups (the backbone's, the readout's) to an optimiser, in place of the options'.
         schedule: from the number of updates done to the factor on the learning rate, in place of the options'.
-        scope: entered when `begin` has returned, left after `commit`. An error passes through it: see `undo_on_error`.
         learns: the tasks that are learned by it; default: ``task`` alone.
     """
 
@@ -48,7 +47,6 @@ class Training:
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
     schedule: Callable[[int], float] | None = None
-    scope: AbstractContextManager[Any] = field(default_factory=nullcontext)
     learns: tuple[EncodedTask, ...] = ()
 
     def faults(self) -> list[str]:

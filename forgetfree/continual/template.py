@@ -51,6 +51,8 @@ class StrategyTemplate(SupervisedTemplate):
     is_busy: bool
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
+    #: What `begin` enters is left after `commit`; an error, or an interrupt, passes through it from then on.
+    scope: ExitStack
 
     # -- Training --------------------------------------------------------------------------------------------
 
@@ -58,7 +60,7 @@ class StrategyTemplate(SupervisedTemplate):
         """Train on one experience, or on several in turn; see Avalanche."""
         check_experiences(experiences)
         try:
-            with _at_work(self), ExitStack() as self._scope:
+            with _at_work(self), self.scope:
                 return super().train(experiences, eval_streams, **kwargs)
         finally:
             self.training = self.model.current_task = None
@@ -86,7 +88,6 @@ class StrategyTemplate(SupervisedTemplate):
         task = self.check_experience(self.experience)
         seed_generators(self.phase_seed("train", task))
         self.training = training = _checked(type(self).__name__, self.begin(task))
-        self._scope.enter_context(training.scope)
         self.model.current_task = task.label
         self._updates = training.steps
         if part_of(self.experience) is not None:  # a part's share, by rows
@@ -102,7 +103,7 @@ class StrategyTemplate(SupervisedTemplate):
             self.note_learned(task, readout if task is training.task else {})
         self.training = None
         super()._after_training_exp(**kwargs)  # plugins still see which parameters are trained
-        self._scope.close()
+        self.scope.close()
 
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """Plan the batches of this task, cut into parts where gradients are accumulated."""
@@ -130,7 +131,7 @@ class StrategyTemplate(SupervisedTemplate):
             schedule=training.schedule,
         )
         self.optimizer = self._update.optimizer
-        self._scope.enter_context(trainable(self.model, [*training.trained.touched, *readout]))
+        self.scope.enter_context(trainable(self.model, [*training.trained.touched, *readout]))
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Take all steps of one task, with Avalanche's callbacks around each.

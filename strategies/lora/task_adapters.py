@@ -132,17 +132,16 @@ class TaskAdapters:
         self.adapters.add(self.newest, config, derive_seed(strategy.seed, "adapters", task.name))
         readout = strategy.model.readout_module(task.label)
         self._untrained = readout, tensors_of(readout)
-        with undo_on_error(self._withdraw):
-            if not self._together:
-                load_tensors_(readout, strategy.pristine.readouts[task.name])
-            self._become([*self.earlier, self.newest])
+        strategy.scope.enter_context(undo_on_error(self._withdraw))
+        if not self._together:
+            load_tensors_(readout, strategy.pristine.readouts[task.name])
+        self._become([*self.earlier, self.newest])
         return Training(
             task,
             WholeTensors(self.adapters.parameters(self.newest)),
             list(readout.parameters()),
             strategy.full_steps(task),
             adapter_training(options),
-            scope=undo_on_error(self._withdraw),
             loss=loss,
         )
 

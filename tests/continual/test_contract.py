@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import LwFPlugin
@@ -147,6 +148,12 @@ def test_what_is_final_stays(name: str, message: str) -> None:
         type("Own", (Plain,), {name: lambda self: None})
 
 
+def test_a_mixin_goes_past_neither() -> None:
+    mixin = type("Mix", (), {"save": lambda self, directory: None, "prepare": lambda self, task: None})
+    with pytest.raises(ConformanceError, match=r"(?s)save: expected no such hook.*prepare: expected no such hook"):
+        type("Mixed", (mixin, Plain), {})
+
+
 def test_what_must_be_written_is_named() -> None:
     with pytest.raises(ConformanceError, match=r"class: expected answering, begin\(\), got none. Write begin\(task\)"):
         check_strategy(type("Half", (ContinualStrategy,), {}))
@@ -200,7 +207,8 @@ def test_an_optimizer_and_a_schedule_of_your_own_move_the_weights() -> None:
     assert torch.equal(weights(frozen), frozen.pristine.theta)
 
 
-def test_a_scope_hears_of_the_error_that_breaks_training_off() -> None:
+@pytest.mark.parametrize("where", ["begin", "loss"])
+def test_what_begin_entered_hears_of_the_error_that_breaks_training_off(where: str) -> None:
     seen: list[Any] = []
 
     @contextmanager
@@ -211,12 +219,44 @@ def test_a_scope_hears_of_the_error_that_breaks_training_off() -> None:
             seen.append(error)
             raise
 
-    def fail(logits: Tensor, labels: Tensor) -> Tensor:
+    def fail(*_: Any) -> Any:
         raise ZeroDivisionError
 
+    class Entering(Plain):
+        def begin(self, task: Any) -> Training:
+            self.scope.enter_context(scope())
+            return self.everything(task, loss=fail) if where == "loss" else fail()
+
     with pytest.raises(ZeroDivisionError):
-        learned(with_field(scope=scope(), loss=fail))
+        learned(Entering)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora", "fine-tune"]
+)
+def test_an_interrupt_at_the_end_of_begin_costs_no_earlier_task_a_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = learned(
+        registry.strategy(name), **({"sparsity": 0.05} if name in ("grafting-continual", "graft-retrain") else {})
+    )
+    second = trained.stream.benchmark.train_stream[1]
+    before, begin = trained.evaluate()["qnli"].logits, trained.begin
+
+    def broken(task: Any) -> Training:
+        begin(task)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trained, "begin", broken)
+        trained.train(second)
+    assert np.array_equal(trained.evaluate()["qnli"].logits, before)
+    trained.train(second)
+    assert np.array_equal(trained.evaluate()["qnli"].logits, before)
+    if trained.ledger is not None:
+        trained.regions._switch.to(0)
+        assert torch.equal(weights(trained), trained.pristine.theta)
 
 
 class NearestMean(ContinualStrategy):

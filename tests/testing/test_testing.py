@@ -468,7 +468,8 @@ class OwnModels(ContinualStrategy):
 
     def begin(self, task: Any) -> Training:
         self.pristine.load_(self.model)
-        return self.everything(task, scope=undo_on_error(lambda: self.pristine.load_(self.model)))
+        self.scope.enter_context(undo_on_error(lambda: self.pristine.load_(self.model)))
+        return self.everything(task)
 
     def commit(self, task: Any, training: Training) -> None:
         self.states[task.name] = ModelState.of(self.model, [task.name])
