@@ -192,9 +192,10 @@ class Results:
     def compare(self, a: str, b: str, metric: str = SCORE) -> pd.DataFrame:
         """Compare two strategies at the end of the stream, in pairs of the same task and seed.
 
-        The interval is Student's: the mean difference ± t(0.975, n − 1) · s / √n over n pairs, whose differences are taken as
-        independent and nearly normal. Of a task the pairs are its seeds; in the last row, all tasks and seeds. It says what
-        other seeds would give on the same test rows, and nothing of other test rows.
+        The interval is Student's: the mean difference ± t(0.975, n − 1) · s / √n over n seeds, whose differences are taken as
+        independent and nearly normal. In the last row, the difference of a seed is its mean over all tasks, because tasks of
+        one seed are not independent. The interval says what other seeds would give on the same test rows and tasks, and
+        nothing of other test rows.
 
         Args:
             a: a strategy.
@@ -203,8 +204,9 @@ class Results:
 
         Returns:
             A row for each task and one for ``all tasks``: the means ``a`` and ``b``, ``difference`` a − b, ``low`` and ``high``
-            of its 95 % interval (NaN of a single pair), ``pairs``, and the ``verdict``: ``higher``, ``lower``, or
-            ``undecided`` where the interval holds 0 or is unknown.
+            of its 95 % interval (NaN where there is one seed, or where all differences are equal: no spread says nothing
+            about other seeds), ``pairs`` (the number of seeds), and the ``verdict``: ``higher``, ``lower``, or ``undecided``
+            where the interval holds 0 or is NaN.
 
         Raises:
             UnknownNameError: no such strategy.
@@ -218,7 +220,7 @@ class Results:
             raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
         ends = [np.array([self.matrix(name, seed, metric)[-1] for seed in seeds]) for name in (a, b)]
         rows = [_compared(*(end[:, i] for end in ends)) for i in range(len(self.tasks))]
-        rows.append(_compared(*(end.ravel() for end in ends)))
+        rows.append(_compared(*(end.mean(axis=1) for end in ends)))
         return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))
 
     def plot(self, metric: str = SCORE) -> Figure:
@@ -272,12 +274,13 @@ class Results:
 
 
 def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Compare paired numbers, see `Results.compare`."""
+    """Compare numbers paired by seed, see `Results.compare`."""
     from scipy.stats import t
 
     pairs = a - b
     n, difference = len(pairs), float(pairs.mean())
-    half = float(t.ppf(0.975, n - 1) * pairs.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+    spread = float(np.ptp(pairs)) > 1e-12  # equal differences of decimals differ in their last bits
+    half = float(t.ppf(0.975, n - 1) * pairs.std(ddof=1) / math.sqrt(n)) if spread else math.nan
     low, high = difference - half, difference + half
     verdict = "higher" if low > 0 else "lower" if high < 0 else "undecided"
     return {

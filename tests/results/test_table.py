@@ -73,30 +73,39 @@ def test_without_fine_tuning_intransigence_is_not_a_number(tmp_path: Path) -> No
 def test_a_comparison_is_paired_with_its_interval(four_runs: Path) -> None:
     """qnli: −0.2 and −0.1, mean −0.15, s = 0.1/√2, and t(0.975, 1) = 12.706: half of the interval is 12.706 · 0.05 = 0.635.
 
-    All: −0.2, −0.1, 0, 0: mean −0.075, s² = (0.0156 + 0.0006 + 2 · 0.0056) / 3, t(0.975, 3) = 3.182.
+    All tasks: per seed −0.1 and −0.05, mean −0.075, s = 0.05/√2: half of the interval is 12.706 · 0.025 = 0.318.
     """
     found = forgetfree.load_results(four_runs).compare("ewc", "fine-tune")
     assert list(found.index) == ["qnli", "mrpc", "all tasks"]
     assert found.loc["qnli", ["a", "b", "difference", "pairs"]].tolist() == pytest.approx([0.65, 0.8, -0.15, 2])
     assert found.loc["qnli", ["low", "high"]].tolist() == pytest.approx([-0.15 - 0.6353, -0.15 + 0.6353], abs=1e-4)
-    deviation = np.sqrt((0.125**2 + 0.025**2 + 2 * 0.075**2) / 3)
-    half = 3.1824 * deviation / 2
-    assert found.loc["all tasks", ["low", "high"]].tolist() == pytest.approx([-0.075 - half, -0.075 + half], abs=1e-4)
+    assert found.loc["all tasks", ["low", "high"]].tolist() == pytest.approx(
+        [-0.075 - 0.3177, -0.075 + 0.3177], abs=1e-4
+    )
+    assert found["pairs"].tolist() == [2, 2, 2]
     assert found["verdict"].tolist() == ["undecided"] * 3
 
 
 def test_a_difference_is_decided_where_its_interval_leaves_zero_out(tmp_path: Path) -> None:
-    """Of one pair nothing is known. Of three, 0.20, 0.21 and 0.19: half of the interval is 4.303 · 0.01 / √3 = 0.025."""
+    """Of three seeds, 0.20, 0.21 and 0.19: half of the interval is 4.303 · 0.01 / √3 = 0.025; of all tasks, half of it."""
     ends = {"a": (0.80, 0.82, 0.79), "b": (0.60, 0.61, 0.60)}
     runs = [run_of(name, seed, [end, 0.7]) for name, each in ends.items() for seed, end in enumerate(each)]
     results = forgetfree.load_results(write(tmp_path / "runs", results_of(*runs)))
     found = results.compare("a", "b")
     assert found.loc["qnli", ["low", "high"]].tolist() == pytest.approx([0.2 - 0.0248, 0.2 + 0.0248], abs=1e-3)
-    assert found["verdict"].tolist() == ["higher", "undecided", "undecided"]
+    assert found.loc["all tasks", ["low", "high"]].tolist() == pytest.approx([0.1 - 0.0124, 0.1 + 0.0124], abs=1e-3)
+    assert found["verdict"].tolist() == ["higher", "undecided", "higher"]
     assert results.compare("b", "a").loc["qnli", "verdict"] == "lower"
-    one = forgetfree.load_results(write(tmp_path / "one", results_of(runs[0], runs[3])))
-    assert one.compare("a", "b").loc["qnli", "verdict"] == "undecided"
-    assert np.isnan(one.compare("a", "b").loc["qnli", "low"])
+
+
+@pytest.mark.parametrize("ends", [{"a": (0.9,), "b": (0.6,)}, {"a": (0.82, 0.72), "b": (0.80, 0.70)}])
+def test_one_seed_or_equal_differences_decide_nothing(ends: dict[str, tuple[float, ...]], tmp_path: Path) -> None:
+    """Neither says how much other seeds would differ, however many tasks there are; 0.82 − 0.80 is 0.72 − 0.70 but for bits."""
+    runs = [run_of(name, seed, [end, end - 0.1]) for name, each in ends.items() for seed, end in enumerate(each)]
+    found = forgetfree.load_results(write(tmp_path / "runs", results_of(*runs))).compare("a", "b")
+    assert found["difference"].tolist() == pytest.approx([ends["a"][0] - ends["b"][0]] * 3)
+    assert found[["low", "high"]].isna().all(axis=None)
+    assert found["verdict"].tolist() == ["undecided"] * 3 and found["pairs"].tolist() == [len(ends["a"])] * 3
 
 
 def test_a_plot_has_a_panel_for_each_task_and_a_line_for_each_strategy(four_runs: Path) -> None:
