@@ -54,10 +54,13 @@ def load_results(*paths: StrPath) -> Results:
     runs: list[dict[str, Any]] = []
     scores: list[Score] = []
     for path in map(Path, paths):
-        units = sorted(path.rglob("unit.json")) if path.is_dir() else []
+        put_together = find_results(path).exists()
+        if path.is_dir() and not put_together and not (path / "config.json").exists():
+            raise ReportError(_without_results(path))
+        units = sorted(path.rglob("unit.json")) if path.is_dir() and not put_together else []
         if path.name == SCORES_FILE:
             scores += read_scores(path)
-        elif units and not find_results(path).exists():  # interrupted before they were put together
+        elif units:  # interrupted before they were put together
             done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
             scores += [score for unit in done for score in read_scores(unit.with_name(SCORES_FILE))]
         elif (command := command_of(path)) == "run":
@@ -74,6 +77,17 @@ def load_results(*paths: StrPath) -> Results:
     if len({"strategy" in score.of for score in scores}) > 1:
         raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
     return Results.of_scores(scores)
+
+
+def _without_results(path: Path) -> str:
+    """Say that a directory is not one of a job, and which directories below it are."""
+    begun = {file.parent for pattern in ("*/config.json", "*/*/config.json") for file in path.glob(pattern)}
+    jobs = {directory for directory in begun if next(directory.rglob("unit.json"), None)}
+    jobs |= {file.parent for pattern in ("*/results.json", "*/*/results.json") for file in path.glob(pattern)}
+    if not jobs:
+        return f"{path} holds no results of its own. Give a directory that forgetfree run, graft or experiment wrote."
+    named = ", ".join(map(str, sorted(jobs)[:3])) + (", …" if len(jobs) > 3 else "")
+    return f"{path} holds no results of its own, but directories below it do: {named}. Give them one by one."
 
 
 def _check_unit(record: Any) -> None:
@@ -98,7 +112,7 @@ class Results:
             ``after`` (how many tasks were learned before), ``metric``, ``value`` and ``rows`` (how many were scored).
 
     Raises:
-        ReportError: one thing was measured twice, with different outcomes.
+        ReportError: one thing was measured twice, with different outcomes, or runs scored a task on different numbers of rows.
     """
 
     def __init__(self, scores: pd.DataFrame) -> None:
@@ -112,6 +126,13 @@ class Results:
                 f"{', '.join(f'{name} {value}' for name, value in first.items())} was measured twice, with different outcomes. "
                 "Leave one of the two results out."
             )
+        if "strategy" in self.units:
+            for (task, metric), counts in scores[scores["rows"] != 0].groupby(["task", "metric"], sort=False)["rows"]:
+                if counts.nunique() > 1:
+                    raise ReportError(
+                        f"{metric} of {task} was measured on {' and on '.join(map(str, counts.unique()[:2]))} test rows: "
+                        "runs on different test rows cannot be compared. Load them one by one."
+                    )
         self.scores = scores
 
     @classmethod

@@ -178,6 +178,8 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
     """A run that was killed: each finished unit has its scores beside its unit.json, and any other is left out."""
     whole = forgetfree.load_results(four_runs).scores
     held = scores_of(load_run_results(four_runs))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("{}")
     for seed in (0, 1):
         unit = tmp_path / "out" / "ewc" / f"seed-{seed}"
         unit.mkdir(parents=True)
@@ -194,6 +196,7 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
 
 def test_a_unit_without_its_scores_is_named(tmp_path: Path) -> None:
     (tmp_path / "ewc").mkdir()
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "ewc" / "unit.json").write_text("{}")
     with pytest.raises(ReportError, match=r"ewc/unit\.json: status is missing, it must be a string\. Restore it"):
         forgetfree.load_results(tmp_path)
@@ -235,6 +238,42 @@ def test_one_thing_with_two_outcomes_is_refused() -> None:
         ReportError, match=r"^model grafted, seed 0, task sst2, after 1, metric score was measured twice"
     ):
         Results.of_scores([first, again])
+
+
+def test_a_directory_of_several_jobs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their runs need not be comparable; a job that was interrupted counts, another program's config.json does not."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(
+        ReportError, match=r"holds no results of its own\. Give a directory that forgetfree run, graft or"
+    ):
+        forgetfree.load_results(tmp_path)
+    for name in ("c", "d"):
+        write(tmp_path / name, results_of(run_of("ewc", 0, [0.8, 0.7])))
+    (tmp_path / "group" / "a" / "ewc").mkdir(parents=True)
+    (tmp_path / "group" / "a" / "config.json").write_text("{}")
+    (tmp_path / "group" / "a" / "ewc" / "unit.json").write_text('{"status": "done"}')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ReportError, match=r"^\. holds .* own, but directories below it do: c, d, group/a\. Give them one by one"
+    ):
+        forgetfree.load_results("")
+    write(tmp_path / "b", results_of(run_of("ewc", 0, [0.8, 0.7])))
+    with pytest.raises(ReportError, match=r"directories below it do: b, c, d, …\. Give"):
+        forgetfree.load_results("c", ".")
+
+
+def test_runs_on_different_numbers_of_test_rows_are_refused() -> None:
+    """0 rows are unknown."""
+    few, many, unknown = (
+        Score({"strategy": name, "seed": 0}, "sst2", 0, "accuracy", 0.5, rows)
+        for name, rows in (("a", 40), ("b", 400), ("c", 0))
+    )
+    assert len(Results.of_scores([few, unknown]).scores) == 2
+    with pytest.raises(
+        ReportError, match=r"^accuracy of sst2 was measured on 40 and on 400 test rows: .* one by one\.$"
+    ):
+        Results.of_scores([few, unknown, many])
 
 
 @pytest.mark.parametrize(
