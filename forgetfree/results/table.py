@@ -167,9 +167,11 @@ class Results:
             Shape (T+1, T), fractions: row 0 before training, row i after learning task i.
 
         Raises:
-            UnknownNameError: no such strategy.
+            UnknownNameError: no such strategy or metric.
+            UsageError: the results are those of grafts or experiments.
             ReportError: there is no such seed, or scores are missing.
         """
+        self._require_runs()
         if strategy not in self.strategies:
             raise UnknownNameError("strategy in these results:", strategy, self.strategies)
         held = self._of(metric, strategy=strategy, seed=seed)
@@ -230,9 +232,11 @@ class Results:
             where the interval holds 0 or is NaN.
 
         Raises:
-            UnknownNameError: no such strategy.
+            UnknownNameError: no such strategy or metric.
+            UsageError: the results are those of grafts or experiments.
             ReportError: the two have no seed in common.
         """
+        self._require_runs()
         seeds = [seed for strategy, seed in self._runs() if strategy == a and (b, seed) in self._runs()]
         if not seeds:
             for strategy in (a, b):
@@ -249,9 +253,15 @@ class Results:
 
         Of runs, it is drawn over the number of tasks that were learned, a line for each strategy: mean and range over seeds.
         Of grafts and experiments, a mark for each seed stands above what was measured.
+
+        Raises:
+            UnknownNameError: no such metric.
+            ReportError: there are no scores.
         """
         from forgetfree.results.figures import legend, marks, panels
 
+        if self.scores.empty:
+            raise ReportError("There are no scores to draw. Load results of a job that finished at least one unit.")
         figure, (axes,) = panels(self.tasks)
         for ax, task in zip(axes, self.tasks, strict=True):
             held = self._of(metric, task=task)
@@ -278,9 +288,16 @@ class Results:
     def _are_runs(self) -> bool:
         return "strategy" in self.units and bool((self.scores["after"] == 0).any())
 
+    def _require_runs(self) -> None:
+        if not self._are_runs and not self.scores.empty:
+            raise UsageError("grafts and experiments have no matrix; use .summary()")
+
     def _of(self, metric: str, **wanted: Any) -> pd.DataFrame:
         """The scores of a metric, for one strategy, seed, task, …."""
         names = (SCORE, *TASK_METRICS) if metric == SCORE else (metric,)
+        known = set(self.scores["metric"])
+        if known.isdisjoint(names):
+            raise UnknownNameError("metric", metric, known | ({SCORE} if known.intersection(TASK_METRICS) else set()))
         right = self.scores["metric"].isin(names)
         for name, value in wanted.items():
             right &= self.scores[name] == value

@@ -230,6 +230,32 @@ def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> Non
         forgetfree.load_results(four_runs, GOLDEN / "graft")
 
 
+def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
+    results = forgetfree.load_results(four_runs)
+    for read in (
+        lambda: results.matrix("ewc", metric="acuracy"),
+        lambda: results.compare("ewc", "fine-tune", "acuracy"),
+        lambda: results.plot("acuracy"),
+    ):
+        with pytest.raises(UnknownNameError, match=r"^Unknown metric 'acuracy'\. .*Known: accuracy, ece, f1, score\.$"):
+            read()
+
+
+@pytest.mark.parametrize("name", ["graft", "localization", "continual"])
+def test_grafts_and_experiments_have_no_matrix(name: str) -> None:
+    results = forgetfree.load_results(GOLDEN / name)
+    for read in (lambda: results.matrix("ewc"), lambda: results.compare("ewc", "fine-tune")):
+        with pytest.raises(UsageError, match=r"^grafts and experiments have no matrix; use \.summary\(\)$"):
+            read()
+
+
+def test_nothing_is_not_drawn() -> None:
+    with pytest.raises(ReportError, match=r"^There are no scores to draw\. Load results of a job"):
+        Results.of_scores([]).plot()
+    with pytest.raises(UnknownNameError, match="Unknown strategy in these results: 'ewc'"):
+        Results.of_scores([]).matrix("ewc")
+
+
 def test_one_thing_with_two_outcomes_is_refused() -> None:
     first = Score({"model": "grafted", "seed": 0}, "sst2", 1, "score", 0.5, 40)
     again = Score({"model": "grafted", "seed": 0}, "sst2", 1, "score", 0.6, 40)
