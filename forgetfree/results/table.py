@@ -189,9 +189,9 @@ class Results:
 
         Returns:
             Of runs, a row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against
-            `REFERENCE` with the same seed; NaN without) and ``ece``, see `forgetfree.results.metrics`. Of grafts and
-            experiments, a row for each task and all else but the seed, and a column for each metric. Fractions, each with
-            ``mean`` and ``std``.
+            `REFERENCE` with the same seed; NaN where there is none, or several that differ in options) and ``ece``, see
+            `forgetfree.results.metrics`. Of grafts and experiments, a row for each task and all else but the seed, and a
+            column for each metric. Fractions, each with ``mean`` and ``std``.
         """
         if not self._are_runs:
             by = [name for name in (*self.units, "task") if name != "seed"]
@@ -203,11 +203,11 @@ class Results:
                 .dropna(how="all")
                 .sort_index(axis="columns", level=0, sort_remaining=False)
             )
-        rows = []
-        for strategy, seed in self._runs():
+        rows, runs = [], self._runs()
+        for strategy, seed in runs:
             matrix, ece = self.matrix(strategy, seed), self.matrix(strategy, seed, "ece")
-            known = (REFERENCE, seed) in self._runs()
-            reference = np.diagonal(self.matrix(REFERENCE, seed), offset=-1) if known else None
+            known = [name for name, other in runs if other == seed and name.partition(" (")[0] == REFERENCE]
+            reference = np.diagonal(self.matrix(known[0], seed), offset=-1) if len(known) == 1 else None
             rows.append({"strategy": strategy, **metrics.summarize(matrix, ece, reference)})
         table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
         return table.groupby("strategy", sort=False).agg(["mean", "std"])

@@ -70,6 +70,26 @@ def test_without_fine_tuning_intransigence_is_not_a_number(tmp_path: Path) -> No
     assert np.isnan(summary.loc["ewc", ("average", "std")])  # one seed
 
 
+def test_intransigence_is_against_the_one_fine_tuning_with_the_seed(tmp_path: Path) -> None:
+    """Fine-tunings that differ in options have them in their names; where a seed has two, neither is the reference.
+
+    fine-tune learned 0.8 and 0.9, ewc 0.8 and 0.7: the mean of 0 and 0.2 is 0.1.
+    """
+    tuned = [
+        run_of("fine-tune", seed, [0.8, 0.9]) | {"options": {"steps": steps}} for seed, steps in ((0, 10), (1, 20))
+    ]
+    both = [run_of("ewc", seed, [0.6, 0.7]) for seed in (0, 1)]
+    results = forgetfree.load_results(
+        write(tmp_path / "a", results_of(*both, tuned[0])), write(tmp_path / "b", results_of(tuned[1]))
+    )
+    assert results.strategies == ["ewc", "fine-tune (steps=10)", "fine-tune (steps=20)"]
+    assert results.summary().loc["ewc", "intransigence"].tolist() == pytest.approx([0.1, 0.0])
+    twice = write(tmp_path / "c", results_of(*(tuned[1] | {"seed": seed} for seed in (0, 1))))
+    several = forgetfree.load_results(tmp_path / "a", tmp_path / "b", twice).summary()
+    assert several.loc["ewc", ("intransigence", "mean")] == pytest.approx(0.1)  # seed 0 has two, seed 1 has one
+    assert np.isnan(several.loc["ewc", ("intransigence", "std")])
+
+
 def test_a_comparison_is_paired_with_its_interval(four_runs: Path) -> None:
     """qnli: −0.2 and −0.1, mean −0.15, s = 0.1/√2, and t(0.975, 1) = 12.706: half of the interval is 12.706 · 0.05 = 0.635.
 
