@@ -24,6 +24,8 @@ from forgetfree.files import write_atomically
 COLUMNS = ("task", "after", "metric", "value", "rows")
 #: What the table of one unit is called, in the unit's directory.
 SCORES_FILE = "scores.csv"
+#: Metrics whose values lie in [0, 1].
+_FRACTIONS = ("accuracy", "f1", "ece", "agreement", "score")
 Cell = str | int | float | None
 
 
@@ -85,6 +87,9 @@ def _parsed(table: csv.DictReader[str]) -> Iterator[Score]:
     if tuple(names[-len(COLUMNS) :]) != COLUMNS:
         raise ValueError(f"its last columns must be {', '.join(COLUMNS)}, got {', '.join(names) or 'none'}")
     rows = list(table)
+    for i, row in enumerate(rows):
+        if None in row:  # where DictReader keeps cells without a column
+            raise ValueError(f"row {i + 1} must have {len(names)} cells, got more")
     of = {name: typed([row[name] for row in rows]) for name in names[: -len(COLUMNS)]}
     for i, row in enumerate(rows):
         what = {name: column[i] for name, column in of.items()}
@@ -93,6 +98,8 @@ def _parsed(table: csv.DictReader[str]) -> Iterator[Score]:
             raise ValueError(
                 f"row {i + 1} must hold finite numbers, after and rows of at least 0, got {brief(list(row.values()))}"
             )
+        if score.metric in _FRACTIONS and not 0 <= score.value <= 1:
+            raise ValueError(f"row {i + 1}: {score.metric} must be in [0, 1], got {score.value}")
         yield score
 
 

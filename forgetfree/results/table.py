@@ -54,10 +54,13 @@ def load_results(*paths: StrPath) -> Results:
     runs: list[dict[str, Any]] = []
     scores: list[Score] = []
     for path in map(Path, paths):
-        units = sorted(path.rglob("unit.json")) if path.is_dir() else []
+        put_together = find_results(path).exists()
+        if path.is_dir() and not put_together and not (path / "config.json").exists():
+            raise ReportError(_without_results(path))
+        units = sorted(path.rglob("unit.json")) if path.is_dir() and not put_together else []
         if path.name == SCORES_FILE:
             scores += read_scores(path)
-        elif units and not find_results(path).exists():  # interrupted before they were put together
+        elif units:  # interrupted before they were put together
             done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
             scores += [score for unit in done for score in read_scores(unit.with_name(SCORES_FILE))]
         elif (command := command_of(path)) == "run":
@@ -74,6 +77,17 @@ def load_results(*paths: StrPath) -> Results:
     if len({"strategy" in score.of for score in scores}) > 1:
         raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
     return Results.of_scores(scores)
+
+
+def _without_results(path: Path) -> str:
+    """Say that a directory is not one of a job, and which directories below it are."""
+    begun = {file.parent for pattern in ("*/config.json", "*/*/config.json") for file in path.glob(pattern)}
+    jobs = {directory for directory in begun if next(directory.rglob("unit.json"), None)}
+    jobs |= {file.parent for pattern in ("*/results.json", "*/*/results.json") for file in path.glob(pattern)}
+    if not jobs:
+        return f"{path} holds no results of its own. Give a directory that forgetfree run, graft or experiment wrote."
+    named = ", ".join(map(str, sorted(jobs)[:3])) + (", …" if len(jobs) > 3 else "")
+    return f"{path} holds no results of its own, but directories below it do: {named}. Give them one by one."
 
 
 def _check_unit(record: Any) -> None:
@@ -98,7 +112,7 @@ class Results:
             ``after`` (how many tasks were learned before), ``metric``, ``value`` and ``rows`` (how many were scored).
 
     Raises:
-        ReportError: one thing was measured twice, with different outcomes.
+        ReportError: one thing was measured twice, with different outcomes, or runs scored a task on different numbers of rows.
     """
 
     def __init__(self, scores: pd.DataFrame) -> None:
@@ -112,6 +126,13 @@ class Results:
                 f"{', '.join(f'{name} {value}' for name, value in first.items())} was measured twice, with different outcomes. "
                 "Leave one of the two results out."
             )
+        if "strategy" in self.units:
+            for (task, metric), counts in scores[scores["rows"] != 0].groupby(["task", "metric"], sort=False)["rows"]:
+                if counts.nunique() > 1:
+                    raise ReportError(
+                        f"{metric} of {task} was measured on {' and on '.join(map(str, counts.unique()[:2]))} test rows: "
+                        "runs on different test rows cannot be compared. Load them one by one."
+                    )
         self.scores = scores
 
     @classmethod
@@ -146,9 +167,11 @@ class Results:
             Shape (T+1, T), fractions: row 0 before training, row i after learning task i.
 
         Raises:
-            UnknownNameError: no such strategy.
+            UnknownNameError: no such strategy or metric.
+            UsageError: the results are those of grafts or experiments.
             ReportError: there is no such seed, or scores are missing.
         """
+        self._require_runs()
         if strategy not in self.strategies:
             raise UnknownNameError("strategy in these results:", strategy, self.strategies)
         held = self._of(metric, strategy=strategy, seed=seed)
@@ -166,9 +189,9 @@ class Results:
 
         Returns:
             Of runs, a row for each strategy with ``average``, ``forgetting``, ``bwt``, ``fwt``, ``intransigence`` (against
-            `REFERENCE` with the same seed; NaN without) and ``ece``, see `forgetfree.results.metrics`. Of grafts and
-            experiments, a row for each task and all else but the seed, and a column for each metric. Fractions, each with
-            ``mean`` and ``std``.
+            `REFERENCE` with the same seed; NaN where there is none, or several that differ in options) and ``ece``, see
+            `forgetfree.results.metrics`. Of grafts and experiments, a row for each task and all else but the seed, and a
+            column for each metric. Fractions, each with ``mean`` and ``std``.
         """
         if not self._are_runs:
             by = [name for name in (*self.units, "task") if name != "seed"]
@@ -180,11 +203,11 @@ class Results:
                 .dropna(how="all")
                 .sort_index(axis="columns", level=0, sort_remaining=False)
             )
-        rows = []
-        for strategy, seed in self._runs():
+        rows, runs = [], self._runs()
+        for strategy, seed in runs:
             matrix, ece = self.matrix(strategy, seed), self.matrix(strategy, seed, "ece")
-            known = (REFERENCE, seed) in self._runs()
-            reference = np.diagonal(self.matrix(REFERENCE, seed), offset=-1) if known else None
+            known = [name for name, other in runs if other == seed and name.partition(" (")[0] == REFERENCE]
+            reference = np.diagonal(self.matrix(known[0], seed), offset=-1) if len(known) == 1 else None
             rows.append({"strategy": strategy, **metrics.summarize(matrix, ece, reference)})
         table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
         return table.groupby("strategy", sort=False).agg(["mean", "std"])
@@ -192,9 +215,10 @@ class Results:
     def compare(self, a: str, b: str, metric: str = SCORE) -> pd.DataFrame:
         """Compare two strategies at the end of the stream, in pairs of the same task and seed.
 
-        The interval is Student's: the mean difference ± t(0.975, n − 1) · s / √n over n pairs, whose differences are taken as
-        independent and nearly normal. Of a task the pairs are its seeds; in the last row, all tasks and seeds. It says what
-        other seeds would give on the same test rows, and nothing of other test rows.
+        The interval is Student's: the mean difference ± t(0.975, n − 1) · s / √n over n seeds, whose differences are taken as
+        independent and nearly normal. In the last row, the difference of a seed is its mean over all tasks, because tasks of
+        one seed are not independent. The interval says what other seeds would give on the same test rows and tasks, and
+        nothing of other test rows.
 
         Args:
             a: a strategy.
@@ -203,13 +227,16 @@ class Results:
 
         Returns:
             A row for each task and one for ``all tasks``: the means ``a`` and ``b``, ``difference`` a − b, ``low`` and ``high``
-            of its 95 % interval (NaN of a single pair), ``pairs``, and the ``verdict``: ``higher``, ``lower``, or
-            ``undecided`` where the interval holds 0 or is unknown.
+            of its 95 % interval (NaN where there is one seed, or where all differences are equal: no spread says nothing
+            about other seeds), ``pairs`` (the number of seeds), and the ``verdict``: ``higher``, ``lower``, or ``undecided``
+            where the interval holds 0 or is NaN.
 
         Raises:
-            UnknownNameError: no such strategy.
+            UnknownNameError: no such strategy or metric.
+            UsageError: the results are those of grafts or experiments.
             ReportError: the two have no seed in common.
         """
+        self._require_runs()
         seeds = [seed for strategy, seed in self._runs() if strategy == a and (b, seed) in self._runs()]
         if not seeds:
             for strategy in (a, b):
@@ -218,7 +245,7 @@ class Results:
             raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
         ends = [np.array([self.matrix(name, seed, metric)[-1] for seed in seeds]) for name in (a, b)]
         rows = [_compared(*(end[:, i] for end in ends)) for i in range(len(self.tasks))]
-        rows.append(_compared(*(end.ravel() for end in ends)))
+        rows.append(_compared(*(end.mean(axis=1) for end in ends)))
         return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))
 
     def plot(self, metric: str = SCORE) -> Figure:
@@ -226,9 +253,15 @@ class Results:
 
         Of runs, it is drawn over the number of tasks that were learned, a line for each strategy: mean and range over seeds.
         Of grafts and experiments, a mark for each seed stands above what was measured.
+
+        Raises:
+            UnknownNameError: no such metric.
+            ReportError: there are no scores.
         """
         from forgetfree.results.figures import legend, marks, panels
 
+        if self.scores.empty:
+            raise ReportError("There are no scores to draw. Load results of a job that finished at least one unit.")
         figure, (axes,) = panels(self.tasks)
         for ax, task in zip(axes, self.tasks, strict=True):
             held = self._of(metric, task=task)
@@ -255,9 +288,16 @@ class Results:
     def _are_runs(self) -> bool:
         return "strategy" in self.units and bool((self.scores["after"] == 0).any())
 
+    def _require_runs(self) -> None:
+        if not self._are_runs and not self.scores.empty:
+            raise UsageError("grafts and experiments have no matrix; use .summary()")
+
     def _of(self, metric: str, **wanted: Any) -> pd.DataFrame:
         """The scores of a metric, for one strategy, seed, task, …."""
         names = (SCORE, *TASK_METRICS) if metric == SCORE else (metric,)
+        known = set(self.scores["metric"])
+        if known.isdisjoint(names):
+            raise UnknownNameError("metric", metric, known | ({SCORE} if known.intersection(TASK_METRICS) else set()))
         right = self.scores["metric"].isin(names)
         for name, value in wanted.items():
             right &= self.scores[name] == value
@@ -272,12 +312,13 @@ class Results:
 
 
 def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Compare paired numbers, see `Results.compare`."""
+    """Compare numbers paired by seed, see `Results.compare`."""
     from scipy.stats import t
 
     pairs = a - b
     n, difference = len(pairs), float(pairs.mean())
-    half = float(t.ppf(0.975, n - 1) * pairs.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+    spread = float(np.ptp(pairs)) > 1e-12  # equal differences of decimals differ in their last bits
+    half = float(t.ppf(0.975, n - 1) * pairs.std(ddof=1) / math.sqrt(n)) if spread else math.nan
     low, high = difference - half, difference + half
     verdict = "higher" if low > 0 else "lower" if high < 0 else "undecided"
     return {

@@ -33,6 +33,9 @@ def test_a_table_comes_back_to_the_bit(tmp_path: Path) -> None:
         ("", "got none"),
         ("task,after,metric,value,rows\nqnli,0,accuracy,high,40\n", "could not convert string to float: 'high'"),
         ("task,after,metric,value,rows\nqnli,0,accuracy,nan,40\n", "row 1 must hold finite numbers"),
+        ("task,after,metric,value,rows\nqnli,0,accuracy,0.5,40,7\n", "row 1 must have 5 cells, got more"),
+        ("task,after,metric,value,rows\nqnli,0,f1,81.25,40\n", r"row 1: f1 must be in \[0, 1\], got 81\.25"),
+        ("task,after,metric,value,rows\nqnli,0,ece,-0.1,40\n", r"row 1: ece must be in \[0, 1\], got -0\.1"),
         ("task,after,metric,value,rows\nqnli,0\n", "not a readable table of scores"),
     ],
 )

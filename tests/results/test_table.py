@@ -70,33 +70,62 @@ def test_without_fine_tuning_intransigence_is_not_a_number(tmp_path: Path) -> No
     assert np.isnan(summary.loc["ewc", ("average", "std")])  # one seed
 
 
+def test_intransigence_is_against_the_one_fine_tuning_with_the_seed(tmp_path: Path) -> None:
+    """Fine-tunings that differ in options have them in their names; where a seed has two, neither is the reference.
+
+    fine-tune learned 0.8 and 0.9, ewc 0.8 and 0.7: the mean of 0 and 0.2 is 0.1.
+    """
+    tuned = [
+        run_of("fine-tune", seed, [0.8, 0.9]) | {"options": {"steps": steps}} for seed, steps in ((0, 10), (1, 20))
+    ]
+    both = [run_of("ewc", seed, [0.6, 0.7]) for seed in (0, 1)]
+    results = forgetfree.load_results(
+        write(tmp_path / "a", results_of(*both, tuned[0])), write(tmp_path / "b", results_of(tuned[1]))
+    )
+    assert results.strategies == ["ewc", "fine-tune (steps=10)", "fine-tune (steps=20)"]
+    assert results.summary().loc["ewc", "intransigence"].tolist() == pytest.approx([0.1, 0.0])
+    twice = write(tmp_path / "c", results_of(*(tuned[1] | {"seed": seed} for seed in (0, 1))))
+    several = forgetfree.load_results(tmp_path / "a", tmp_path / "b", twice).summary()
+    assert several.loc["ewc", ("intransigence", "mean")] == pytest.approx(0.1)  # seed 0 has two, seed 1 has one
+    assert np.isnan(several.loc["ewc", ("intransigence", "std")])
+
+
 def test_a_comparison_is_paired_with_its_interval(four_runs: Path) -> None:
     """qnli: −0.2 and −0.1, mean −0.15, s = 0.1/√2, and t(0.975, 1) = 12.706: half of the interval is 12.706 · 0.05 = 0.635.
 
-    All: −0.2, −0.1, 0, 0: mean −0.075, s² = (0.0156 + 0.0006 + 2 · 0.0056) / 3, t(0.975, 3) = 3.182.
+    All tasks: per seed −0.1 and −0.05, mean −0.075, s = 0.05/√2: half of the interval is 12.706 · 0.025 = 0.318.
     """
     found = forgetfree.load_results(four_runs).compare("ewc", "fine-tune")
     assert list(found.index) == ["qnli", "mrpc", "all tasks"]
     assert found.loc["qnli", ["a", "b", "difference", "pairs"]].tolist() == pytest.approx([0.65, 0.8, -0.15, 2])
     assert found.loc["qnli", ["low", "high"]].tolist() == pytest.approx([-0.15 - 0.6353, -0.15 + 0.6353], abs=1e-4)
-    deviation = np.sqrt((0.125**2 + 0.025**2 + 2 * 0.075**2) / 3)
-    half = 3.1824 * deviation / 2
-    assert found.loc["all tasks", ["low", "high"]].tolist() == pytest.approx([-0.075 - half, -0.075 + half], abs=1e-4)
+    assert found.loc["all tasks", ["low", "high"]].tolist() == pytest.approx(
+        [-0.075 - 0.3177, -0.075 + 0.3177], abs=1e-4
+    )
+    assert found["pairs"].tolist() == [2, 2, 2]
     assert found["verdict"].tolist() == ["undecided"] * 3
 
 
 def test_a_difference_is_decided_where_its_interval_leaves_zero_out(tmp_path: Path) -> None:
-    """Of one pair nothing is known. Of three, 0.20, 0.21 and 0.19: half of the interval is 4.303 · 0.01 / √3 = 0.025."""
+    """Of three seeds, 0.20, 0.21 and 0.19: half of the interval is 4.303 · 0.01 / √3 = 0.025; of all tasks, half of it."""
     ends = {"a": (0.80, 0.82, 0.79), "b": (0.60, 0.61, 0.60)}
     runs = [run_of(name, seed, [end, 0.7]) for name, each in ends.items() for seed, end in enumerate(each)]
     results = forgetfree.load_results(write(tmp_path / "runs", results_of(*runs)))
     found = results.compare("a", "b")
     assert found.loc["qnli", ["low", "high"]].tolist() == pytest.approx([0.2 - 0.0248, 0.2 + 0.0248], abs=1e-3)
-    assert found["verdict"].tolist() == ["higher", "undecided", "undecided"]
+    assert found.loc["all tasks", ["low", "high"]].tolist() == pytest.approx([0.1 - 0.0124, 0.1 + 0.0124], abs=1e-3)
+    assert found["verdict"].tolist() == ["higher", "undecided", "higher"]
     assert results.compare("b", "a").loc["qnli", "verdict"] == "lower"
-    one = forgetfree.load_results(write(tmp_path / "one", results_of(runs[0], runs[3])))
-    assert one.compare("a", "b").loc["qnli", "verdict"] == "undecided"
-    assert np.isnan(one.compare("a", "b").loc["qnli", "low"])
+
+
+@pytest.mark.parametrize("ends", [{"a": (0.9,), "b": (0.6,)}, {"a": (0.82, 0.72), "b": (0.80, 0.70)}])
+def test_one_seed_or_equal_differences_decide_nothing(ends: dict[str, tuple[float, ...]], tmp_path: Path) -> None:
+    """Neither says how much other seeds would differ, however many tasks there are; 0.82 − 0.80 is 0.72 − 0.70 but for bits."""
+    runs = [run_of(name, seed, [end, end - 0.1]) for name, each in ends.items() for seed, end in enumerate(each)]
+    found = forgetfree.load_results(write(tmp_path / "runs", results_of(*runs))).compare("a", "b")
+    assert found["difference"].tolist() == pytest.approx([ends["a"][0] - ends["b"][0]] * 3)
+    assert found[["low", "high"]].isna().all(axis=None)
+    assert found["verdict"].tolist() == ["undecided"] * 3 and found["pairs"].tolist() == [len(ends["a"])] * 3
 
 
 def test_a_plot_has_a_panel_for_each_task_and_a_line_for_each_strategy(four_runs: Path) -> None:
@@ -169,6 +198,8 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
     """A run that was killed: each finished unit has its scores beside its unit.json, and any other is left out."""
     whole = forgetfree.load_results(four_runs).scores
     held = scores_of(load_run_results(four_runs))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("{}")
     for seed in (0, 1):
         unit = tmp_path / "out" / "ewc" / f"seed-{seed}"
         unit.mkdir(parents=True)
@@ -185,6 +216,7 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
 
 def test_a_unit_without_its_scores_is_named(tmp_path: Path) -> None:
     (tmp_path / "ewc").mkdir()
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "ewc" / "unit.json").write_text("{}")
     with pytest.raises(ReportError, match=r"ewc/unit\.json: status is missing, it must be a string\. Restore it"):
         forgetfree.load_results(tmp_path)
@@ -218,6 +250,32 @@ def test_wrong_names_and_seeds_are_named(four_runs: Path, tmp_path: Path) -> Non
         forgetfree.load_results(four_runs, GOLDEN / "graft")
 
 
+def test_a_metric_that_was_not_measured_is_named(four_runs: Path) -> None:
+    results = forgetfree.load_results(four_runs)
+    for read in (
+        lambda: results.matrix("ewc", metric="acuracy"),
+        lambda: results.compare("ewc", "fine-tune", "acuracy"),
+        lambda: results.plot("acuracy"),
+    ):
+        with pytest.raises(UnknownNameError, match=r"^Unknown metric 'acuracy'\. .*Known: accuracy, ece, f1, score\.$"):
+            read()
+
+
+@pytest.mark.parametrize("name", ["graft", "localization", "continual"])
+def test_grafts_and_experiments_have_no_matrix(name: str) -> None:
+    results = forgetfree.load_results(GOLDEN / name)
+    for read in (lambda: results.matrix("ewc"), lambda: results.compare("ewc", "fine-tune")):
+        with pytest.raises(UsageError, match=r"^grafts and experiments have no matrix; use \.summary\(\)$"):
+            read()
+
+
+def test_nothing_is_not_drawn() -> None:
+    with pytest.raises(ReportError, match=r"^There are no scores to draw\. Load results of a job"):
+        Results.of_scores([]).plot()
+    with pytest.raises(UnknownNameError, match="Unknown strategy in these results: 'ewc'"):
+        Results.of_scores([]).matrix("ewc")
+
+
 def test_one_thing_with_two_outcomes_is_refused() -> None:
     first = Score({"model": "grafted", "seed": 0}, "sst2", 1, "score", 0.5, 40)
     again = Score({"model": "grafted", "seed": 0}, "sst2", 1, "score", 0.6, 40)
@@ -226,6 +284,42 @@ def test_one_thing_with_two_outcomes_is_refused() -> None:
         ReportError, match=r"^model grafted, seed 0, task sst2, after 1, metric score was measured twice"
     ):
         Results.of_scores([first, again])
+
+
+def test_a_directory_of_several_jobs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their runs need not be comparable; a job that was interrupted counts, another program's config.json does not."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(
+        ReportError, match=r"holds no results of its own\. Give a directory that forgetfree run, graft or"
+    ):
+        forgetfree.load_results(tmp_path)
+    for name in ("c", "d"):
+        write(tmp_path / name, results_of(run_of("ewc", 0, [0.8, 0.7])))
+    (tmp_path / "group" / "a" / "ewc").mkdir(parents=True)
+    (tmp_path / "group" / "a" / "config.json").write_text("{}")
+    (tmp_path / "group" / "a" / "ewc" / "unit.json").write_text('{"status": "done"}')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ReportError, match=r"^\. holds .* own, but directories below it do: c, d, group/a\. Give them one by one"
+    ):
+        forgetfree.load_results("")
+    write(tmp_path / "b", results_of(run_of("ewc", 0, [0.8, 0.7])))
+    with pytest.raises(ReportError, match=r"directories below it do: b, c, d, …\. Give"):
+        forgetfree.load_results("c", ".")
+
+
+def test_runs_on_different_numbers_of_test_rows_are_refused() -> None:
+    """0 rows are unknown."""
+    few, many, unknown = (
+        Score({"strategy": name, "seed": 0}, "sst2", 0, "accuracy", 0.5, rows)
+        for name, rows in (("a", 40), ("b", 400), ("c", 0))
+    )
+    assert len(Results.of_scores([few, unknown]).scores) == 2
+    with pytest.raises(
+        ReportError, match=r"^accuracy of sst2 was measured on 40 and on 400 test rows: .* one by one\.$"
+    ):
+        Results.of_scores([few, unknown, many])
 
 
 @pytest.mark.parametrize(
