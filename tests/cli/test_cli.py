@@ -20,6 +20,7 @@ import torch
 from forgetfree import __version__, cli, registry
 from forgetfree.cli.run import strategies_of
 from forgetfree.jobs.engine import assemble
+from forgetfree.jobs.resuming import continued
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -771,6 +772,19 @@ def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "cannot be resumed: " in error and message in error
     assert results_of(out) == before
+
+
+def test_a_run_that_grows_keeps_the_options_of_all_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert tiny_cli.run(out, "--strategy", "fine-tune", stream="sst2") == 0
+    before = json.loads((out / "config.json").read_text())
+    assert tiny_cli.run(out, "--strategy", "continual-ft", "--resume", stream="sst2") == 0
+    after = json.loads((out / "config.json").read_text())
+    assert list(after["options"]) == ["fine-tune", "continual-ft"]
+    assert after["options"]["fine-tune"] == before["options"]["fine-tune"]
+    assert after["about"]["data"]["steps"] == before["about"]["data"]["steps"]
+    before["options"]["lora"] = {"steps": 10**6}
+    assert continued(out, before, after)["about"]["data"]["steps"] is None
 
 
 def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
