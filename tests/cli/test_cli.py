@@ -776,11 +776,12 @@ def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
 
 def test_a_run_that_grows_keeps_the_options_of_all_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert tiny_cli.run(out, "--strategy", "fine-tune", stream="sst2") == 0
+    region = ["--strategy", "grafting-continual"]
+    assert tiny_cli.run(out, "--strategy", "fine-tune", *region, stream="sst2") == 0
     before = json.loads((out / "config.json").read_text())
-    assert tiny_cli.run(out, "--strategy", "continual-ft", "--resume", stream="sst2") == 0
+    assert tiny_cli.run(out, *region, "--strategy", "continual-ft", "--resume", stream="sst2") == 0
     after = json.loads((out / "config.json").read_text())
-    assert list(after["options"]) == ["fine-tune", "continual-ft"]
+    assert list(after["options"]) == ["fine-tune", "grafting-continual", "continual-ft"]
     assert after["options"]["fine-tune"] == before["options"]["fine-tune"]
     assert after["about"]["data"]["steps"] == before["about"]["data"]["steps"]
     before["options"]["lora"] = {"steps": 10**6}
