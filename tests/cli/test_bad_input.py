@@ -240,7 +240,7 @@ CASES = [
     Case("run sst2 --device cpu --device cpu", "--device is given twice, as 'cpu' and 'cpu'."),
     Case("run sst2 --resume", "--resume needs --out DIR. Give the directory to continue.", bare=True),
     Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
-    Case("run sst2 --out data --resume", "There is no run in it to resume."),
+    Case("run sst2 --out data --resume", "There is nothing to resume in 'data'."),
     Case(
         "run sst2 --out model/config.json", "--out 'model/config.json' cannot be written: File exists. Give a directory"
     ),
@@ -456,6 +456,7 @@ CASES = [
             ("--threads 0", "threads must be at least 1, got 0."),
             ("--cache model/config.json", "--cache 'model/config.json' cannot be written: File exists."),
             ("--jobs 0", "--jobs must be at least 1, got 0."),
+            ("--resume --out nosuch", "There is nothing to resume in 'nosuch'. Give the --out that was begun, or leave"),
             ("--resume --resume", "--resume is given twice. Give it once."),
             ("--steps 0", "--steps must be at least 1, got 0."),
             ("--config nosuch.json", "nosuch.json cannot be read: No such file or directory."),

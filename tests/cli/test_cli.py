@@ -269,7 +269,7 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     assert tiny_cli.run(out, *seeds) == 1
     error = capsys.readouterr().err
     assert "finished: fine-tune seed 0, continual-ft seed 0" in error
-    assert "cut short: grafting-continual seed 0 (1 of 3 tasks)" in error and "--resume" in error
+    assert "will start again: grafting-continual seed 0 (1 of 3 tasks)" in error and "--resume" in error
     assert cli.main(["report", str(out)]) == 0
     assert "grafting-continual" in capsys.readouterr().out
 
@@ -440,8 +440,16 @@ def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path, numbe
     finally:
         process.kill()
     assert process.returncode == 1
-    assert "Interrupted." in error and "cut short: fine-tune seed 0 (0 of 3 tasks)" in error
+    assert "Interrupted." in error and "will start again: fine-tune seed 0 (0 of 3 tasks)" in error
     assert "Traceback" not in error
+
+
+def test_sigterm_is_ctrl_c_in_every_command(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("forgetfree.cli._run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert cli.main(["list", "tasks"]) == 1
+    assert "forgetfree: error: Interrupted." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_unexpected_error_of_a_strategy_is_a_paragraph_and_the_others_go_on(

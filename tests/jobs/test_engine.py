@@ -361,7 +361,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     assert process.returncode == 1 and "Traceback" not in error
     last = error.strip().splitlines()[-1]
     assert last.startswith(
-        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; cut short: "
+        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; will start again: "
     )
     assert last.endswith(f"the same command with --resume --out {out} goes on.")
     assert not (out / LOCK).exists()
