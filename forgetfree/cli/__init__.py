@@ -15,7 +15,7 @@ from forgetfree.cli.usage import lacks, refuse
 from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
-from forgetfree.signals import terminable
+from forgetfree.jobs.signals import terminable
 
 app = App(
     name="forgetfree",

@@ -31,11 +31,11 @@ from forgetfree.jobs.environment import (
     set_threads,
 )
 from forgetfree.jobs.resuming import as_json, continued, grown, read_config
+from forgetfree.jobs.signals import terminable
 from forgetfree.jobs.unit import Json, MakeMonitor, Unit, named
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.scores import SCORES_FILE, read_scores
-from forgetfree.signals import terminable
 
 Config = TypeVar("Config", bound=JobConfig)
 SCHEMA = 1

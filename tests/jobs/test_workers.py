@@ -102,7 +102,9 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
         children[0].kill()
 
     threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(RunError, match=r"(?s)stopped from outside, .*finished: nothing.* --resume --out .* goes on\. Add --jobs 1"):
+    with pytest.raises(
+        RunError, match=r"(?s)stopped from outside, .*finished: nothing.* --resume --out .* goes on\. Add --jobs 1"
+    ):
         run_experiment(config, jobs=2)
     assert none_is_left()
 
