@@ -304,7 +304,9 @@ CASES = [
         "run sst2 --config x.toml", "cache must be a text or none, got 5.", change=write("x.toml", "[set]\ncache = 5")
     ),
     Case(
-        "run sst2 --config x.toml", "steps must be a whole number or none", change=write("x.toml", "[set]\nsteps = [1]")
+        "run sst2 --config x.toml",
+        "mask_steps must be a whole number",
+        change=write("x.toml", "[set]\nmask_steps = [1]"),
     ),
     Case(
         "run --config x.json",

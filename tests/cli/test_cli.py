@@ -260,10 +260,10 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     out, seeds = tmp_path / "out", ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
     commit = GraftingContinual.commit
 
-    def interrupted(self, task) -> None:
+    def interrupted(self, task, training) -> None:
         if task.name == "ag_news":
             raise KeyboardInterrupt
-        commit(self, task)
+        commit(self, task, training)
 
     monkeypatch.setattr(GraftingContinual, "commit", interrupted)
     assert tiny_cli.run(out, *seeds) == 1
