@@ -15,6 +15,7 @@ from forgetfree.cli.usage import lacks, refuse
 from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
+from forgetfree.jobs.signals import terminable
 
 app = App(
     name="forgetfree",
@@ -76,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _run(words, before_texts)
+        with terminable():
+            return _run(words, before_texts)
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ def _graft(config: GraftConfig, how: Execution) -> int:
     """Graft, then print the report and the files."""
     from forgetfree.jobs.graft_run import run_graft
 
+    config.checked()  # before anything is said
     say(f"Grafting {config.task} into {config.out}")
     print_recipe(config.model, config.recipe())
     return perform(config, how, run_graft, _show, model=config.model, cache=config.settings.get("cache"))

@@ -36,6 +36,8 @@ _PLAIN = {
     "precision": "fp32, bf16, or on a GPU fp16",
     **{name: CommonOptions.__dataclass_fields__[name].metadata["help"] for name in ("test_limit", "cache", "threads")},
 }
+#: Options that a flag gives, and ``--set`` could give, too.
+_FLAGGED = (*_PLAIN, "steps", "sparsity", "base")
 #: What stands for a value in the help, where it is not ``N``.
 _METAVARS = {
     **dict.fromkeys(("sparsity", "learning_rate"), "F"),
@@ -131,13 +133,18 @@ def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
     """Return what is asked for by the names of the fields: the file's first, then the command line over it."""
     plain, types = dict.fromkeys(_PLAIN, Any), section_types(config)
     file = read_config(Path(given["config"]), config.command, types | plain) if "config" in given else {}
-    settings = _settings(given.get("set", ()))
-    for key in _PLAIN:
-        if key in given and key in settings:
+    line = {**given, "set": _settings(given.get("set", ()))}
+    for key in _PLAIN:  # the others are compared when all is checked
+        if key in given and key in line["set"]:
             flag = key.replace("_", "-")
-            raise UsageError(f"--{flag} and --set {key}={settings[key]} are both given. Leave one of them out.")
-    own = [{key: value for key, value in each.items() if key in _PLAIN} for each in (file, given)]
-    values = {**file, **given, "set": {**file.get("set", {}), **own[0], **settings, **own[1]}}
+            raise UsageError(f"--{flag} and --set {key}={line['set'][key]} are both given. Leave one of them out.")
+        if file.get(key) is not None and key in file.get("set", {}):
+            raise UsageError(f"{given['config']}: {key} and set.{key} are both given. Leave one of them out.")
+    over = {key for key in _FLAGGED if key in given or key in line["set"]}
+    file = {key: value for key, value in file.items() if key not in over}
+    settings = {key: value for key, value in file.get("set", {}).items() if key not in over} | line["set"]
+    own = {key: each[key] for each in (file, given) for key in _PLAIN if key in each}
+    values = {**file, **given, "set": settings | own}
     return {field.name: values[key] for field in fields(config) if (key := key_of(field.name)) in values}
 
 
@@ -145,13 +152,15 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
     """Return what ``--set key=value`` says.
 
     Raises:
-        UsageError: it says nothing, or two things of one key.
+        UsageError: a key or a value is missing, or a key is given twice.
     """
     settings: dict[str, str] = {}
     for setting in given:
         key, separator, value = (part.strip() for part in setting.partition("="))
         if not separator or not key:
             raise UsageError(f"--set needs key=value, got {brief(setting)}. Write, say, --set batch_size=16.")
+        if not value:
+            raise UsageError(f"--set {key} needs a value, got an empty text. Give one, or leave --set {key} out.")
         if key in settings:
             raise UsageError(f"--set {key} is given twice, as {brief(settings[key])} and {brief(value)}. Give it once.")
         settings[key] = value

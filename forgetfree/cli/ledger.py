@@ -38,7 +38,7 @@ def show(file: File, /, *, debug: Debug = False) -> None:
     print(render_ledger(Ledger.load(file), file))
 
 
-@command.command
+@command.command(help_epilogue="Example: forgetfree ledger verify ledger.safetensors --model minilm")
 def verify(file: File, /, *, model: Model = None, debug: Debug = False) -> None:
     """Check everything about it."""
     from forgetfree.ledger import Ledger

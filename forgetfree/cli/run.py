@@ -22,6 +22,7 @@ def _run(config: RunConfig, how: Execution) -> int:
     from forgetfree.jobs.runner import run
 
     config = replace(config, strategies=strategies_of(config.strategies))
+    config.checked()  # before anything is said
     say(f"Running {config.stream} into {config.out}")
     for name, note in registry.shadowed("strategies").items():
         if name in config.strategies:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -32,6 +31,7 @@ from forgetfree.jobs.environment import (
     set_threads,
 )
 from forgetfree.jobs.resuming import as_json, continued, grown, read_config
+from forgetfree.jobs.signals import terminable
 from forgetfree.jobs.unit import Json, MakeMonitor, Unit, named
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.learning.monitor import Monitor
@@ -142,14 +142,19 @@ class Job(ABC, Generic[Config]):
         """Run all units that are not done, and return the content of results.json; see `Execution`.
 
         Raises:
-            UsageError: the directory is not empty, or was begun with another configuration.
-            RunError: another process works in the directory, or it was begun with other data, models or versions.
+            UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
+            RunError: another process works in the directory, it was begun with other data, models or versions, or a
+                worker was killed.
             ForgetfreeError: data or model cannot be loaded.
         """
         if jobs < 1:
             raise UsageError(f"--jobs must be at least 1, got {jobs}.")
+        if resume and not os.path.lexists(self.out / "config.json"):
+            raise UsageError(
+                f"There is nothing to resume in {str(self.out)!r}. Give the --out that was begun, or leave --resume out."
+            )
         make_directory(self.out)
-        with _terminable(), _claimed(self.out):
+        with terminable(), _claimed(self.out):
             before = self._begun(resume)
             if self._cache_is_given or os.path.lexists(self.cache):
                 make_directory(self.cache, "--cache" if self._cache_is_given else "--out")
@@ -171,23 +176,23 @@ class Job(ABC, Generic[Config]):
             with closing(executor.run(partial(self, debug=debug), units)) as ended:  # an error here stops them, too
                 for _ in ended:
                     assemble(self.out)
-        except BaseException:
+        except BaseException as error:
             with suppress(Exception):  # what is cut short stands in the results, too
                 assemble(self.out)
+            if isinstance(error, BrokenProcessPool):
+                raise RunError(
+                    "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
+                    f"why). {holdings(self.out)} Add --jobs 1 to run one unit at a time."
+                ) from error
             raise
         return assemble(self.out, ended=True)
 
     def _begun(self, resume: bool) -> Json:
         """The config.json that the directory was begun with; nothing where it is empty."""
         held = [name for name in make_directory(self.out) if name != LOCK]
-        if resume and "config.json" in held:
+        if resume:
             return read_config(self.out, self.config.command, self.compared or self.config.command)
-        or_else = (
-            f". There is no {self.config.command} in it to resume."
-            if resume
-            else f", or --resume to continue that {self.config.command}."
-        )
-        refuse_held(self.out, held, f"Give another directory{or_else}")
+        refuse_held(self.out, held, f"Give another directory, or --resume to continue that {self.config.command}.")
         return {}
 
     def _config(self, before: Json) -> Json:
@@ -232,7 +237,7 @@ def holdings(out: Path) -> str:
     units = [(unit, unit.record()) for unit in _units(out, config["units"])]
     finished = [str(unit) for unit, record in units if record and record["status"] == "done"]
     begun = [f"{unit}{_progress(unit, config)}" for unit, record in units if record is None and unit.is_begun]
-    parts = [f"finished: {_listed(finished)}", *([f"cut short: {_listed(begun)}"] if begun else [])]
+    parts = [f"finished: {_listed(finished)}", *([f"will start again: {_listed(begun)}"] if begun else [])]
     return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
 
 
@@ -271,20 +276,3 @@ def _claimed(out: Path) -> Iterator[None]:
             yield
     except BlockingIOError as error:
         raise RunError(f"Another process works in {out}. Wait until it has ended, or give another --out.") from error
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM is Ctrl-C, inside."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # which cannot be told by signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -142,6 +142,10 @@ def continued(out: Path, before: Json, now: Json) -> Json:
     model, begun = now["about"].get("model"), before["about"].get("model")
     if isinstance(model, dict) and isinstance(begun, dict):
         model["name"] = begun.get("name")  # the weights identify it, not where they lie
+    if "run" in now:  # whose strategies may be others than before
+        options = before.get("options", {}) | now["options"]
+        steps = {each.get("steps") for each in options.values()}
+        now["options"], now["about"]["data"]["steps"] = options, steps.pop() if len(steps) == 1 else None
     if before["units"].keys() <= now["units"].keys():
         return now
     return now | {"units": before["units"] | now["units"]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree import registry
-from forgetfree.errors import UnknownNameError
+from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.config import CommonOptions, JobConfig, recipe_of
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
@@ -88,9 +88,13 @@ class RunConfig(JobConfig):
 
 
 def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> None:
-    """Raise ``UnknownNameError`` unless some strategy (or the run itself) has the option."""
+    """Raise ``UsageError`` unless some strategy (or the run itself) has the option."""
     strategy, _, name = key.rpartition(".")
     if strategy and strategy not in fields:
+        if strategy in registry.strategies():
+            raise UsageError(
+                f"{strategy} is not among the strategies of this run: {', '.join(fields)}. Add --strategy {strategy}."
+            )
         raise UnknownNameError("strategy in --set", strategy, fields)
     known = fields[strategy] if strategy else own.union(*fields.values())
     if name not in known:

@@ -8,6 +8,7 @@ unit.json        written last: how it ended, with the size and SHA-256 of each f
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -33,6 +34,8 @@ Measure = Callable[[Mapping[str, Any], Path, MakeMonitor], Json]
 HISTORY, RECORD = "history.jsonl", "unit.json"
 #: Logged steps of a phase, about.
 _LOGGED = 100
+#: Errors that are no fault of the code.
+_EXPECTED = (TrainingError, MetricError, LedgerError)
 
 
 @dataclass(frozen=True)
@@ -75,16 +78,16 @@ class Unit:
     def run(self, measure: Measure, monitor: MakeMonitor, device: str, debug: bool = False) -> None:
         """Run it from the start: what is in its folder goes.
 
-        What goes wrong in this unit alone (a loss that diverges, a fault of a strategy) is put down in unit.json.
+        What goes wrong in it (a loss that diverges, a fault of a strategy) is put down in unit.json, and the others go on.
 
         Args:
             measure: what is done.
             monitor: makes the monitor of a title.
             device: where it runs.
-            debug: let exceptions through that are no errors of forgetfree.
+            debug: let exceptions through, except those of training, metrics and ledgers.
 
         Raises:
-            ForgetfreeError, OSError: what concerns other units, too.
+            MemoryError, OSError: there is no memory, or the disk is full or cannot be written: the other units would fail, too.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in self.directory.iterdir():
@@ -94,15 +97,14 @@ class Unit:
         details, error = {}, None
         try:
             details = measure(self.key, self.directory, lambda title: History(monitor(title), self.directory, begin))
-        except (TrainingError, MetricError, LedgerError) as fault:
-            error = str(fault)
-        except (ForgetfreeError, OSError):
-            raise
         except Exception as fault:  # of a plug-in, perhaps
-            if debug:
+            if _concerns_all(fault) or (debug and not isinstance(fault, _EXPECTED)):
                 raise
-            reason = f"{type(fault).__name__}: {first_line(fault)}"
-            error = f"It stopped with {reason}. Run it alone with --debug to see where."
+            if isinstance(fault, ForgetfreeError):
+                error = " ".join(str(fault).split("\n"))
+            else:
+                reason = f"{type(fault).__name__}: {first_line(fault)}"
+                error = f"It stopped with {reason}. Run it alone with --debug to see where."
         record = {
             "schema": 1,
             "unit": self.key,
@@ -114,6 +116,12 @@ class Unit:
             "files": described_files(self.directory),
         }
         write_json(self.directory / RECORD, record | {"checksum": _checksum(record)})
+
+
+def _concerns_all(fault: Exception) -> bool:
+    """Whether the other units would fail, too."""
+    full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+    return full or isinstance(fault, MemoryError)
 
 
 def named(key: Mapping[str, Any], separator: str) -> str:

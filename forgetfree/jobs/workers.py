@@ -9,10 +9,8 @@ import sys
 import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol
 
-from forgetfree.errors import RunError
 from forgetfree.jobs.environment import quiet_libraries, set_threads
 from forgetfree.jobs.unit import MakeMonitor, Unit
 from forgetfree.learning.monitor import PlainMonitor
@@ -67,7 +65,7 @@ class WorkerProcesses:
         """Yield each unit when it has ended.
 
         Raises:
-            RunError: a worker was killed, or could not start.
+            BrokenProcessPool: a worker was killed, or could not start.
         """
         import torch
 
@@ -81,18 +79,13 @@ class WorkerProcesses:
                 for future in as_completed(futures):
                     future.result()
                     yield futures[future]
-            except BaseException as error:
+            except BaseException:
                 workers.shutdown(wait=False, cancel_futures=True)
                 ours = set(multiprocessing.active_children()) - others
                 for process in ours:
                     process.kill()
                 for process in ours:
                     process.join()
-                if isinstance(error, BrokenProcessPool):
-                    raise RunError(
-                        "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
-                        "why). Run with --jobs 1, one unit at a time."
-                    ) from error
                 raise
 
 

@@ -240,7 +240,7 @@ CASES = [
     Case("run sst2 --device cpu --device cpu", "--device is given twice, as 'cpu' and 'cpu'."),
     Case("run sst2 --resume", "--resume needs --out DIR. Give the directory to continue.", bare=True),
     Case("run sst2 --out run", "--out 'run' is not empty: it holds config.json, "),
-    Case("run sst2 --out data --resume", "There is no run in it to resume."),
+    Case("run sst2 --out data --resume", "There is nothing to resume in 'data'."),
     Case(
         "run sst2 --out model/config.json", "--out 'model/config.json' cannot be written: File exists. Give a directory"
     ),
@@ -258,6 +258,16 @@ CASES = [
     Case("run sst2 --set learning_rate=fast", "learning_rate must be a number, got 'fast'."),
     Case("run sst2 --set learning_rate=-1", "learning_rate must be above 0, got -1.0."),
     Case("run sst2 --set optimizer=lion", "optimizer must be sgd or adamw, got 'lion'."),
+    Case(
+        "run sst2 --set ewc.ewc_lambda=1",
+        "ewc is not among the strategies of this run: grafting-continual. Add --strategy ewc.",
+    ),
+    Case("run sst2 --set cache=", "--set cache needs a value, got an empty text."),
+    Case(
+        "run sst2 --config x.toml",
+        "x.toml: batch_size and set.batch_size are both given. Leave one of them out.",
+        change=write("x.toml", "batch_size = 5\n[set]\nbatch_size = 3"),
+    ),
     Case("run sst2 --set nosuch.steps=1", "Unknown strategy in --set 'nosuch'. Known: grafting-continual."),
     Case("run sst2 --set threads=100000", "threads must be at most "),
     Case("run sst2 --set threads=0", "threads must be at least 1, got 0."),
@@ -294,7 +304,9 @@ CASES = [
         "run sst2 --config x.toml", "cache must be a text or none, got 5.", change=write("x.toml", "[set]\ncache = 5")
     ),
     Case(
-        "run sst2 --config x.toml", "steps must be a whole number or none", change=write("x.toml", "[set]\nsteps = [1]")
+        "run sst2 --config x.toml",
+        "mask_steps must be a whole number",
+        change=write("x.toml", "[set]\nmask_steps = [1]"),
     ),
     Case(
         "run --config x.json",
@@ -456,6 +468,10 @@ CASES = [
             ("--threads 0", "threads must be at least 1, got 0."),
             ("--cache model/config.json", "--cache 'model/config.json' cannot be written: File exists."),
             ("--jobs 0", "--jobs must be at least 1, got 0."),
+            (
+                "--resume --out nosuch",
+                "There is nothing to resume in 'nosuch'. Give the --out that was begun, or leave",
+            ),
             ("--resume --resume", "--resume is given twice. Give it once."),
             ("--steps 0", "--steps must be at least 1, got 0."),
             ("--config nosuch.json", "nosuch.json cannot be read: No such file or directory."),

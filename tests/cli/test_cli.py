@@ -20,6 +20,7 @@ import torch
 from forgetfree import __version__, cli, registry
 from forgetfree.cli.run import strategies_of
 from forgetfree.jobs.engine import assemble
+from forgetfree.jobs.resuming import continued
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]
@@ -259,16 +260,16 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     out, seeds = tmp_path / "out", ["--seed", "0", "--seed", "1", "--set", "final_union=true"]
     commit = GraftingContinual.commit
 
-    def interrupted(self, task) -> None:
+    def interrupted(self, task, training) -> None:
         if task.name == "ag_news":
             raise KeyboardInterrupt
-        commit(self, task)
+        commit(self, task, training)
 
     monkeypatch.setattr(GraftingContinual, "commit", interrupted)
     assert tiny_cli.run(out, *seeds) == 1
     error = capsys.readouterr().err
     assert "finished: fine-tune seed 0, continual-ft seed 0" in error
-    assert "cut short: grafting-continual seed 0 (1 of 3 tasks)" in error and "--resume" in error
+    assert "will start again: grafting-continual seed 0 (1 of 3 tasks)" in error and "--resume" in error
     assert cli.main(["report", str(out)]) == 0
     assert "grafting-continual" in capsys.readouterr().out
 
@@ -439,8 +440,16 @@ def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path, numbe
     finally:
         process.kill()
     assert process.returncode == 1
-    assert "Interrupted." in error and "cut short: fine-tune seed 0 (0 of 3 tasks)" in error
+    assert "Interrupted." in error and "will start again: fine-tune seed 0 (0 of 3 tasks)" in error
     assert "Traceback" not in error
+
+
+def test_sigterm_is_ctrl_c_in_every_command(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("forgetfree.cli._run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert cli.main(["list", "tasks"]) == 1
+    assert "forgetfree: error: Interrupted." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_unexpected_error_of_a_strategy_is_a_paragraph_and_the_others_go_on(
@@ -771,6 +780,20 @@ def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "cannot be resumed: " in error and message in error
     assert results_of(out) == before
+
+
+def test_a_run_that_grows_keeps_the_options_of_all_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    region = ["--strategy", "grafting-continual"]
+    assert tiny_cli.run(out, "--strategy", "fine-tune", *region, stream="sst2") == 0
+    before = json.loads((out / "config.json").read_text())
+    assert tiny_cli.run(out, *region, "--strategy", "continual-ft", "--resume", stream="sst2") == 0
+    after = json.loads((out / "config.json").read_text())
+    assert list(after["options"]) == ["fine-tune", "grafting-continual", "continual-ft"]
+    assert after["options"]["fine-tune"] == before["options"]["fine-tune"]
+    assert after["about"]["data"]["steps"] == before["about"]["data"]["steps"]
+    before["options"]["lora"] = {"steps": 10**6}
+    assert continued(out, before, after)["about"]["data"]["steps"] is None
 
 
 def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:

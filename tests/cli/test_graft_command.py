@@ -233,7 +233,8 @@ def test_what_is_finished_survives_an_interrupt(graft: GraftCommand, monkeypatch
     assert cli.main(arguments) == 1
     out = Path(arguments[arguments.index("--out") + 1])
     assert (
-        f"(finished: seed 0; cut short: seed 3); the same command with --resume --out {out}" in capsys.readouterr().err
+        f"(finished: seed 0; will start again: seed 3); the same command with --resume --out {out}"
+        in capsys.readouterr().err
     )
     assert {row["seed"] for row in results_of(out)["rows"]} == {0}
     assert [path.name for path in out.glob("*.safetensors")] == ["graft-seed-0-sparsity-0.05.safetensors"]

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from forgetfree import cli
+from forgetfree.cli.job import _values
 from forgetfree.errors import RunError, UnknownNameError
+from forgetfree.jobs.run_config import RunConfig
 from forgetfree.results.config_file import load_run, located, portable, read_section
 
 QUICK = ["--shots", "4", "--steps", "1", "--strategy", "grafting-continual", "--sparsity", "0.01"]
@@ -285,3 +287,21 @@ def written(tmp_path_factory: pytest.TempPathFactory, data_directory: Path, mode
     model, data = str(model_directory("bert")), str(data_directory)
     assert cli.main(["run", "sst2", "--model", model, "--data", data, *QUICK, "--out", str(out)]) == 0
     return out / "config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "steps"),
+    [
+        ("steps = 5", {"set": ["steps=3"]}, (None, "3")),
+        ("[set]\nsteps = 5", {"steps": "3"}, ("3", None)),
+        ("steps = 5", {"steps": "3"}, ("3", None)),
+        ("[set]\nsteps = 5", {"set": ["steps=3"]}, (None, "3")),
+        ("steps = 5", {}, (5, None)),
+    ],
+)
+def test_the_command_line_wins_over_the_file_whichever_way_it_is_said(
+    file: str, line: dict[str, Any], steps: tuple[Any, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "options.toml").write_text(file)
+    values = _values(RunConfig, {"config": str(tmp_path / "options.toml"), **line})
+    assert (values.get("steps"), values["settings"].get("steps")) == steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ import torch
 from tiny import last_of_each
 
 from forgetfree import cli
-from forgetfree.errors import RunError, TrainingError, UsageError
+from forgetfree.errors import ConformanceError, DataError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import locked
 from forgetfree.jobs.engine import LOCK, assemble
 from forgetfree.jobs.experiments import ExperimentConfig, run_experiment
@@ -202,6 +203,34 @@ def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
         command.perform(command.at(tmp_path / "debug"), debug=True)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.bin"),
+        ConformanceError("mine", ["one", "two"]),
+        DataError("There are too few rows."),
+    ],
+)
+def test_whatever_a_unit_raises_the_others_go_on(
+    command: Command, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(command, monkeypatch, error, unit=0)
+    (failed,) = command.perform(command.at(tmp_path / "out"))["failed"]
+    assert "\n" not in failed["error"]
+    assert first_line(error) in failed["error"]
+    assert json.loads((tmp_path / "out" / command.units[1] / RECORD).read_text())["status"] == "done"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
+def test_a_full_disk_stops_all_units(
+    command: Command, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(command, monkeypatch, error, unit=0)
+    with pytest.raises(type(error)):
+        command.perform(command.at(tmp_path / "out"))
+    assert not (tmp_path / "out" / command.units[0] / RECORD).exists()
+
+
 def test_a_failure_ends_a_command_with_one(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,7 +361,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     assert process.returncode == 1 and "Traceback" not in error
     last = error.strip().splitlines()[-1]
     assert last.startswith(
-        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; cut short: "
+        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; will start again: "
     )
     assert last.endswith(f"the same command with --resume --out {out} goes on.")
     assert not (out / LOCK).exists()

@@ -642,7 +642,10 @@ def test_a_failure_says_what_is_kept(
 
     monkeypatch.setattr(Where, "measure", measured_or(0, KeyboardInterrupt()))
     assert cli.main(arguments("where", data, model, out)) == 1
-    assert "Interrupted." in (said := capsys.readouterr().err) and "finished: nothing; cut short: sst2 shots 4" in said
+    assert (
+        "Interrupted." in (said := capsys.readouterr().err)
+        and "finished: nothing; will start again: sst2 shots 4" in said
+    )
     monkeypatch.setattr(Where, "measure", measured_or(1, TrainingError("The loss became nan.")))
     assert cli.main(arguments("where", data, model, out, "--resume")) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -102,7 +102,9 @@ def test_a_worker_that_is_killed_is_told(data_directory: Path, model_directory: 
         children[0].kill()
 
     threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(RunError, match=r"A worker was stopped from outside, .* Run with --jobs 1"):
+    with pytest.raises(
+        RunError, match=r"(?s)stopped from outside, .*finished: nothing.* --resume --out .* goes on\. Add --jobs 1"
+    ):
         run_experiment(config, jobs=2)
     assert none_is_left()
 
@@ -147,7 +149,7 @@ def test_an_interrupt_stops_all_workers(busy: subprocess.Popen[str]) -> None:
     _, error = busy.communicate(timeout=60)
     assert busy.returncode == 1
     assert "error: Interrupted." in (last := error.strip().splitlines()[-1])
-    assert "finished: nothing; cut short: sst2 shots 4 seed 0, sst2 shots 4 seed 1" in last
+    assert "finished: nothing; will start again: sst2 shots 4 seed 0, sst2 shots 4 seed 1" in last
     assert "Traceback" not in error
     assert group_is_gone(busy)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from forgetfree.data.rows import TaskRows
-from forgetfree.errors import DataError, ReportError, RunError, UsageError
+from forgetfree.errors import DataError, ReportError, UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows, versions
@@ -44,14 +44,7 @@ def run_experiment(config: ExperimentConfig, **how: Unpack[Execution]) -> Json:
         UsageError: the configuration is wrong, or the directory is not empty.
         ForgetfreeError: data or model cannot be loaded.
     """
-    job = ExperimentJob(config)
-    if how.get("resume") and not (job.out / "config.json").exists():
-        if (job.out / "results.json").exists():
-            raise RunError(f"{job.out} cannot be resumed: version 0.2 began it. Start again with another --out.")
-        raise UsageError(
-            f"There is nothing to resume in {str(job.out)!r}. Give the --out that was begun, or leave --resume out."
-        )
-    return job.perform(**how)
+    return ExperimentJob(config).perform(**how)
 
 
 class ExperimentJob(Job[ExperimentConfig]):
