@@ -390,6 +390,6 @@ class Joint(TemplateStrategy, supervised.JointTraining):
         tasks = self.stream.tasks
         return self.everything_by_avalanche(task, steps=sum(map(self.full_steps, tasks)), learns=tasks)
 
-    def stale(self, learned: EncodedTask) -> list[EncodedTask] | None:
+    def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return all tasks for the first, none for the others."""
         return None if learned is self.stream.tasks[0] else []

@@ -36,16 +36,16 @@ class FineTune(ContinualStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything from θ_pre; no step where another strategy has made the fine-tuned model already."""
-        self.scope.enter_context(undo_on_error(lambda: self.pristine.load_(self.model)))
+        self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
         self._known = self.scope.enter_context(self.models.making(task))
-        (self._known or self.pristine).load_(self.model)
+        (self._known or self.pre_trained).load_(self.model)
         steps = 0 if self._known else self.full_steps(task)
         return self.everything(task, steps=steps, phase="fine_tune")
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Keep the model; the next task starts from θ_pre again."""
         self.models.keep(task, self._known or ModelState.of(self.model, [task.name]), is_new=self._known is None)
-        self.pristine.load_(self.model)
+        self.pre_trained.load_(self.model)
 
     @contextmanager
     def answering(self, task: EncodedTask) -> Iterator[None]:
@@ -53,7 +53,7 @@ class FineTune(ContinualStrategy):
         with self.holding(self.models.of(task)):
             yield
 
-    def stale(self, learned: EncodedTask) -> list[EncodedTask] | None:
+    def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned task alone, where the task is known: each is answered by its own model."""
         return [learned] if self.stream.scenario == "task" else None
 
@@ -86,7 +86,7 @@ class TaskModels:
     def of(self, task: EncodedTask) -> ModelState:
         """Return the model that answers for the task: θ_pre if it is not learned."""
         if task.name not in self._keys:
-            return self._strategy.pristine
+            return self._strategy.pre_trained
         state = self._store.get(self._keys[task.name])
         if state is None:
             raise RunError(

@@ -73,7 +73,7 @@ class PackNet(RegionStrategy):
         self._region, theta, readout = Region.empty(), None, None
         if any(bool(is_free[where].any()) for where in wheres):
             theta, readout = self._train_free(task, owned)
-            change = (theta.to(at_least_float32(theta.dtype)) - self.pristine.theta).abs_()
+            change = (theta.to(at_least_float32(theta.dtype)) - self.pre_trained.theta).abs_()
             kept = []
             for where in wheres:
                 free = is_free[where]
@@ -106,7 +106,7 @@ class PackNet(RegionStrategy):
         frozen = [(flat, at, flat[at]) for flat, at in places]
         readout = model.readout_module(task.label)
         with self.holding(), self.phase("fine_tune", task, steps) as on_step:
-            load_tensors_(readout, self.pristine.readouts[task.name])
+            load_tensors_(readout, self.pre_trained.readouts[task.name])
 
             def after_update(step: int, loss: float) -> None:
                 for flat, at, values in frozen:  # momentum and decay move them without a gradient

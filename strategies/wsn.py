@@ -81,7 +81,7 @@ class WSN(RegionStrategy):
     def _subnetwork(self, task: EncodedTask) -> WinningSubnetwork:
         records = self.regions.ledger.records
         indices = torch.cat([torch.empty(0, dtype=torch.int64), *(r.owned.region.indices for r in records)])
-        values = torch.cat([self.pristine.theta[:0], *(r.owned.values for r in records)])
+        values = torch.cat([self.pre_trained.theta[:0], *(r.owned.values for r in records)])
         order = indices.argsort()
         self._winning = WinningSubnetwork(
             self.model.backbone,

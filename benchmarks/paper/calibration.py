@@ -14,9 +14,9 @@ from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
-    Laboratory,
+    ExperimentContext,
     Row,
-    Trial,
+    TunedTask,
     Unit,
     distinct,
     mean,
@@ -49,23 +49,23 @@ class Calibration(Experiment):
         "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp")),
     }
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """Accuracy, ECE and the reliability diagram of each."""
-        trial = lab.trial(unit)
-        (region,) = trial.learned(lab.preset.sparsity)
-        models = {"fine-tuned": trial.fine_tuned, "grafted": trial.graft(region)}
-        for name, trained in [("retrained", region), *(("bitfit", each) for each in trial.biases())]:
-            models[name] = trial.bench.retrained(trial.pre, trained, trial.options)  # from an untrained readout, too
-        return [self._row(trial, name, state) for name, state in models.items()]
+        tuned = context.tuned(unit)
+        (region,) = tuned.learned(context.preset.sparsity)
+        models = {"fine-tuned": tuned.fine_tuned, "grafted": tuned.graft(region)}
+        for name, trained in [("retrained", region), *(("bitfit", each) for each in tuned.biases())]:
+            models[name] = tuned.bench.retrained(tuned.pre, trained, tuned.options)  # from an untrained readout, too
+        return [self._row(tuned, name, state) for name, state in models.items()]
 
     @staticmethod
-    def _row(trial: Trial, name: str, state: ModelState) -> Row:
-        answers = trial.answers_of(state)
+    def _row(tuned: TunedTask, name: str, state: ModelState) -> Row:
+        answers = tuned.answers_of(state)
         diagram = reliability(answers.logits, answers.labels, bins=10)
         held = diagram.counts > 0
         return {
             "model": name,
-            **trial.measures(answers),
+            **tuned.measures(answers),
             "counts": diagram.counts.tolist(),
             # Sums, so that seeds can be added up.
             "right": np.where(held, diagram.counts * diagram.accuracy, 0.0).round(3).tolist(),

@@ -14,7 +14,7 @@ from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.jobs.experiments import (
     Claim,
     Experiment,
-    Laboratory,
+    ExperimentContext,
     Preset,
     Row,
     Unit,
@@ -67,25 +67,25 @@ class Continual(Experiment):
         """The whole stream with every seed."""
         return [{"shots": shots, "seed": seed} for shots in preset.shots for seed in preset.seeds]
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """The last row of each strategy's matrix, and what was forgotten."""
-        preset = lab.preset
+        preset = context.preset
         settings: dict[str, Any] = {"sparsity": preset.sparsity, **preset.options, **preset.fixed}
-        settings |= {"cache": str(lab.cache), "max_length": preset.max_length, "evaluate_on": preset.evaluate_on}
+        settings |= {"cache": str(context.cache), "max_length": preset.max_length, "evaluate_on": preset.evaluate_on}
         if preset.test_limit is not None:
             settings["test_limit"] = preset.test_limit
         if preset.graftable is not None:
             settings["graftable"] = preset.graftable
-        shots = min([unit["shots"], *(min(Counter(lab.rows(task).train.labels).values()) for task in preset.tasks)])
+        shots = min([unit["shots"], *(min(Counter(context.rows(task).train.labels).values()) for task in preset.tasks)])
         config = RunConfig(
             stream=",".join(preset.tasks),
             model=preset.model,
-            data=lab.data,
+            data=context.data,
             readout=preset.readout,
             shots=shots,
             seeds=(unit["seed"],),
             settings=settings,
-            device=lab.device,  # type: ignore[arg-type]  # `find_device` has checked it
+            device=context.device,  # type: ignore[arg-type]  # `find_device` has checked it
         )
         run = RunJob(config)
         tasks = run.stream(unit["seed"]).tasks
@@ -94,7 +94,7 @@ class Continual(Experiment):
         )
         rows = []
         for strategy in config.strategies:
-            learned = run.learn(strategy, unit["seed"], lab.monitor)
+            learned = run.learn(strategy, unit["seed"], context.monitor)
             for i, task in enumerate(tasks):
                 last = learned.rows[-1][task.name]
                 rows.append(

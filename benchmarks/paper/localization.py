@@ -13,7 +13,7 @@ from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
-    Laboratory,
+    ExperimentContext,
     Row,
     Unit,
     distinct,
@@ -43,15 +43,15 @@ class Localization(Experiment):
         "paper": replace(PAPER, shots=(64, 4096)),
     }
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """θ_pre, θ_ft, and the graft at every sparsity."""
-        trial, sparsities = lab.trial(unit), lab.preset.sparsities
-        rows = [trial.row(trial.pre, model="pre-trained", sparsity=0.0)]
-        if trial.fine_tuned.readouts[unit["task"]]:  # label words have no readout of their own
-            rows.append(trial.row(trial.readout_alone, model="readout alone", sparsity=0.0))
-        rows.append(trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0))
-        for sparsity, region in zip(sparsities, trial.learned(*sparsities), strict=True):
-            rows.append(trial.row(trial.graft(region), model="grafted", sparsity=sparsity))
+        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        rows = [tuned.row(tuned.pre, model="pre-trained", sparsity=0.0)]
+        if tuned.fine_tuned.readouts[unit["task"]]:  # label words have no readout of their own
+            rows.append(tuned.row(tuned.readout_alone, model="readout alone", sparsity=0.0))
+        rows.append(tuned.row(tuned.fine_tuned, model="fine-tuned", sparsity=1.0))
+        for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):
+            rows.append(tuned.row(tuned.graft(region), model="grafted", sparsity=sparsity))
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:

@@ -17,10 +17,10 @@ from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.experiments import (
     Claim,
     Experiment,
-    Laboratory,
+    ExperimentContext,
     Preset,
     Row,
-    Trial,
+    TunedTask,
     Unit,
     distinct,
     mean,
@@ -64,22 +64,22 @@ class OutOfDistribution(Experiment):
                 raise UnknownNameError("source for ood", source, TARGETS)
         return list(dict.fromkeys([(s,) for s in preset.tasks] + [t for s in preset.tasks for t in TARGETS[s]]))
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """Both models at every α, on the source and its targets."""
-        trial = lab.trial(unit)
-        tests = {unit["task"]: trial.bench.task.test}
+        tuned = context.tuned(unit)
+        tests = {unit["task"]: tuned.bench.task.test}
         for names in TARGETS[unit["task"]]:
-            if not lab.missing(names):
-                name = lab.first_available(names)
-                tests[name] = self._target(lab, trial, name)
-        (region,) = trial.learned(lab.preset.sparsity)
-        models = {"fine-tuned": trial.fine_tuned, "grafted": trial.graft(region)}
+            if not context.missing(names):
+                name = context.first_available(names)
+                tests[name] = self._target(context, tuned, name)
+        (region,) = tuned.learned(context.preset.sparsity)
+        models = {"fine-tuned": tuned.fine_tuned, "grafted": tuned.graft(region)}
         rows = []
         for target, test in tests.items():
             for model, state in models.items():
                 for alpha in ALPHAS:
-                    between = replace(state, theta=interpolate(trial.pre.theta, state.theta, alpha))
-                    answers = trial.bench.answers(between, test, trial.options)
+                    between = replace(state, theta=interpolate(tuned.pre.theta, state.theta, alpha))
+                    answers = tuned.bench.answers(between, test, tuned.options)
                     rows.append(
                         {
                             "target": target,
@@ -94,13 +94,13 @@ class OutOfDistribution(Experiment):
         return rows
 
     @staticmethod
-    def _target(lab: Laboratory, trial: Trial, name: str) -> EncodedRows:
+    def _target(context: ExperimentContext, tuned: TunedTask, name: str) -> EncodedRows:
         """Test rows of another task, read as the source's, labels matched by name; those without a match are left out."""
-        target = lab.rows(name)
-        new = matched(target.task.labels, trial.bench.task.definition.labels, name)
+        target = context.rows(name)
+        new = matched(target.task.labels, tuned.bench.task.definition.labels, name)
         test = target.test.take([i for i, label in enumerate(target.test.labels) if label in new])
-        test = test.take(representative(test.labels, lab.preset.test_limit))
-        return trial.bench.encode(replace(test, labels=tuple(new[label] for label in test.labels)))
+        test = test.take(representative(test.labels, context.preset.test_limit))
+        return tuned.bench.encode(replace(test, labels=tuple(new[label] for label in test.labels)))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy and ECE by source and target."""

@@ -13,7 +13,7 @@ from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
-    Laboratory,
+    ExperimentContext,
     Preset,
     Row,
     Unit,
@@ -52,13 +52,13 @@ class Optimizers(Experiment):
         """By optimiser, too."""
         return [{**unit, "optimizer": name} for unit in super().units(preset) for name in preset.arms]
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """The fine-tuned model and its grafts."""
-        trial = lab.trial(unit, lab.preset.arms[unit["optimizer"]])
-        rows = [trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0)]
-        sparsities = lab.preset.sparsities
-        for sparsity, region in zip(sparsities, trial.learned(*sparsities), strict=True):
-            rows.append(trial.row(trial.graft(region), model="grafted", sparsity=sparsity))
+        tuned = context.tuned(unit, context.preset.arms[unit["optimizer"]])
+        rows = [tuned.row(tuned.fine_tuned, model="fine-tuned", sparsity=1.0)]
+        sparsities = context.preset.sparsities
+        for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):
+            rows.append(tuned.row(tuned.graft(region), model="grafted", sparsity=sparsity))
         return rows
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:

@@ -13,7 +13,7 @@ from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
-    Laboratory,
+    ExperimentContext,
     Row,
     Unit,
     distinct,
@@ -40,19 +40,19 @@ class SparsityCurve(Experiment):
         "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1)),
     }
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """Each kind of region at each sparsity."""
-        trial = lab.trial(unit)
+        tuned = context.tuned(unit)
         rows = [
-            trial.row(trial.fine_tuned, region="fine-tuned", sparsity=1.0),
-            trial.row(trial.readout_alone, region="none", sparsity=0.0),
+            tuned.row(tuned.fine_tuned, region="fine-tuned", sparsity=1.0),
+            tuned.row(tuned.readout_alone, region="none", sparsity=0.0),
         ]
-        sparsities = lab.preset.sparsities
-        for sparsity, learned in zip(sparsities, trial.learned(*sparsities), strict=True):
+        sparsities = context.preset.sparsities
+        for sparsity, learned in zip(sparsities, tuned.learned(*sparsities), strict=True):
             rows += [
-                trial.row(trial.graft(learned), region="learned", sparsity=sparsity),
-                trial.row(trial.graft(trial.base("movement", sparsity)), region="movement", sparsity=sparsity),
-                trial.row(trial.graft(trial.base("random", sparsity)), region="random", sparsity=sparsity),
+                tuned.row(tuned.graft(learned), region="learned", sparsity=sparsity),
+                tuned.row(tuned.graft(tuned.base("movement", sparsity)), region="movement", sparsity=sparsity),
+                tuned.row(tuned.graft(tuned.base("random", sparsity)), region="random", sparsity=sparsity),
             ]
         return rows
 

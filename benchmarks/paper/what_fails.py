@@ -16,9 +16,9 @@ from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
     Experiment,
-    Laboratory,
+    ExperimentContext,
     Row,
-    Trial,
+    TunedTask,
     Unit,
     distinct,
     mean,
@@ -46,29 +46,31 @@ class WhatFails(Experiment):
         "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-4, 1e-2, 1e-1, 0.5, 0.9)),
     }
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """The learned graft, all biases, and tickets of the largest weights and of the learned region."""
-        trial = lab.trial(unit)
-        (tiny,) = trial.learned(lab.preset.sparsity)
+        tuned = context.tuned(unit)
+        (tiny,) = tuned.learned(context.preset.sparsity)
         rows = [
-            trial.row(trial.fine_tuned, model="fine-tuned", sparsity=1.0),
-            trial.row(trial.readout_alone, model="no graft", sparsity=0.0),
-            trial.row(trial.graft(tiny), model="grafted", sparsity=lab.preset.sparsity),
+            tuned.row(tuned.fine_tuned, model="fine-tuned", sparsity=1.0),
+            tuned.row(tuned.readout_alone, model="no graft", sparsity=0.0),
+            tuned.row(tuned.graft(tiny), model="grafted", sparsity=context.preset.sparsity),
             *(
-                trial.row(trial.graft(each), model="biases", sparsity=len(each) / len(trial.bench.space))
-                for each in trial.biases()
+                tuned.row(tuned.graft(each), model="biases", sparsity=len(each) / len(tuned.bench.space))
+                for each in tuned.biases()
             ),
-            trial.row(self._ticket(trial, tiny), model="pruned to the graft's region", sparsity=lab.preset.sparsity),
+            tuned.row(
+                self._ticket(tuned, tiny), model="pruned to the graft's region", sparsity=context.preset.sparsity
+            ),
         ]
-        for sparsity in lab.preset.sparsities:
-            largest = top(trial.fine_tuned.theta.abs(), budget(len(trial.bench.space), sparsity))
-            rows.append(trial.row(self._ticket(trial, largest), model="pruned", sparsity=sparsity))
+        for sparsity in context.preset.sparsities:
+            largest = top(tuned.fine_tuned.theta.abs(), budget(len(tuned.bench.space), sparsity))
+            rows.append(tuned.row(self._ticket(tuned, largest), model="pruned", sparsity=sparsity))
         return rows
 
     @staticmethod
-    def _ticket(trial: Trial, region: Region) -> ModelState:
+    def _ticket(tuned: TunedTask, region: Region) -> ModelState:
         """The fine-tuned model with everything outside the region set to 0."""
-        return replace(trial.fine_tuned, theta=pruned_theta(trial.fine_tuned.theta, region))
+        return replace(tuned.fine_tuned, theta=pruned_theta(tuned.fine_tuned.theta, region))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy by task."""

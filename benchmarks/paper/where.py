@@ -16,7 +16,7 @@ from forgetfree.core.regions import Region, distribution, kind_of, layer_of
 from forgetfree.jobs.experiments import (
     Claim,
     Experiment,
-    Laboratory,
+    ExperimentContext,
     Row,
     Unit,
     distinct,
@@ -46,10 +46,10 @@ class Where(Experiment):
         "paper": PAPER,
     }
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """Shares of the learned region, beside those of the whole parameter space."""
-        trial = lab.trial(unit)
-        (region,), space = trial.learned(lab.preset.sparsity), trial.bench.space
+        tuned = context.tuned(unit)
+        (region,), space = tuned.learned(context.preset.sparsity), tuned.bench.space
         whole = Region(torch.arange(len(space)))
         rows = []
         for by, group_of in BY.items():

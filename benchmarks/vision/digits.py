@@ -171,7 +171,7 @@ def learn(strategy: str, stream: Stream, seed: int, steps: int, options: dict[st
     matrix = [[answers[task.name].score("accuracy") for task in stream.tasks]]
     for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
         learner.train(experience)
-        answers |= learner.evaluate(learner.stale(task))
+        answers |= learner.evaluate(learner.changed_by(task))
         matrix.append([answers[task.name].score("accuracy") for task in stream.tasks])
     return matrix
 

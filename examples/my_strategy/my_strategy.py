@@ -32,7 +32,7 @@ class MyStrategy(ContinualStrategy):
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything, tensor by tensor on a leash."""
-        anchors = self.space.views(self.pristine.theta.to(self.device))
+        anchors = self.space.views(self.pre_trained.theta.to(self.device))
         return self.everything(
             task, trained=Leashed(self.space.parameters(self.model.backbone), anchors, self.options.pull)
         )

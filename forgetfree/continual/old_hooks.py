@@ -19,6 +19,7 @@ _NOW = {
     "resume": "answering(task), which leaves the model as it found it",
     "enter_evaluation": "answering(task), a context manager",
     "leave_evaluation": "answering(task), a context manager",
+    "stale": "changed_by(task)",
     "own_plugins": "setup(): add to self.plugins",
     "template_arguments": "forgetfree.continual.adapter.TemplateStrategy",
     "save": "setup(): set self.kept to an object with save(), load() and bytes_kept()",

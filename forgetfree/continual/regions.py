@@ -171,7 +171,7 @@ class TaskRegions:
         strategy.scope.enter_context(
             undo_on_error(lambda: self._withdraw and self._withdraw())
         )  # nothing once it is committed
-        load_tensors_(module, readout or strategy.pristine.readouts[task.name])
+        load_tensors_(module, readout or strategy.pre_trained.readouts[task.name])
         if start is not None:
             space.scatter_(model.backbone, free.indices, start[free.indices])
         what = trained() if trained else RegionParameters(model.backbone, space, free)
@@ -191,7 +191,7 @@ class TaskRegions:
     def _clear(self) -> None:
         """Put θ_pre everywhere, where training may have moved any entry."""
         if self._moves_anything:
-            self._strategy.space.load_(self._strategy.model.backbone, self._strategy.pristine.theta)
+            self._strategy.space.load_(self._strategy.model.backbone, self._strategy.pre_trained.theta)
 
     def commit(self, task: EncodedTask, region: Region, sparsity: float) -> None:
         """Record who owns what, with the values that the model holds.
@@ -210,7 +210,7 @@ class TaskRegions:
             owned,
             sparsity,
             readout=tensors_of(model.readout_module(task.label)),
-            buffers=changed_buffers(model.backbone, strategy.pristine.buffers),
+            buffers=changed_buffers(model.backbone, strategy.pre_trained.buffers),
             definition=None if loaded.tokenizer is None else task.definition,
             classes=task.classes,
         )

@@ -42,7 +42,7 @@ def learn_region(strategy: ContinualStrategy, task: EncodedTask, fine_tuned: Mod
         return localize(
             strategy.model,
             task,
-            strategy.pristine,
+            strategy.pre_trained,
             fine_tuned,
             options,
             mask,

@@ -95,7 +95,7 @@ class ContinualStrategy(StrategyTemplate):
         yet. It yields nothing, or a function from inputs and task labels to logits that answers in the model's place.
         """
 
-    def stale(self, learned: EncodedTask) -> list[EncodedTask] | None:
+    def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the tasks whose answers may have changed by learning ``learned``; ``None``: all."""
 
     def extra_results(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class ContinualStrategy(StrategyTemplate):
         def make() -> ModelState:
             seed = self.phase_seed("fine_tune", task)
             with self.phase("fine_tune", task, self.full_steps(task)) as on_step:
-                return fine_tuned_state(self.stream.loaded, task, self.pristine, self.options, seed, on_step)
+                return fine_tuned_state(self.stream.loaded, task, self.pre_trained, self.options, seed, on_step)
 
         return self.store.get_or_make(self.fine_tuned_key(task), make) if self.shares_store else make()
 
@@ -162,7 +162,7 @@ class ContinualStrategy(StrategyTemplate):
         """Return a digest of everything that determines the fine-tuned model; without a shared store, the task's name."""
         if not self.shares_store:
             return task.name
-        return fine_tuned_key(self.stream.loaded, task, self.pristine, self.options, self.seed, self.device)
+        return fine_tuned_key(self.stream.loaded, task, self.pre_trained, self.options, self.seed, self.device)
 
     @property
     def model(self) -> ReadoutModel:
@@ -266,7 +266,7 @@ class ContinualStrategy(StrategyTemplate):
         self.shares_store = store is not None
         self.store = store or StateStore()
         self.space = stream.model.space()
-        self.pristine = stream.pristine
+        self.pre_trained = stream.pre_trained
         # What plugins do to training is not in the key of a shared model.
         self.has_plugins = bool(plugins)
         self.seconds: dict[Phase, float] = {}

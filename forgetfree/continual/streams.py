@@ -96,7 +96,7 @@ class Stream:
         tasks: in order.
         loaded: the model with its tokenizer and fingerprint. Strategies train this very model, in turns.
         seed: of the k-shot samples and the readouts' first weights.
-        pristine: what the model held at first: every strategy starts from it.
+        pre_trained: what the model held at first: every strategy starts from it.
         benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
         scenario: what is known at inference.
     """
@@ -105,7 +105,7 @@ class Stream:
     tasks: tuple[EncodedTask, ...]
     loaded: LoadedModel
     seed: int
-    pristine: ModelState
+    pre_trained: ModelState
     benchmark: Any
     scenario: Scenario = "task"
 

@@ -37,7 +37,7 @@ class Turn:
             holder.set_aside = ModelState.of(holder.stream.model)
         stream = strategy.stream
         stream.model.to(strategy.device)
-        (strategy.set_aside or stream.pristine).load_(stream.model)
+        (strategy.set_aside or stream.pre_trained).load_(stream.model)
         strategy.set_aside = None
         self._holder = weakref.ref(strategy)
 

@@ -192,7 +192,7 @@ class RunJob(Job[RunConfig]):
             learned.seconds.append(round(time.perf_counter() - begin, 3))
             if directory is not None:
                 strategy.save(directory)
-            current |= strategy.evaluate(strategy.stale(stream.task_of(experience)))
+            current |= strategy.evaluate(strategy.changed_by(stream.task_of(experience)))
             learned.rows.append(dict(current))
             learned.kept_bytes.append(strategy.bytes_kept())
             on_row(learned.rows)

@@ -69,13 +69,13 @@ def check_forgetting(run: Run, faults: Faults) -> None:
 
 
 def check_stale(run: Run, faults: Faults) -> None:
-    """`stale`, by which results are taken over from one row of the matrix to the next."""
+    """`changed_by`, by which results are taken over from one row of the matrix to the next."""
     for task, before, after in _steps(run):
-        said = run.strategy.stale(task)
-        stale = set(run.tasks) if said is None else {other.name for other in said}
-        if fresh := [name for name in differing(before.logits, after.logits) if name not in stale]:
+        said = run.strategy.changed_by(task)
+        changed_by = set(run.tasks) if said is None else {other.name for other in said}
+        if fresh := [name for name in differing(before.logits, after.logits) if name not in changed_by]:
             faults.add(
-                f"stale: expected every task whose answers may change by learning {task.name}, got a list without "
+                f"changed_by: expected every task whose answers may change by learning {task.name}, got a list without "
                 f"{listed(fresh)}, though it changed {before.differs(after, fresh)}. Name it, or look at answering()."
             )
 
@@ -102,7 +102,7 @@ def check_ledger(run: Run, faults: Faults) -> None:
         return
     answering = run.last.models[run.tasks[-1]]
     theta = torch.cat([answering[f"backbone.{spec.name}"].reshape(-1) for spec in strategy.space.tensors]).cpu()
-    moved = (theta != strategy.pristine.theta) & ~strategy.ledger.owned().mask(len(strategy.space)).cpu()
+    moved = (theta != strategy.pre_trained.theta) & ~strategy.ledger.owned().mask(len(strategy.space)).cpu()
     if entries := int(moved.sum()):
         names = [strategy.space.tensors[i].name for i, *_ in strategy.space.split(moved.nonzero().flatten())]
         faults.add(
@@ -111,7 +111,7 @@ def check_ledger(run: Run, faults: Faults) -> None:
         )
 
 
-def check_restored(stream: Stream, pristine: dict[str, Tensor], run: Run, faults: Faults) -> None:
+def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Run, faults: Faults) -> None:
     """Another strategy on the stream starts from θ_pre and answers as the first did."""
     remedy = (
         "Only the graftable tensors, readouts and persistent buffers are put back: let nothing else move, and take off "
@@ -119,7 +119,7 @@ def check_restored(stream: Stream, pristine: dict[str, Tensor], run: Run, faults
     )
     with faults.catching("fresh start: another strategy on the stream", remedy):
         seen = look(Untrained(stream=stream))
-        moved = list(dict.fromkeys(n for model in seen.models.values() for n in differing(pristine, model)))
+        moved = list(dict.fromkeys(n for model in seen.models.values() for n in differing(pre_trained, model)))
         if moved:
             faults.add(
                 f"fresh start: expected the next strategy to find the pre-trained model, got {listed(moved)} other than it "

@@ -54,7 +54,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
     lists moves, and no other task's readout; that the seed determines the result, whatever was drawn or trained before
     and whenever tasks are evaluated, and that another seed gives another in every task; that neither test rows nor rows
     of later tasks have a part in what is learned, and that no rows are written to; that the next strategy finds θ_pre;
-    `save` and `load`; `stale`; ``forget_free`` and ``online`` where they are claimed. Then two tasks with
+    `save` and `load`; `changed_by`; ``forget_free`` and ``online`` where they are claimed. Then two tasks with
     ``scenario="class"``, with ``scenario="domain"`` and read by prompts, unless `check` refuses them. All comparisons
     are bit by bit. Takes a second or two.
 
@@ -85,7 +85,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
 def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Faults, directory: Path) -> bool:
     """All checks where the task is known; whether the stream could be learned at all."""
     stream = three_tasks()
-    pristine = tensors(stream.model)
+    pre_trained = tensors(stream.model)
     watch, monitor, observer = Watch(), Recorder(), Observer(faults)
     store = StateStore(directory / "fine-tuned")
     run = None
@@ -107,7 +107,7 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Faults, dire
     check_readouts(run, watch.listed, faults)
     check_ledger(run, faults)
     check_loaded(cls, options, run, three_tasks(), store, directory / "saved", faults)
-    check_restored(stream, pristine, run, faults)
+    check_restored(stream, pre_trained, run, faults)
     if check_repeated(cls, options, run, faults):  # else two runs differ for that reason, too
         check_seed(cls, options, run, faults)
         check_rows(cls, options, run, faults)

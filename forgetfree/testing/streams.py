@@ -181,7 +181,7 @@ def _check_deterministic(one: Stream, other: Stream, faults: Faults) -> None:
                 f"seeds: expected the same rows of {first.name} at every loading, got others in {listed(other_rows)}. Draw "
                 "from generators that the seed determines."
             )
-        readouts = (dict(each.pristine.readouts[first.name]) for each in (one, other))
+        readouts = (dict(each.pre_trained.readouts[first.name]) for each in (one, other))
         if differing(*readouts):
             faults.add(f"seeds: expected the same untrained readout of {first.name} at every loading, got another.")
 

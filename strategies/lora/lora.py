@@ -50,6 +50,6 @@ class LoRA(ContinualStrategy):
         """Answer with the task's own adapters."""
         return self.adapters.answering(task)
 
-    def stale(self, learned: EncodedTask) -> list[EncodedTask] | None:
+    def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned task alone, where the task is known: each is answered by its own adapters."""
         return [learned] if self.stream.scenario == "task" else None

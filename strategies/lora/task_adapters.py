@@ -134,7 +134,7 @@ class TaskAdapters:
         self._untrained = readout, tensors_of(readout)
         strategy.scope.enter_context(undo_on_error(self._withdraw))
         if not self._together:
-            load_tensors_(readout, strategy.pristine.readouts[task.name])
+            load_tensors_(readout, strategy.pre_trained.readouts[task.name])
         self._become([*self.earlier, self.newest])
         return Training(
             task,
@@ -148,7 +148,7 @@ class TaskAdapters:
     def commit(self, task: EncodedTask) -> None:
         """Keep the newest adapters for good; the model holds θ_pre again."""
         model = self._strategy.model
-        changed = changed_buffers(self._original, self._strategy.pristine.buffers)
+        changed = changed_buffers(self._original, self._strategy.pre_trained.buffers)
         record = LoraRecord(
             task.name,
             self.adapters.config(self.newest),
@@ -210,7 +210,7 @@ class TaskAdapters:
         backbone.train(model.backbone.training)
         model.backbone = backbone
         changed = [self.records[name].buffers for name in names if name in self.records]
-        self._load_buffers({**self._strategy.pristine.buffers, **(changed[-1] if changed else {})})
+        self._load_buffers({**self._strategy.pre_trained.buffers, **(changed[-1] if changed else {})})
 
     @torch.no_grad()
     def _load_buffers(self, buffers: dict[str, Tensor]) -> None:

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 #: What the author of a strategy may write: three methods about a task, and at most ten names beside them.
 THREE = {"begin", "commit", "answering"}
 MORE = {
-    *("Options", "check", "setup", "kept", "forget_free", "taskwise", "online", "stale", "extra_results"),
+    *("Options", "check", "setup", "kept", "forget_free", "taskwise", "online", "changed_by", "extra_results"),
 }
 BASES = [
     ContinualStrategy,
@@ -204,7 +204,7 @@ def test_an_optimizer_and_a_schedule_of_your_own_move_the_weights() -> None:
     assert not torch.equal(plain, weights(learned(with_field(optimizer=torch.optim.Adagrad), schedule="constant")))
     assert torch.equal(plain, weights(learned(with_field(schedule=lambda done: 1.0))))
     frozen = learned(with_field(schedule=lambda done: 0.0))
-    assert torch.equal(weights(frozen), frozen.pristine.theta)
+    assert torch.equal(weights(frozen), frozen.pre_trained.theta)
 
 
 @pytest.mark.parametrize("where", ["begin", "loss"])
@@ -256,7 +256,7 @@ def test_an_interrupt_at_the_end_of_begin_costs_no_earlier_task_a_bit(
     assert np.array_equal(trained.evaluate()["qnli"].logits, before)
     if trained.ledger is not None:
         trained.regions._switch.to(0)
-        assert torch.equal(weights(trained), trained.pristine.theta)
+        assert torch.equal(weights(trained), trained.pre_trained.theta)
 
 
 class NearestMean(ContinualStrategy):
@@ -290,7 +290,7 @@ def test_a_readout_of_your_own_answers() -> None:
     with torch.no_grad():
         by_hand = -torch.cdist(made.model.eval().features(x), made.means[task.name])
     torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-4)
-    assert torch.equal(weights(made), made.pristine.theta)
+    assert torch.equal(weights(made), made.pre_trained.theta)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from forgetfree.errors import (
     RunError,
     UsageError,
 )
-from forgetfree.jobs.experiments.laboratory import read_score
+from forgetfree.jobs.experiments.context import read_score
 from forgetfree.jobs.experiments.report import load_experiment_results
 from forgetfree.ledger import Ledger
 from forgetfree.models.fine_tuned_directory import read_readout

@@ -161,7 +161,7 @@ def read_strategy(name: str) -> Callable[[Path, Samples], Any]:
             strategy.load(path.parent)
         except ForgetfreeError:
             assert strategy.learned == []
-            assert torch.equal(strategy.space.flatten(strategy.model.backbone), strategy.pristine.theta)
+            assert torch.equal(strategy.space.flatten(strategy.model.backbone), strategy.pre_trained.theta)
             raise
         return strategy
 
@@ -175,7 +175,7 @@ def strategy_content(strategy: Any) -> Any:
         with strategy.answering(task):
             held[task.name] = bits(dict(strategy.model.state_dict()))
             assert finite(strategy.model.state_dict().values())
-    strategy.pristine.load_(strategy.model)
+    strategy.pre_trained.load_(strategy.model)
     return held
 
 

@@ -19,8 +19,8 @@ from forgetfree.benchmarks.paper.ood import OutOfDistribution, matched
 from forgetfree.errors import TrainingError, UsageError
 from forgetfree.jobs.experiments import (
     SCORE,
-    Laboratory,
-    Trial,
+    ExperimentContext,
+    TunedTask,
     adjusted,
     load_experiment,
     load_experiment_results,
@@ -192,9 +192,9 @@ def test_labels_of_targets_are_matched_by_name() -> None:
 
 def test_of_nli_targets_contradiction_and_entailment_alone_are_answered(data, model_directory, tmp_path: Path) -> None:
     preset = adjusted(load_experiment("ood").presets["small"], {"model": str(model_directory("bert"))}, {})
-    lab = Laboratory(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
-    trial = Trial(bench := lab.bench({"task": "qnli", "shots": 4, "seed": 0}), bench.pre, lab.options())
-    target, rows = OutOfDistribution._target(lab, trial, "mnli"), lab.rows("mnli").test
+    context = ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+    tuned = TunedTask(bench := context.bench({"task": "qnli", "shots": 4, "seed": 0}), bench.pre, context.options())
+    target, rows = OutOfDistribution._target(context, tuned, "mnli"), context.rows("mnli").test
     expected = [(text, label) for text, label in zip(rows.first, rows.labels, strict=True) if label != 1]
     assert 0 < len(target) == len(expected) < len(rows)
     assert target.labels.tolist() == [0 if label == 0 else 1 for _, label in expected]
@@ -247,7 +247,7 @@ def test_a_grid_is_decided_on_validation_rows(data, model_directory, tmp_path: P
     changes = {"model": str(model_directory("bert")), "tasks": ("sst2",), "shots": (4,)}
     changes["grid"] = ({"learning_rate": 1e-9}, {"learning_rate": 0.3}, {"learning_rate": 1e-8})
     preset = adjusted(load_experiment("where").presets["small"], changes, {"steps": "8", "max_gradient_norm": "none"})
-    lab = Laboratory(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+    context = ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
     unit, asked = {"task": "sst2", "shots": 4, "seed": 0}, []
     answers_of = SingleTask.answers
 
@@ -259,41 +259,41 @@ def test_a_grid_is_decided_on_validation_rows(data, model_directory, tmp_path: P
             return Predictions(np.eye(2)[labels if wins else 1 - labels], labels)
         return answers_of(self, state, rows, options)
 
-    lab.bench(unit).fine_tuned(lab.options(learning_rate=0.3))  # another experiment's: not ours to throw away
+    context.bench(unit).fine_tuned(context.options(learning_rate=0.3))  # another experiment's: not ours to throw away
     monkeypatch.setattr(SingleTask, "answers", answers)
-    assert lab.trial(unit).options.learning_rate == 1e-8
+    assert context.tuned(unit).options.learning_rate == 1e-8
     assert asked == [1e-9, 0.3, 1e-8]
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
     made = StateStore.put
     monkeypatch.setattr(StateStore, "put", lambda *arguments: pytest.fail("trained again"))
-    assert lab.trial(unit).options.learning_rate == 1e-8
+    assert context.tuned(unit).options.learning_rate == 1e-8
     assert asked == [1e-9, 0.3, 1e-8]
     monkeypatch.setattr(StateStore, "put", made)
-    rows = lab.rows("sst2")
+    rows = context.rows("sst2")
     flipped = replace(rows.validation, labels=tuple(1 - label for label in rows.validation.labels))
-    monkeypatch.setitem(lab._tasks, "sst2", replace(rows, validation=flipped))
-    lab.trial(unit)
+    monkeypatch.setitem(context._tasks, "sst2", replace(rows, validation=flipped))
+    context.tuned(unit)
     assert asked == [1e-9, 0.3, 1e-8] * 2  # of other validation rows nothing is known
 
 
 def test_a_choice_that_diverges_has_lost(data, model_directory, tmp_path: Path, monkeypatch) -> None:
-    def laboratory(*rates: float) -> Laboratory:
+    def context(*rates: float) -> ExperimentContext:
         changes = {"model": str(model_directory("bert")), "tasks": ("sst2",), "shots": (4,)}
         changes["grid"] = tuple({"learning_rate": rate} for rate in rates)
         preset = adjusted(load_experiment("where").presets["small"], changes, {"steps": "4", "precision": "fp32"})
-        return Laboratory(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+        return ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
 
     unit = {"task": "sst2", "shots": 4, "seed": 0}
-    assert laboratory(1e30, 1e-3, 1e29).trial(unit).options.learning_rate == 1e-3
+    assert context(1e30, 1e-3, 1e29).tuned(unit).options.learning_rate == 1e-3
     trained = SingleTask.fine_tuned
     monkeypatch.setattr(
         SingleTask,
         "fine_tuned",
         lambda bench, options: trained(bench, options) if options.learning_rate < 1 else pytest.fail("diverged again"),
     )
-    assert laboratory(1e30, 1e-3, 1e29).trial(unit).options.learning_rate == 1e-3
+    assert context(1e30, 1e-3, 1e29).tuned(unit).options.learning_rate == 1e-3
     with pytest.raises(TrainingError, match="diverged under each of the 2 choices"):
-        laboratory(1e30, 1e29).trial(unit)
+        context(1e30, 1e29).tuned(unit)
 
 
 def test_retraining_and_bitfit_begin_with_an_untrained_readout(
@@ -525,11 +525,11 @@ def test_an_interrupted_experiment_goes_on_where_it_was(
 
     out, model, measure, calls = tmp_path / "out", model_directory("bert"), Where.measure, []
 
-    def interrupted(self: Where, lab: Laboratory, unit: dict[str, Any]) -> Any:
+    def interrupted(self: Where, context: ExperimentContext, unit: dict[str, Any]) -> Any:
         calls.append(unit["seed"])
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return measure(self, lab, unit)
+        return measure(self, context, unit)
 
     monkeypatch.setattr(Where, "measure", interrupted)
     assert cli.main(arguments("where", data, model, out)) == 1
@@ -558,9 +558,9 @@ def test_more_seeds_and_tasks_are_added_to_what_was_measured(
 
     out, model, measure, calls = tmp_path / "out", model_directory("bert"), Where.measure, []
 
-    def counted(self: Where, lab: Laboratory, unit: dict[str, Any]) -> Any:
+    def counted(self: Where, context: ExperimentContext, unit: dict[str, Any]) -> Any:
         calls.append(unit)
-        return measure(self, lab, unit)
+        return measure(self, context, unit)
 
     one_seed = arguments("where", data, model, out, seeds=(0,))
     monkeypatch.setattr(Where, "measure", counted)
@@ -633,10 +633,10 @@ def test_a_failure_says_what_is_kept(
     out, model, measure = tmp_path / "out", model_directory("bert"), Where.measure
 
     def measured_or(seed: int, error: BaseException) -> Any:
-        def run(self: Where, lab: Laboratory, unit: dict[str, Any]) -> Any:
+        def run(self: Where, context: ExperimentContext, unit: dict[str, Any]) -> Any:
             if unit["seed"] == seed:
                 raise error
-            return measure(self, lab, unit)
+            return measure(self, context, unit)
 
         return run
 

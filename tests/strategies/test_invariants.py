@@ -187,7 +187,7 @@ def test_buffers_that_training_changes_come_back_with_their_task(tiny_stream: Ma
     backbone = stream.model.backbone
     backbone.embeddings.LayerNorm = _Normed(backbone.embeddings.LayerNorm)
     loaded = replace(stream.loaded, fingerprint=fingerprint_of(backbone))
-    stream = replace(stream, loaded=loaded, pristine=ModelState.of(stream.model))
+    stream = replace(stream, loaded=loaded, pre_trained=ModelState.of(stream.model))
     strategy = make("grafting-continual", stream)
     rows = []
     for experience in stream.benchmark.train_stream:
@@ -235,7 +235,7 @@ def test_the_pre_trained_model_comes_back_exactly(tiny_stream: MakeStream, histo
     switch = LedgerSwitch(Ledger.load(history.ledger_file), model.backbone)
     for task in ("sst2", "qnli", "ag_news", "qnli", "sst2"):
         switch.to_task(task)
-        assert not torch.equal(model.space().flatten(model.backbone), history.strategy.pristine.theta)
+        assert not torch.equal(model.space().flatten(model.backbone), history.strategy.pre_trained.theta)
     switch.to(0)
     assert_same_tensors(everything(model), history.before)
 
@@ -245,7 +245,7 @@ def test_localizing_leaves_the_pre_trained_model_in_place(tiny_stream: MakeStrea
     before = everything(stream.model)
     strategy = make("grafting-continual", stream)
     state = strategy.fine_tuned(stream.tasks[0])
-    assert not torch.equal(state.theta, strategy.pristine.theta)
+    assert not torch.equal(state.theta, strategy.pre_trained.theta)
     assert_same_tensors(everything(stream.model), before)
     learn_region(strategy, stream.tasks[0], state)
     assert_same_tensors(everything(stream.model), before)
@@ -478,7 +478,7 @@ def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(tiny_stream: M
     assert strategy.ledger.tasks == ["qnli"]
     theta = strategy.space.flatten(strategy.model.backbone)
     untouched = ~strategy.ledger.owned().mask(len(theta))
-    assert torch.equal(theta[untouched], strategy.pristine.theta[untouched])
+    assert torch.equal(theta[untouched], strategy.pre_trained.theta[untouched])
 
     strategy.train(second, eval_streams=[])
     for experience in list(twin.benchmark.train_stream)[:2]:

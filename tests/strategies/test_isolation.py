@@ -174,13 +174,13 @@ def test_the_pre_trained_model_comes_back_exactly(history: History) -> None:
     owned = strategy.ledger.owned() if history.name == "packnet" else Region.empty()  # it carries the union so far
     left = theta_of(strategy)
     untouched = ~owned.mask(len(left))
-    assert torch.equal(left[untouched], strategy.pristine.theta[untouched])
+    assert torch.equal(left[untouched], strategy.pre_trained.theta[untouched])
     assert_same_tensors(outside(history.stream.model), history.outside)
 
 
 def test_the_pre_trained_model_comes_back_exactly_after_every_switch(tiny_stream: MakeStream, history: History) -> None:
     backbone = tiny_stream(history.kind, MODELS[history.kind]).model.backbone
-    ledger, pre = Ledger.load(history.ledger_file), history.strategy.pristine.theta
+    ledger, pre = Ledger.load(history.ledger_file), history.strategy.pre_trained.theta
     switch = LedgerSwitch(ledger, backbone)
     for task in ("sst2", "qnli", "ag_news", "qnli", "sst2"):
         switch.to_task(task)
@@ -387,7 +387,7 @@ def test_buffers_that_training_changes_come_back_with_their_task(tiny_stream: Ma
         backbone = stream.model.backbone
         backbone.embeddings.LayerNorm = _Normed(backbone.embeddings.LayerNorm)
         loaded = replace(stream.loaded, fingerprint=fingerprint_of(backbone))
-        stream = replace(stream, loaded=loaded, pristine=ModelState.of(stream.model))
+        stream = replace(stream, loaded=loaded, pre_trained=ModelState.of(stream.model))
         strategy = make(name, stream)
         rows = []
         for experience in stream.benchmark.train_stream:
@@ -436,7 +436,7 @@ def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
 
     monkeypatch.setattr(strategy, "_train_free", spy)
     learn(strategy)
-    space, pre = strategy.space, strategy.pristine.theta
+    space, pre = strategy.space, strategy.pre_trained.theta
     owned: set[int] = set()
     values = pre.clone()
     for theta, record in zip(dense, strategy.ledger.records, strict=True):
@@ -463,7 +463,7 @@ def test_packnet_retrains_what_it_keeps_from_where_it_was(tiny_stream: MakeStrea
     learn(strategy, 1)
     record = strategy.ledger.records[0]
     assert torch.equal(record.owned.values, theta[record.owned.region.indices])
-    assert bool((record.owned.values != strategy.pristine.theta[record.owned.region.indices]).any())
+    assert bool((record.owned.values != strategy.pre_trained.theta[record.owned.region.indices]).any())
     retrained = learn(make("packnet", tiny_stream()), 1).ledger.records[0]
     assert retrained.owned.region == record.owned.region
     assert not torch.equal(retrained.owned.values, record.owned.values)
@@ -630,7 +630,7 @@ def test_bitfit_trains_all_biases_and_nothing_else(tiny_stream: MakeStream) -> N
         held = {strategy.space.tensors[i].name for i, _, _ in strategy.space.split(record.owned.region.indices)}
         assert held == biases
         assert len(record.owned.region) == sum(s.size for s in strategy.space.tensors if s.name in biases)
-        assert bool((record.owned.values != strategy.pristine.theta[record.owned.region.indices]).any())
+        assert bool((record.owned.values != strategy.pre_trained.theta[record.owned.region.indices]).any())
 
 
 @pytest.mark.parametrize("name", ["bitfit", "graft-retrain"])
@@ -648,8 +648,8 @@ def test_graft_retrain_starts_from_the_pre_trained_values(tiny_stream: MakeStrea
         watch = Watch()
         strategy = learn(make("graft-retrain", tiny_stream(), plugins=[watch], **changes), 1)
         owned = strategy.ledger.records[0].owned
-        same = owned.values == strategy.pristine.theta[owned.region.indices]
-        from_pre = torch.equal(watch.start, strategy.pristine.theta)
+        same = owned.values == strategy.pre_trained.theta[owned.region.indices]
+        from_pre = torch.equal(watch.start, strategy.pre_trained.theta)
         assert from_pre == (start != "fine-tuned")
         assert bool(same.all()) == (start == "pre-trained")
 

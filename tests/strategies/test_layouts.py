@@ -135,7 +135,7 @@ def test_the_model_is_restored_after_every_switch(name: str, kind: str) -> None:
     """Invariant 2: θ_pre is copied back, whatever dtype a tensor has; what no task owns never moved."""
     learner, _ = learn(name, kind)
     stream, ledger = learner.stream, learner.ledger
-    stream.pristine.load_(stream.model)
+    stream.pre_trained.load_(stream.model)
     backbone = stream.model.backbone
     before = everything(backbone)
     space, fresh = stream.model.space(), STREAMS[kind]().model.backbone
@@ -145,7 +145,7 @@ def test_the_model_is_restored_after_every_switch(name: str, kind: str) -> None:
         switch.to(stage)
         held = space.flatten(backbone)
         free = ~ledger.owned().mask(len(space))
-        assert torch.equal(held[free], stream.pristine.theta[free])
+        assert torch.equal(held[free], stream.pre_trained.theta[free])
         graft = ledger.graft(ledger.tasks[stage - 1])
         assert torch.equal(held[graft.region.indices], graft.values)
     switch.to(0)
@@ -220,7 +220,7 @@ def test_buffers_are_right_after_the_model_has_moved() -> None:
     """To move a model to another device puts new tensors in the place of its buffers."""
     learner, _ = learn("grafting-continual", "channels-last")
     ledger, model = learner.ledger, learner.stream.model
-    learner.stream.pristine.load_(model)
+    learner.stream.pre_trained.load_(model)
     switch = LedgerSwitch(ledger, model.backbone)
     before = everything(model.backbone)
     there = dict(model.backbone.named_buffers())

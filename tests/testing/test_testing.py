@@ -344,7 +344,7 @@ class ClaimsTooMuch(Plain):
 class AllFresh(Plain):
     """Says that no answer changes."""
 
-    def stale(self, learned: Any) -> list[Any]:
+    def changed_by(self, learned: Any) -> list[Any]:
         return []
 
 
@@ -436,7 +436,7 @@ class DoesNotResume(Plain):
 
     def answering(self, task: Any) -> Any:
         if self.training is not None:
-            self.pristine.load_(self.model)
+            self.pre_trained.load_(self.model)
         return nullcontext()
 
 
@@ -467,17 +467,17 @@ class OwnModels(ContinualStrategy):
         self.kept = OwnStates(self)
 
     def begin(self, task: Any) -> Training:
-        self.pristine.load_(self.model)
-        self.scope.enter_context(undo_on_error(lambda: self.pristine.load_(self.model)))
+        self.pre_trained.load_(self.model)
+        self.scope.enter_context(undo_on_error(lambda: self.pre_trained.load_(self.model)))
         return self.everything(task)
 
     def commit(self, task: Any, training: Training) -> None:
         self.states[task.name] = ModelState.of(self.model, [task.name])
-        self.pristine.load_(self.model)
+        self.pre_trained.load_(self.model)
 
     @contextmanager
     def answering(self, task: Any) -> Iterator[None]:
-        with self.holding(self.states.get(task.name, self.pristine)):
+        with self.holding(self.states.get(task.name, self.pre_trained)):
             yield
 
 

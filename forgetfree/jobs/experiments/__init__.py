@@ -5,9 +5,9 @@ An experiment is one final class in one file of `forgetfree.benchmarks.paper`. I
 """
 
 from forgetfree.jobs.experiment_config import ExperimentConfig
+from forgetfree.jobs.experiments.context import ExperimentContext, TunedTask
 from forgetfree.jobs.experiments.experiment import Claim, Experiment, load_experiment
 from forgetfree.jobs.experiments.job import run_experiment
-from forgetfree.jobs.experiments.laboratory import Laboratory, Trial
 from forgetfree.jobs.experiments.preset import Preset, adjusted
 from forgetfree.jobs.experiments.report import draw_outcome, load_experiment_results, outcome, rows_of
 from forgetfree.jobs.experiments.rows import (
@@ -34,10 +34,10 @@ __all__ = [
     "Claim",
     "Experiment",
     "ExperimentConfig",
-    "Laboratory",
+    "ExperimentContext",
     "Preset",
     "Row",
-    "Trial",
+    "TunedTask",
     "Unit",
     "adjusted",
     "distinct",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from forgetfree import registry
 from forgetfree.errors import UnknownNameError
-from forgetfree.jobs.experiments.laboratory import Laboratory
+from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.preset import Preset
 from forgetfree.jobs.experiments.rows import Row, Unit
 from forgetfree.results.rendering import Table
@@ -59,7 +59,7 @@ class Experiment:
             for task, shots, seed in product(preset.tasks, preset.shots, preset.seeds)
         ]
 
-    def measure(self, lab: Laboratory, unit: Unit) -> list[Row]:
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """The rows of one unit; the unit's own keys are put before them."""
         raise NotImplementedError
 

@@ -17,8 +17,8 @@ from forgetfree.files import write_atomically
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows, versions
 from forgetfree.jobs.experiment_config import ExperimentConfig
+from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.experiment import load_experiment
-from forgetfree.jobs.experiments.laboratory import Laboratory
 from forgetfree.jobs.experiments.report import draw_outcome, outcome, rows_of
 from forgetfree.jobs.unit import Json, MakeMonitor, Unit
 from forgetfree.models.loading import LoadedModel, config_of, load_model
@@ -67,15 +67,15 @@ class ExperimentJob(Job[ExperimentConfig]):
         self.growing = [name for name, part in LISTS.items() if part in units[0]]
 
     @cached_property
-    def lab(self) -> Laboratory:
+    def context(self) -> ExperimentContext:
         """What units are measured with."""
-        return Laboratory(self.preset, self.config.data, self.device, StateStore(self.cache), self.cache)
+        return ExperimentContext(self.preset, self.config.data, self.device, StateStore(self.cache), self.cache)
 
     @cached_property
     def skipped(self) -> dict[str, str]:
         """Tasks without data, and the reason."""
         needed = self.experiment.tasks(self.preset)
-        return {names[0]: reason for names in needed if (reason := self.lab.missing(names))}
+        return {names[0]: reason for names in needed if (reason := self.context.missing(names))}
 
     @cached_property
     def units(self) -> list[Json]:
@@ -95,14 +95,14 @@ class ExperimentJob(Job[ExperimentConfig]):
 
     def describe(self) -> Json:
         """Tasks, model and data."""
-        lab, preset = self.lab, self.preset
+        context, preset = self.context, self.preset
         if not self.units:
             raise DataError(next(iter(self.skipped.values())))
         needed = self.experiment.tasks(preset)
-        there = [lab.first_available(names) for names in needed if names[0] not in self.skipped]
+        there = [context.first_available(names) for names in needed if names[0] not in self.skipped]
         loaded = load_model(preset.model, preset.readout, max_length=preset.max_length)
-        tell_shared_rows(map(lab.rows, there), preset.evaluate_on)
-        rows = {task: lab.rows(task) for task in there}
+        tell_shared_rows(map(context.rows, there), preset.evaluate_on)
+        rows = {task: context.rows(task) for task in there}
         data: Json = {
             task: {"fingerprint": each.fingerprint(), "encoded": _encoded(loaded, each)} for task, each in rows.items()
         }
@@ -140,8 +140,8 @@ class ExperimentJob(Job[ExperimentConfig]):
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
         """Measure the rows of a unit."""
-        self.lab.monitor = lambda title: monitor(f"{self.config.name} · {title}")
-        rows = [{**key, **row} for row in self.experiment.measure(self.lab, dict(key))]
+        self.context.monitor = lambda title: monitor(f"{self.config.name} · {title}")
+        rows = [{**key, **row} for row in self.experiment.measure(self.context, dict(key))]
         write_scores(directory / SCORES_FILE, scores_of_rows(rows, self.experiment.measured))
         return {"rows": rows}
 

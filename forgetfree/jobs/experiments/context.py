@@ -28,7 +28,7 @@ from forgetfree.options import build
 from forgetfree.results.metrics import Predictions, agreement
 
 
-class Laboratory:
+class ExperimentContext:
     """What units are measured with: tasks, models, options, and the fine-tuned models made so far.
 
     Args:
@@ -102,7 +102,7 @@ class Laboratory:
         given = {"sparsity": self.preset.sparsity, **self.preset.options, **changes, **self.preset.fixed}
         return build(LocalizationOptions, given, "the experiment")
 
-    def trial(self, unit: Unit, grid: Sequence[Mapping[str, Any]] | None = None) -> Trial:
+    def tuned(self, unit: Unit, grid: Sequence[Mapping[str, Any]] | None = None) -> TunedTask:
         """The unit's task with its fine-tuned model: of a grid of options, the one that scores best on validation rows.
 
         Of several made here, only the best one's model is kept; of the others the score.
@@ -114,7 +114,7 @@ class Laboratory:
         bench = self.bench(unit)
         choices = list(dict.fromkeys(self.options(**choice) for choice in grid or self.preset.grid))
         if len(choices) == 1:
-            return Trial(bench, bench.fine_tuned(choices[0]), choices[0])
+            return TunedTask(bench, bench.fine_tuned(choices[0]), choices[0])
         shared = {options for options in choices if bench.key(options) in self._store}
         scores = [self._validation_score(bench, options) for options in choices]
         if max(scores) == -math.inf:
@@ -123,11 +123,11 @@ class Laboratory:
                 "rates, e.g. --set learning_rate=1e-3."
             )
         best = choices[scores.index(max(scores))]
-        trial = Trial(bench, bench.fine_tuned(best), best)
+        tuned = TunedTask(bench, bench.fine_tuned(best), best)
         for options in choices:
             if options is not best and options not in shared:
                 self._store.discard(bench.key(options))
-        return trial
+        return tuned
 
     def _validation_score(self, bench: SingleTask, options: LocalizationOptions) -> float:
         """Of a fine-tuned model, which is not made again where its score is known; −∞ where training diverges."""
@@ -162,7 +162,7 @@ def _check_note(known: Any) -> None:
     check("validation_score", score, score is None or is_number(score, 0.0, 1.0), "a number in [0, 1], or null")
 
 
-class Trial:
+class TunedTask:
     """One task, fine-tuned: what experiments measure around.
 
     Args:
