@@ -177,7 +177,7 @@ class History(Monitor):
 
             def log(step: int, loss: float) -> None:
                 on_step(step, loss)
-                if math.isfinite(loss) and (step % every == 0 or step == steps):
+                if math.isfinite(loss) and (step % every == 0 or step in (1, steps)):
                     seconds = round(time.perf_counter() - self._begin, 3)
                     line = {"task": task, "phase": phase, "step": step, "loss": loss, "seconds": seconds}
                     file.write(json.dumps(line) + "\n")

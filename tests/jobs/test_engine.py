@@ -85,7 +85,7 @@ class Command:
         ]
         sets = [word for key, value in config.settings.items() for word in ("--set", f"{key}={value}")]
         cache = ["--set", f"cache={out.parent / f'{out.name}-models'}"]
-        return last_of_each([*words, *fixed, *sets, *cache, "--out", str(out), *more])
+        return last_of_each([*words, *fixed, *sets, *cache, "--jobs", "1", "--out", str(out), *more], "--jobs")
 
 
 @pytest.fixture(autouse=True)
@@ -348,8 +348,7 @@ def wait_for(process: subprocess.Popen[str], path: Path) -> None:
 ENDLESS = ("--set", "steps=1000000")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, "1"), (signal.SIGTERM, "2")])
 def test_a_signal_ends_a_command_as_ctrl_c_does(
     command: Command, number: int, jobs: str, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
