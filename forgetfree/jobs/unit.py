@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, first_line
+from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import write_json
 from forgetfree.jobs.environment import environment
 from forgetfree.json_file import check, check_fields, read_json
@@ -87,7 +87,8 @@ class Unit:
             debug: let exceptions through, except those of training, metrics and ledgers.
 
         Raises:
-            MemoryError, OSError: there is no memory, or the disk is full or cannot be written: the other units would fail, too.
+            UsageError, MemoryError, OSError: what was asked for is wrong, there is no memory, or the disk is full or cannot be
+                written: the other units would fail, too.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in self.directory.iterdir():
@@ -121,7 +122,7 @@ class Unit:
 def _concerns_all(fault: Exception) -> bool:
     """Whether the other units would fail, too."""
     full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
-    return full or isinstance(fault, MemoryError)
+    return full or isinstance(fault, UsageError | MemoryError)
 
 
 def named(key: Mapping[str, Any], separator: str) -> str:

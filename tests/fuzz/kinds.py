@@ -151,7 +151,13 @@ KINDS: dict[str, Kind] = {
         (),  # a record that is damaged counts as none
     ),
     "scores": Kind(
-        ("run/packnet/seed-0/scores.csv", "run/*/seed-0/scores.csv", "graft/seed-0/scores.csv"),
+        (
+            "run/packnet/seed-0/scores.csv",
+            "run/*/seed-0/scores.csv",
+            "graft/seed-0/scores.csv",
+            "experiment/units/*/scores.csv",
+            "scores.csv",
+        ),
         lambda path, samples: read_scores(path),
         bits,
         reading.sound_scores,
