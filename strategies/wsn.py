@@ -170,14 +170,14 @@ class WinningSubnetwork:
         self._show()
 
     def region(self) -> Region:
-        """Of m, without the entries that did not move and nobody owns."""
+        """Return the region of m, without the entries that did not move and nobody owns."""
         moved = self._theta != self._pre
         moved[self._owned] = True
         return Region.from_mask(self._mask & moved)
 
     @torch.no_grad()
     def _choose(self) -> None:
-        """The top-c share of each tensor by score: fewer where scores tie, never more."""
+        """Choose the top-c share of each tensor by score: fewer entries where scores tie, never more."""
         for (_, _, _, scores, mask), count in zip(self._pieces, self._counts, strict=True):
             if count == scores.numel():
                 mask.fill_(True)

@@ -20,7 +20,7 @@ def check_experiences(given: Any) -> None:
 
 
 def part_of(experience: Any) -> int | None:
-    """The number of a sub-experience in its online stream (`avalanche.benchmarks.split_online_stream`).
+    """Return the number of a sub-experience in its online stream (`avalanche.benchmarks.split_online_stream`).
 
     ``None`` for an experience that is whole.
     """
@@ -29,7 +29,7 @@ def part_of(experience: Any) -> int | None:
 
 
 def whole(experience: Any) -> Any:
-    """The experience, or the one that it was cut from.
+    """Return the experience, or the one that it was cut from.
 
     Raises:
         UsageError: it was cut from several.
@@ -46,13 +46,13 @@ def whole(experience: Any) -> Any:
 
 
 def place_of(experience: Any) -> int | None:
-    """Where an experience stands in its stream."""
+    """Return the place of an experience in its stream."""
     number: int | None = experience._current_experience  # the public property fails where there is none
     return number
 
 
 def named(experience: Any) -> str:
-    """An experience in a message."""
+    """Return the name of an experience for a message."""
     return f"Experience {place_of(experience)} of the stream {getattr(experience._origin_stream, 'name', None)!r}"
 
 
@@ -80,7 +80,7 @@ def check_streams(benchmark: Any) -> None:
 
 
 def task_label(experience: Any) -> int:
-    """The task label of all rows of an experience; 0 where there is none."""
+    """Return the task label of all rows of an experience; 0 where there is none."""
     # Not every experience that has them says so: after benchmark_with_validation_stream only the data set does.
     labels = set(getattr(experience, "task_labels", getattr(experience.dataset, "targets_task_labels", [0])))
     if len(labels) > 1:

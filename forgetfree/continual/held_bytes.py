@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from forgetfree.models.tokens import TokenLayout
 
-#: Of a label, a task label or a token id in a row.
+#: The size of a label, a task label or a token id in a row.
 _INTEGER_BYTES = 8
 
 
 def held_bytes(holder: Any, tokens: TokenLayout | None = None) -> int:
-    """Bytes of all tensors, modules and rows of data that an object of Avalanche's holds, each counted once.
+    """Count the bytes of all tensors, modules and rows of data that an object of Avalanche's holds, each once.
 
     Rows are counted in every data set that has them. With ``tokens``, the padding that brings a data set's rows to one
     length does not count; tensors count as they are.

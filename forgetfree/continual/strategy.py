@@ -166,7 +166,7 @@ class ContinualStrategy(StrategyTemplate):
 
     @property
     def model(self) -> ReadoutModel:
-        """The stream's model, with what this strategy left in it: to ask for it is to take a turn with it."""
+        """Return the stream's model, with what this strategy left in it: to ask for it is to take a turn with it."""
         self.stream.turn.take(self)
         return self._model
 
@@ -177,7 +177,7 @@ class ContinualStrategy(StrategyTemplate):
     @property
     @final
     def task(self) -> EncodedTask:
-        """The task of the current experience."""
+        """Return the task of the current experience."""
         return self.stream.task_of(self.experience)
 
     @final
@@ -230,7 +230,7 @@ class ContinualStrategy(StrategyTemplate):
     @property
     @final
     def ledger(self) -> Ledger | None:
-        """The ledger, of a strategy that keeps one."""
+        """Return the ledger of a strategy that keeps one, else ``None``."""
         return getattr(self.kept, "ledger", None)
 
     def __init__(

@@ -49,7 +49,7 @@ class StreamModel(TaskModel, MultiTaskModule):
 
     @classmethod
     def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel:
-        """The backbone of a loaded model with readouts of its own, none so far.
+        """Make a model on a loaded model's backbone that has no readouts so far.
 
         Args:
             loaded: the model; it gets no readout.
@@ -111,7 +111,7 @@ class Stream:
 
     @property
     def model(self) -> ReadoutModel:
-        """The model all strategies train."""
+        """Return the model that all strategies train."""
         return self.loaded.model
 
     @cached_property
@@ -120,7 +120,7 @@ class Stream:
         return turn_of(self.model.backbone)
 
     def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
-        """The task of an experience of the benchmark, of a copy that shares its rows, or of a part that Avalanche cut from one.
+        """Return the task of an experience of the benchmark, of a copy with the same rows, or of a part that Avalanche cut off.
 
         Args:
             experience: of any stream of the benchmark, such as ``train_stream`` and ``test_stream``.
@@ -148,12 +148,12 @@ class Stream:
         return self.tasks[place]
 
     def parts(self, rows: int, seed: int = 0) -> list[Any]:
-        """The training experiences cut into parts of ``rows`` rows each, shuffled by ``seed``: Avalanche's online stream."""
+        """Cut the training experiences into parts of ``rows`` rows each, shuffled by ``seed``: Avalanche's online stream."""
         return list(split_online_stream(self.benchmark.train_stream, rows, seed=seed))
 
     @cached_property
     def _datasets(self) -> dict[str, list[Any]]:
-        """The data sets of each stream's experiences: copies of an experience share them."""
+        """Return the data sets of each stream's experiences; copies of an experience share them."""
         return {
             name.removesuffix("_stream"): [experience.dataset for experience in islice(stream, len(self.tasks))]
             for name, stream in vars(self.benchmark).items()
@@ -216,7 +216,7 @@ def make_stream(
     test_limit: int | None = None,
     scenario: Scenario = "task",
 ) -> Stream:
-    """A stream of tasks that are already read, for a model that is already loaded; arguments as `load_stream`.
+    """Make a stream of tasks that are already read, for a model that is already loaded; arguments as `load_stream`.
 
     Raises:
         UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each; or the model has
@@ -238,7 +238,7 @@ def check_scenario(scenario: str) -> None:
 
 
 def _benchmark(tasks: Sequence[EncodedTask]) -> Any:
-    """The Avalanche benchmark: ``train_stream``, ``validation_stream``, ``test_stream``, with task labels."""
+    """Make the Avalanche benchmark: ``train_stream``, ``validation_stream``, ``test_stream``, with task labels."""
     parts: dict[str, list[Any]] = {
         split: [getattr(task, split) for task in tasks] for split in ("train", "validation", "test")
     }
@@ -267,7 +267,7 @@ def benchmark_stream(
     seed: int = 0,
     name: str = "benchmark",
 ) -> Stream:
-    """A stream over an Avalanche benchmark, such as ``nc_benchmark`` makes, and any network that ends in a linear layer.
+    """Make a stream over an Avalanche benchmark, such as ``nc_benchmark`` makes, and any network that ends in a linear layer.
 
     Each experience is a task: ``experience-0``, ``experience-1``, … The scenario is ``task`` where experiences have task
     labels of their own (each then has its own readout), ``domain`` where all have the same classes, else ``class``.
@@ -340,7 +340,7 @@ def benchmark_stream(
 
 
 def _tests_by_task(benchmark: Any, complete: Any, classes: Sequence[Sequence[int]]) -> tuple[Any, list[Any]]:
-    """The benchmark with a test experience for each task: of the one there is, the rows of the task's classes."""
+    """Give the benchmark a test experience for each task: of its only one, the rows of the task's classes."""
     targets = [int(label) for label in complete.dataset.targets]
     tests = []
     for i, known in enumerate(classes):

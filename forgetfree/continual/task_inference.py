@@ -38,7 +38,7 @@ class TaskwiseOptions(TrainingOptions):
 
 
 def answer_for(strategy: Any, task: EncodedTask) -> AbstractContextManager[Answer | None]:
-    """A context in which the model answers the rows of ``task``; it yields what answers in the model's place, if anything.
+    """Return a context in which the model answers for ``task``; it yields what answers in the model's place, if anything.
 
     Args:
         strategy: a `ContinualStrategy`, at rest or during training.
@@ -56,7 +56,7 @@ def answer_for(strategy: Any, task: EncodedTask) -> AbstractContextManager[Answe
 
 @contextmanager
 def _by_last(strategy: Any) -> Iterator[Answer]:
-    """The last task's model; each label's row of the readout from the last task that has it."""
+    """Answer with the last task's model; each label's row of the readout is that of the last task that has it."""
     with _readout_kept(strategy), _model_of(strategy, strategy.learned[-1:]) as answer:
         readout = strategy.model.readout_module(0)
         readouts = [(task, strategy.readouts[task.name]) for task in strategy.learned]
@@ -81,7 +81,7 @@ def _by_last(strategy: Any) -> Iterator[Answer]:
 
 @contextmanager
 def _by_router(strategy: Any) -> Iterator[Answer]:
-    """Each row's logits by the task whose answer has the least entropy, as a share of its labels' largest entropy."""
+    """Answer each row by the task whose answer has the least entropy, as a share of its labels' largest entropy."""
 
     def route(x: Tensor, labels: Any) -> Tensor:
         answers, entropies = [], []
@@ -100,7 +100,7 @@ def _by_router(strategy: Any) -> Iterator[Answer]:
 
 
 def _among(task: EncodedTask, logits: Tensor) -> Tensor:
-    """The logits of the task's own labels, and the lowest for the others."""
+    """Keep the logits of the task's own labels, and give the others the lowest."""
     hidden = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
     hidden[list(task.classes)] = False
     return logits.masked_fill(hidden, LOWEST)
@@ -113,7 +113,7 @@ def _share_of_entropy(task: EncodedTask, logits: Tensor) -> Tensor:
 
 @contextmanager
 def _model_of(strategy: Any, last: list[EncodedTask]) -> Iterator[Answer]:
-    """The model of the last task: during training, and before any task, the model as it is."""
+    """Make the model that of the last task; during training, and before any task, leave it as it is."""
     if strategy.training is not None:
         yield strategy.training.answer or strategy.model
     elif not last:
@@ -125,7 +125,7 @@ def _model_of(strategy: Any, last: list[EncodedTask]) -> Iterator[Answer]:
 
 @contextmanager
 def _readout_kept(strategy: Any) -> Iterator[None]:
-    """After, the readout that all tasks share is what it was."""
+    """Restore the readout that all tasks share, at the end."""
     readout = strategy.model.readout_module(0)
     before = tensors_of(readout)
     try:

@@ -50,7 +50,7 @@ class Training:
     learns: tuple[EncodedTask, ...] = ()
 
     def faults(self) -> list[str]:
-        """What makes it impossible to train by."""
+        """List what makes it impossible to train with these values."""
         parameters = [*self.trained.parameters, *self.trained.touched, *self.readout]
         wrong = [type(each).__name__ for each in parameters if not isinstance(each, nn.Parameter)]
         return [f"expected trained and readout to list parameters, got a {wrong[0]} among them"] if wrong else []

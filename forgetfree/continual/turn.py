@@ -20,7 +20,7 @@ class Turn:
         self._holder: Callable[[], Any] = _nobody
 
     def take(self, strategy: Any) -> None:
-        """The model holds what ``strategy`` left in it, from now on; at first what its stream's model held.
+        """Put into the model what ``strategy`` left in it; at its first turn, what the stream's model held.
 
         Raises:
             RunError: another strategy is training or evaluating with it.

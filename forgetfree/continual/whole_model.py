@@ -29,7 +29,7 @@ class Kept(Protocol):
         """
 
     def bytes_kept(self) -> int:
-        """Bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
+        """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
 
 
 class WholeModel:
@@ -66,7 +66,7 @@ class WholeModel:
 
 
 def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[EncodedTask]:
-    """The stream's tasks of these names, which a file says were learned.
+    """Return the stream's tasks of these names, which a file says were learned.
 
     Raises:
         RunError: the stream lacks one.

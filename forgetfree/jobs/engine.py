@@ -8,7 +8,6 @@ OUT/report.md       the tables
 
 from __future__ import annotations
 
-import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -90,28 +89,28 @@ class Job(ABC, Generic[Config]):
         return type(self), (self.config,)
 
     def asked(self) -> Json:
-        """What was asked for, under the names of the command line: what must be the same when the job is resumed."""
+        """Return what was asked for, under the names of the command line: it must be the same when the job is resumed."""
         return self.config.section()
 
     @abstractmethod
     def describe(self) -> Json:
-        """Load and check what the units need, before anything is trained; what config.json says of it.
+        """Load and check what the units need, before anything is trained, and return what config.json says of it.
 
         When the job is resumed, ``model``, ``tasks`` and ``data`` are compared; ``about`` begins results.json.
         """
 
     @abstractmethod
     def keys(self) -> Json:
-        """The units in order, by the names of their folders; asked after `describe`."""
+        """Return the units in order, by the names of their folders; called after `describe`."""
 
     @abstractmethod
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
-        """Do what the unit is about; see `forgetfree.jobs.unit.Measure`."""
+        """Measure one unit; see `forgetfree.jobs.unit.Measure`."""
 
     @classmethod
     @abstractmethod
     def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
-        """The content of results.json.
+        """Return the content of results.json.
 
         Args:
             out: the directory.
@@ -167,7 +166,8 @@ class Job(ABC, Generic[Config]):
             write_json(self.out / "config.json", config)
             if executor is None and (jobs == 1 or len(missing) < 2):
                 return self._run(ThisProcess(monitor or (lambda _: Monitor())), missing, debug)
-            self.__dict__ = copy.copy(self).__dict__  # others load for themselves: what was loaded here goes
+            fresh, arguments = self.__reduce__()
+            self.__dict__ = fresh(*arguments).__dict__  # workers load for themselves: what was loaded here goes
             return self._run(executor or WorkerProcesses(jobs, self.threads), missing, debug)
 
     def _run(self, executor: Executor, units: Sequence[Unit], debug: bool) -> Json:
@@ -188,7 +188,7 @@ class Job(ABC, Generic[Config]):
         return assemble(self.out, ended=True)
 
     def _begun(self, resume: bool) -> Json:
-        """The config.json that the directory was begun with; nothing where it is empty."""
+        """Return the config.json that the directory was begun with; an empty one where the directory is empty."""
         held = [name for name in make_directory(self.out) if name != LOCK]
         if resume:
             return read_config(self.out, self.config.command, self.compared or self.config.command)
@@ -229,7 +229,7 @@ def assemble(out: Path, ended: bool = False) -> Json:
 
 
 def holdings(out: Path) -> str:
-    """What a job that was cut short has left behind, and how it goes on; nothing where it left nothing."""
+    """Say what a job that was cut short has left behind, and how to go on; an empty text where it left nothing."""
     try:
         config = read_config(out)
     except RunError:
@@ -242,7 +242,7 @@ def holdings(out: Path) -> str:
 
 
 def _progress(unit: Unit, config: Json) -> str:
-    """How far a unit of a run has come: the others score once, in the end."""
+    """Say how far a unit of a run has come; units of other jobs score only at their end."""
     if "run" not in config:
         return ""
     try:
@@ -253,7 +253,7 @@ def _progress(unit: Unit, config: Json) -> str:
 
 
 def failures(results: Json) -> list[str]:
-    """What went wrong, unit by unit."""
+    """Return a message for each unit that failed."""
     return [
         f"{named({key: value for key, value in unit.items() if key not in ('error', 'matrix')}, ', ')}: {unit['error']}"
         for unit in results["failed"]
@@ -270,7 +270,7 @@ def _units(out: Path, keys: Mapping[str, Json]) -> list[Unit]:
 
 @contextmanager
 def _claimed(out: Path) -> Iterator[None]:
-    """No other process may work in a directory, inside."""
+    """Keep other processes out of a directory, inside."""
     try:
         with locked(out / LOCK, wait=False):
             yield

@@ -83,7 +83,7 @@ def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What config.json says of versions, machine and command."""
+    """Return what config.json says of versions, machine and command."""
     import torch
 
     return {

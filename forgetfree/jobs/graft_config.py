@@ -34,12 +34,12 @@ class GraftConfig(JobConfig):
 
     @property
     def sparsity(self) -> float | None:
-        """The first sparsity, if one is given."""
+        """Return the first sparsity, if one is given."""
         return next(iter(self.sparsities), None)
 
     @property
     def base_file(self) -> Path | None:
-        """The file that γ_base is read from, if it is."""
+        """Return the file that γ_base is read from, if there is one."""
         from forgetfree.core.base_regions import BaseKind
 
         return None if self.base is None or self.base in get_args(BaseKind) else Path(self.base)

@@ -49,7 +49,7 @@ _ONLY = "graft"
 
 
 def run_graft(config: GraftConfig, **how: Unpack[Execution]) -> Json:
-    """Do it.
+    """Graft one task, for each seed and sparsity.
 
     Args:
         config: what was asked for.
@@ -74,13 +74,13 @@ class _Subject:
     base: Graft | None
 
     def fine_tuned(self, options: LocalizationOptions) -> ModelState:
-        """θ_ft with its readout."""
+        """Return θ_ft with its readout."""
         if self.given is None:
             return self.bench.fine_tuned(options)
         return ModelState(self.given.theta, {self.bench.task.name: self.given.head}, self.bench.pre.buffers)
 
     def fine_tuned_answers(self, fine_tuned: ModelState, options: LocalizationOptions) -> Predictions:
-        """What the fine-tuned model answers; one that is given, with all tensors its own."""
+        """Return the fine-tuned model's answers; a model that is given answers with all of its own tensors."""
         if self.given is None:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
@@ -89,7 +89,7 @@ class _Subject:
         return Predictions(logits.numpy(), rows.labels.numpy())
 
     def regions(self, fine_tuned: ModelState, all_options: Sequence[LocalizationOptions]) -> dict[float, Region]:
-        """γ by sparsity, from the base of the graft that is given, or from one of the options' kind."""
+        """Return γ by sparsity, from the base of the graft that is given, or from a base of the options' kind."""
         sparsities = [options.sparsity for options in all_options]
         base = None if self.base is None else self.base.region
         learned = self.bench.localized(fine_tuned, all_options[0], sparsities, base)
@@ -108,11 +108,11 @@ class GraftJob(Job[GraftConfig]):
         self._subjects: dict[int, _Subject] = {}
 
     def keys(self) -> Json:
-        """Every seed."""
+        """Return every seed."""
         return {f"seed-{seed}": {"seed": seed} for seed in self.config.seeds}
 
     def describe(self) -> Json:
-        """Task, model and data; the options are checked against the model."""
+        """Describe task, model and data, and check the options against the model."""
         tell_shared_rows([self.rows], self.common.evaluate_on)
         subject = self._subject(self.config.seeds[0])
         bench, given, base_file = subject.bench, subject.given, self.config.base_file
@@ -146,7 +146,7 @@ class GraftJob(Job[GraftConfig]):
 
     @cached_property
     def rows(self) -> TaskRows:
-        """The task and all its rows."""
+        """Return the task and all its rows."""
         return load_task(self.config.task, self.config.data, self.common.evaluate_on)
 
     def _subject(self, seed: int) -> _Subject:
@@ -254,7 +254,7 @@ def _file(sparsity: float) -> str:
 
 
 def _link(source: Path, path: Path) -> None:
-    """A second name for a file, or a copy where there are no such names."""
+    """Give a file a second name, or copy it where the file system has no hard links."""
     path.unlink(missing_ok=True)
     try:
         os.link(source, path)
@@ -270,7 +270,7 @@ def _distributions(region: Region, bench: SingleTask) -> Json:
 
 
 def _load_base(config: GraftConfig, bench: SingleTask) -> Graft | None:
-    """The graft whose region is γ_base, if there is one.
+    """Return the graft whose region is γ_base, if there is one.
 
     Raises:
         UsageError: it belongs to another model.

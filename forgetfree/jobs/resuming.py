@@ -87,12 +87,12 @@ def described(name: str, shown: str, loaded: LoadedModel, tasks: Sequence[Encode
 
 
 def as_json(value: Any) -> Any:
-    """The value as a file gives it back."""
+    """Return the value as a JSON file gives it back."""
     return json.loads(json.dumps(value))
 
 
 def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_all: bool) -> Json:
-    """What was asked for in a directory, now and before.
+    """Return what was asked for in a directory, now and before.
 
     Args:
         out: the directory.
@@ -120,7 +120,7 @@ def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_al
 
 
 def _differing(before: Json, now: Json, growing: Collection[str]) -> list[str]:
-    """What is asked for otherwise, options one by one. Where data and models lie does not count: what they hold is compared."""
+    """List the options that differ. Where data and models lie does not count: what they hold is compared."""
     found = []
     for key in dict.fromkeys((*before, *now)):
         was, is_now = before.get(key), now.get(key)
@@ -133,7 +133,7 @@ def _differing(before: Json, now: Json, growing: Collection[str]) -> list[str]:
 
 
 def continued(out: Path, before: Json, now: Json) -> Json:
-    """config.json of a job that goes on, with the units of before.
+    """Return the config.json of a job that goes on, with the earlier units.
 
     Raises:
         RunError: data, model or versions are not those that it was begun with.

@@ -29,6 +29,7 @@ from forgetfree.results import metrics
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
+from forgetfree.results.stored import run_of_scores
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -41,7 +42,7 @@ Row = dict[str, "Predictions"]
 
 
 def run(config: RunConfig, **how: Unpack[Execution]) -> Json:
-    """Run it.
+    """Train strategies on a stream of tasks, for each seed.
 
     Args:
         config: what to run.
@@ -89,7 +90,7 @@ class RunJob(Job[RunConfig]):
         self._first_rows: dict[tuple[str, int], Row] = {}
 
     def keys(self) -> Json:
-        """Every strategy, seed after seed."""
+        """Return every strategy, seed after seed."""
         return {
             f"{name}/seed-{seed}": {"strategy": name, "seed": seed}
             for seed in self.config.seeds
@@ -97,7 +98,7 @@ class RunJob(Job[RunConfig]):
         }
 
     def describe(self) -> Json:
-        """Tasks, model and data; the options are checked against the stream."""
+        """Describe tasks, model and data, and check the options against the stream."""
         tell_shared_rows(self.tasks, self.common.evaluate_on)
         stream = self.stream(self.config.seeds[0])
         for name, strategy in self.checked.classes.items():
@@ -129,13 +130,13 @@ class RunJob(Job[RunConfig]):
 
     @cached_property
     def tasks(self) -> list[TaskRows]:
-        """The tasks of the stream with all their rows."""
+        """Return the tasks of the stream with all their rows."""
         from forgetfree.data.sources import load_tasks
 
         return load_tasks(self.config.stream, self.config.data, self.common.evaluate_on)
 
     def stream(self, seed: int) -> Stream:
-        """The stream of a seed, on a model of its own; the last that was asked for is kept."""
+        """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
         from forgetfree.continual.streams import make_stream
         from forgetfree.models.loading import load_model
 
@@ -199,7 +200,7 @@ class RunJob(Job[RunConfig]):
         return learned
 
     def _before_training(self, name: str, strategy: ContinualStrategy) -> Row:
-        """Ours all answer with the pre-trained model then, so one evaluation serves them; of others that is not known."""
+        """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
         if name not in registry.STRATEGIES:
             return dict(strategy.evaluate())
         how = strategy.options.precision, strategy.options.evaluation_batch_size
@@ -229,7 +230,6 @@ class RunJob(Job[RunConfig]):
         write_json(directory / SECONDS_PER_TASK, learned.seconds)
         return {
             "options": asdict(strategy.options),
-            "metric": [task.definition.metric for task in tasks],
             "ledger": _ledger_summary(strategy),
             "kept_bytes": learned.kept_bytes,
             "extra": strategy.extra_results(),
@@ -240,7 +240,7 @@ class RunJob(Job[RunConfig]):
 
     @classmethod
     def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
-        """``runs``, ``unfinished`` and ``failed``; runs of one seed are compared with its fine-tuned models."""
+        """Return ``runs``, ``unfinished`` and ``failed``; runs of one seed are compared with its fine-tuned models."""
         tasks = about["tasks"]
         runs, unfinished, failed = list[Json](), list[Json](), list[Json]()
         for unit, record in units:
@@ -268,14 +268,11 @@ class RunJob(Job[RunConfig]):
 
 
 def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
-    """One of ``runs`` in results.json."""
-    matrix, ece = _tables(unit, tasks)
+    """Return an entry of ``runs`` in results.json."""
     return {
         **unit.key,
         "options": details["options"],
-        "metric": details["metric"],
-        "matrix": matrix,
-        "ece": ece,
+        **_scored(unit, tasks),
         "summary": {},
         "ledger": details["ledger"],
         "kept_bytes": details["kept_bytes"],
@@ -284,27 +281,24 @@ def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
     }
 
 
-def _tables(unit: Unit, tasks: Sequence[str]) -> tuple[list[list[float]], list[list[float]]]:
-    """Scores and calibration errors of a unit: a row before training and one after each task, a column a task."""
+def _scored(unit: Unit, tasks: Sequence[str]) -> Json:
+    """Return ``metric``, ``matrix`` and ``ece`` of a unit, as far as it has come."""
     path = unit.directory / SCORES_FILE
-    scores = read_scores(path)
-    found = {(score.metric == "ece", score.after, score.task): score.value for score in scores}
-    rows = range(1 + max((score.after for score in scores), default=-1))
     try:
-        matrix, ece = ([[found[kind, after, task] for task in tasks] for after in rows] for kind in (False, True))
+        return run_of_scores(read_scores(path), tasks)
     except KeyError as error:
         raise ReportError(
             f"{path} lacks scores of a task, expected {', '.join(tasks)}. Go on with --resume."
         ) from error
-    return matrix, ece
 
 
 def _rows_so_far(unit: Unit, tasks: Sequence[str]) -> list[list[float]]:
-    """The matrix of a unit that did not end well."""
+    """Return the matrix of a unit that did not end well."""
     try:
-        return _tables(unit, tasks)[0]
+        matrix: list[list[float]] = _scored(unit, tasks)["matrix"]
     except ReportError:
         return []
+    return matrix
 
 
 def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
@@ -322,7 +316,7 @@ def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
 
 
 def _shared(values: Iterable[Any]) -> Any:
-    """The value that all have; ``None`` where they differ."""
+    """Return the value that all have; ``None`` where they differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 

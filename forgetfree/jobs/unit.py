@@ -55,11 +55,11 @@ class Unit:
 
     @property
     def is_begun(self) -> bool:
-        """Whether it was ever begun."""
+        """Say whether it was ever begun."""
         return (self.directory / HISTORY).is_file()
 
     def record(self) -> Json | None:
-        """What unit.json says; ``None`` where the unit has not ended, or the file is damaged or another unit's."""
+        """Return what unit.json says; ``None`` where the unit has not ended, or the file is damaged or another unit's."""
         try:
             record: Json = read_json(self.directory / RECORD, RunError, "", _check_record)
         except RunError:
@@ -67,12 +67,12 @@ class Unit:
         return record if record["unit"] == self.key else None
 
     def is_done(self) -> bool:
-        """Whether it ended well, and all its files are as they were then."""
+        """Say whether it ended well, and all its files are as they were then."""
         record = self.record()
         return record is not None and record["status"] == "done" and record["files"] == described_files(self.directory)
 
     def forget(self) -> None:
-        """Take it for one that has not ended, even if its files are damaged."""
+        """Mark the unit as not ended, even if its files are damaged."""
         (self.directory / RECORD).unlink(missing_ok=True)
 
     def run(self, measure: Measure, monitor: MakeMonitor, device: str, debug: bool = False) -> None:
@@ -120,13 +120,13 @@ class Unit:
 
 
 def _concerns_all(fault: Exception) -> bool:
-    """Whether the other units would fail, too."""
+    """Say whether the other units would fail, too."""
     full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
     return full or isinstance(fault, UsageError | MemoryError)
 
 
 def named(key: Mapping[str, Any], separator: str) -> str:
-    """A unit's key in a message, e.g. ``fine-tune seed 0``."""
+    """Return a unit's key as a message names it, e.g. ``fine-tune seed 0``."""
     return separator.join(value if isinstance(value, str) else f"{name} {value}" for name, value in key.items())
 
 
@@ -140,7 +140,7 @@ def described_files(directory: Path) -> Json:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -169,7 +169,7 @@ class History(Monitor):
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """One phase of one task."""
+        """Pass a phase of a task on, and log its steps."""
         every = max(1, steps // _LOGGED)
         with (
             self._monitor.phase(task, phase, steps) as on_step,

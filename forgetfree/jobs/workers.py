@@ -90,7 +90,7 @@ class WorkerProcesses:
 
 
 def usual_jobs(device: str) -> int:
-    """How many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
+    """Return how many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
     return 1 if device == "cuda" else min(_USUAL, _cores())
 
 
@@ -110,7 +110,7 @@ def _begin(work: Work, threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """However the parent ends, even killed: nobody would take what this worker measures."""
+    """End when the parent ends, even if it is killed: nobody would take what this worker measures."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # of a worker
     parent.join()

@@ -79,7 +79,7 @@ def read_config(path: Path, command: str, types: Mapping[str, Any]) -> dict[str,
 
 
 def load_run(directory: Path, remedy: str = "Give the directory that `forgetfree run --out` wrote.") -> dict[str, Any]:
-    """The config.json of a run directory, checked.
+    """Return the config.json of a run directory, checked.
 
     Args:
         directory: what ``forgetfree run --out`` wrote.

@@ -122,7 +122,7 @@ def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> flo
 def summarize(
     matrix: npt.ArrayLike, ece: npt.ArrayLike, reference: npt.ArrayLike | None = None
 ) -> dict[str, float | None]:
-    """The six numbers kept as `summary` in results.json.
+    """Return the six numbers that results.json keeps as `summary`.
 
     Args:
         matrix: learning matrix, shape (T+1, T), in [0, 1].
@@ -332,7 +332,7 @@ class Predictions:
 
 
 def _learning_matrix(values: npt.ArrayLike, name: str = "matrix") -> Floats:
-    """The checked matrix, shape (T+1, T) with T ≥ 1."""
+    """Check a matrix, and return it, shape (T+1, T) with T ≥ 1."""
     matrix = _fractions(values, name)
     if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
         raise MetricError(
@@ -392,6 +392,6 @@ def _right_after_learning(matrix: Floats) -> Floats:
 
 
 def _mean(values: npt.ArrayLike) -> float:
-    """The mean; 0.0 of nothing, which is what a stream of one task transfers and forgets."""
+    """Return the mean; 0.0 of no numbers, which is what a stream of one task transfers and forgets."""
     array = np.asarray(values, dtype=np.float64)
     return float(array.mean()) if array.size else 0.0

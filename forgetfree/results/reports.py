@@ -158,7 +158,7 @@ def _kept(run: Json) -> list[int]:
 
 
 def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
-    """What each further task costs, and what it does to the first."""
+    """Show what each further task costs, and what it does to the first."""
     tasks = comparison.tasks
     known = len(tasks) > _LONG and all(run.get("kept_bytes") and run.get("seconds_per_task") for run in entry.runs)
 
@@ -225,7 +225,7 @@ def _notes(comparison: Comparison) -> Iterable[str]:
 
 
 def _task_headers(comparison: Comparison) -> list[str]:
-    """Task names, with the metric where it is not accuracy."""
+    """Return task names, with the metric where it is not accuracy."""
     return [
         task if metric == "accuracy" else f"{task} ({metric.upper()})"
         for task, metric in zip(comparison.tasks, comparison.metric, strict=True)

@@ -104,13 +104,15 @@ def scores_of_run(run: Json, results: Json) -> Iterator[Score]:
 
 
 def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
-    """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores.
+    """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores so far.
+
+    The matrices have a row before training and one after each task that was learned, and a column for each task.
 
     Raises:
         KeyError: a score is missing.
     """
     values = {(score.metric, score.after, score.task): score.value for score in scores}
-    last, metrics = len(tasks), {metric for metric, *_ in values}
+    last, metrics = max((after for _, after, _ in values), default=-1), {metric for metric, *_ in values}
     metric = [next((m for m in TASK_METRICS if (m, 0, task) in values), TASK_METRICS[0]) for task in tasks]
     stages = range(last + 1)
     run: Json = {

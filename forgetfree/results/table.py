@@ -137,7 +137,7 @@ class Results:
 
     @classmethod
     def of_scores(cls, scores: Iterable[Score]) -> Results:
-        """The table of scores, in their order."""
+        """Return the table of scores, in their order."""
         rows = [{**s.of, **{name: getattr(s, name) for name in COLUMNS}} for s in scores]
         units = dict.fromkeys(name for row in rows for name in row if name not in COLUMNS)
         return cls(pd.DataFrame(rows, columns=[*units, *COLUMNS]))
@@ -147,12 +147,12 @@ class Results:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks, in the order in which they were learned."""
+        """Return the tasks, in the order in which they were learned."""
         return list(self.scores["task"].unique())
 
     @property
     def strategies(self) -> list[str]:
-        """The strategies of runs, in the order given."""
+        """Return the strategies of runs, in the order given."""
         return list(self.scores["strategy"].unique()) if "strategy" in self.units else []
 
     def matrix(self, strategy: str, seed: int = 0, metric: str = SCORE) -> npt.NDArray[np.float64]:
@@ -293,7 +293,7 @@ class Results:
             raise UsageError("grafts and experiments have no matrix; use .summary()")
 
     def _of(self, metric: str, **wanted: Any) -> pd.DataFrame:
-        """The scores of a metric, for one strategy, seed, task, …."""
+        """Return the scores of a metric, for one strategy, seed or task."""
         names = (SCORE, *TASK_METRICS) if metric == SCORE else (metric,)
         known = set(self.scores["metric"])
         if known.isdisjoint(names):

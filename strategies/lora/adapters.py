@@ -51,7 +51,7 @@ def linear_layers(backbone: nn.Module, space: ParameterSpace) -> list[str]:
 
 
 def targets(backbone: nn.Module, space: ParameterSpace, pattern: str | None = None) -> list[str]:
-    """The linear layers that get adapters.
+    """Return the linear layers that get adapters.
 
     Args:
         backbone: the model.
@@ -83,7 +83,7 @@ class LoraAdapters:
         self.model = copy.deepcopy(backbone, shared)
 
     def add(self, name: str, config: LoraConfig, seed: int) -> None:
-        """A new adapter, in place of one of the same name; its first weights are drawn by ``seed``, on the CPU."""
+        """Add an adapter, in place of one of the same name; its first weights are drawn by ``seed``, on the CPU."""
         with self._flags_kept(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # That there are several adapters is meant; GPT-2's transposed layers are seen without our saying.
             warnings.filterwarnings("ignore", "Already found a `peft_config`|fan_in_fan_out is set to")
@@ -99,11 +99,11 @@ class LoraAdapters:
         return self.model
 
     def parameters(self, name: str) -> list[nn.Parameter]:
-        """Of every layer, A ``(r, in)`` and B ``(out, r)``."""
+        """Return A ``(r, in)`` and B ``(out, r)`` of every layer."""
         return [part[name].weight for layer in self._layers(name).values() for part in (layer.lora_A, layer.lora_B)]
 
     def projections(self, name: str) -> dict[str, Tensor]:
-        """Of every layer, by its name, A ``(r, in)``."""
+        """Return A ``(r, in)`` of every layer, by its name."""
         return {key: layer.lora_A[name].weight for key, layer in self._layers(name).items()}
 
     def config(self, name: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class LoraAdapters:
         return found
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """A and B of all layers, as PEFT names them: themselves, not copies."""
+        """Return A and B of all layers, as PEFT names them: the tensors themselves, not copies."""
         found: dict[str, Tensor] = get_peft_model_state_dict(self.model, adapter_name=name)
         return found
 

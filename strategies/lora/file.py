@@ -54,7 +54,7 @@ class LoraRecord:
 
     @property
     def size_in_bytes(self) -> int:
-        """Of all its tensors."""
+        """Return the size of all its tensors, in bytes."""
         tensors = [*self.adapter.values(), *self.readout.values(), *self.buffers.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -132,7 +132,7 @@ def load_records(path: Path, *, together: bool, fingerprint: str, binding: Bindi
 
 
 def _records(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> list[LoraRecord]:
-    """The records of a file; ``ValueError`` where they are not sound."""
+    """Return the records of a file; raise ``ValueError`` where they are not sound."""
     tasks, configs = parse_json(header["tasks"]), parse_json(header["configs"])
     right = isinstance(tasks, list) and all(map(is_text, tasks)) and len(set(tasks)) == len(tasks)
     check("tasks", tasks, right, "a list of different task names")
@@ -158,7 +158,7 @@ def _records(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> list[L
 
 
 def config_of(stored: Mapping[str, Any]) -> LoraConfig:
-    """The configuration that a record holds as JSON."""
+    """Return the configuration that a record holds as JSON."""
     return lora_config(
         rank=stored["r"],
         alpha=stored["lora_alpha"],

@@ -97,12 +97,12 @@ class TaskAdapters:
 
     @property
     def newest(self) -> str:
-        """The name of the adapters in training."""
+        """Return the name of the adapters in training."""
         return _name(len(self.records))
 
     @property
     def earlier(self) -> list[str]:
-        """The names of the adapters that act beside the newest."""
+        """Return the names of the adapters that act beside the newest."""
         return list(self.records) if self._together else []
 
     # -- Learning a task -------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from forgetfree.results.metrics import Predictions, agreement
 
 
 class ExperimentContext:
-    """What units are measured with: tasks, models, options, and the fine-tuned models made so far.
+    """Holds what units are measured with: tasks, models, options, and the fine-tuned models made so far.
 
     Args:
         preset: the setting.
@@ -55,13 +55,13 @@ class ExperimentContext:
         self._tasks: dict[str, TaskRows] = {}
 
     def rows(self, task: str) -> TaskRows:
-        """A task and all its rows."""
+        """Return a task and all its rows."""
         if task not in self._tasks:
             self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on)
         return self._tasks[task]
 
     def missing(self, names: Sequence[str]) -> str:
-        """Why a task cannot be had under any of its names; nothing where it can."""
+        """Say why a task has no data under any of its names; an empty text where it has some."""
         reason = ""
         for i, name in enumerate(names):
             try:
@@ -76,11 +76,11 @@ class ExperimentContext:
         return reason
 
     def first_available(self, names: Sequence[str]) -> str:
-        """The first of several names of a task whose data is there."""
+        """Return the first of several names of a task under which there is data."""
         return next(name for name in names if not self.missing([name]))
 
     def bench(self, unit: Unit) -> SingleTask:
-        """The workbench of a unit's task; of a label with fewer rows than ``shots``, all are taken."""
+        """Return the single task of a unit; of a label with fewer rows than ``shots``, all are taken."""
         preset = self.preset
         bench = SingleTask(
             load_model(preset.model, preset.readout, graftable=preset.graftable, max_length=preset.max_length),
@@ -98,12 +98,12 @@ class ExperimentContext:
         return bench
 
     def options(self, **changes: Any) -> LocalizationOptions:
-        """The preset's options, with changes."""
+        """Return the preset's options, with changes."""
         given = {"sparsity": self.preset.sparsity, **self.preset.options, **changes, **self.preset.fixed}
         return build(LocalizationOptions, given, "the experiment")
 
     def tuned(self, unit: Unit, grid: Sequence[Mapping[str, Any]] | None = None) -> TunedTask:
-        """The unit's task with its fine-tuned model: of a grid of options, the one that scores best on validation rows.
+        """Return the unit's task with its fine-tuned model: of a grid of options, the one that scores best on validation rows.
 
         Of several made here, only the best one's model is kept; of the others the score.
 
@@ -130,7 +130,7 @@ class ExperimentContext:
         return tuned
 
     def _validation_score(self, bench: SingleTask, options: LocalizationOptions) -> float:
-        """Of a fine-tuned model, which is not made again where its score is known; −∞ where training diverges."""
+        """Return the score of a fine-tuned model, −∞ where training diverges; only a new model is made for it."""
         held_out = bench.task.validation
         rows = held_out.subset(representative(held_out.labels.tolist(), options.validation_rows))
         note = self.cache / f"{bench.key(options)}.json"
@@ -146,7 +146,7 @@ class ExperimentContext:
 
 
 def read_score(note: Path, rows: str) -> float | None:
-    """The validation score in a note, −∞ where training diverged; ``None`` where it is of other rows, or there is none."""
+    """Return the validation score in a note, −∞ where training diverged; ``None`` if it is of other rows, or missing."""
     try:
         known = read_json(note, RunError, "", _check_note)
     except RunError:  # it is computed again, as a damaged model is
@@ -179,11 +179,11 @@ class TunedTask:
 
     @cached_property
     def answers(self) -> Predictions:
-        """The fine-tuned model's, on the test rows."""
+        """Return the fine-tuned model's answers on the test rows."""
         return self.bench.answers(self.fine_tuned, options=self.options)
 
     def answers_of(self, state: ModelState) -> Predictions:
-        """A model's, on the test rows."""
+        """Return a model's answers on the test rows."""
         return self.answers if state is self.fine_tuned else self.bench.answers(state, options=self.options)
 
     def row(self, state: ModelState, **what: Any) -> Row:
@@ -203,15 +203,15 @@ class TunedTask:
         }
 
     def learned(self, *sparsities: float) -> list[Region]:
-        """γ by eqs. 3 and 4, one a sparsity."""
+        """Return γ by eqs. 3 and 4, one for each sparsity."""
         return [each.region for each in self.bench.localized(self.fine_tuned, self.options, sparsities)]
 
     def base(self, kind: BaseKind, sparsity: float) -> Region:
-        """A region that is not learned."""
+        """Return a region that is not learned."""
         return self.bench.base(kind, self.fine_tuned, budget(len(self.bench.space), sparsity), self.options.fisher_rows)
 
     def biases(self) -> list[Region]:
-        """All of them as one region; none where the model has no bias."""
+        """Return all biases as one region, in a list; an empty list where the model has none."""
         try:
             return [biases(self.bench.space)]
         except ModelError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -35,7 +36,7 @@ class Claim:
     holds: bool | None
 
 
-class Experiment:
+class Experiment(ABC):
     """Base of all experiments. Subclasses are final, and say what they measure and what follows."""
 
     #: What of the paper it repeats.
@@ -49,35 +50,35 @@ class Experiment:
     measured: ClassVar[tuple[str, ...]] = ("score", "constant", "ece", "agreement")
 
     def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
-        """The tasks whose data it needs, each under one name or several, of which the first that there is counts."""
+        """Return the tasks whose data it needs, each under one name or several; the first name that has data counts."""
         return [(task,) for task in preset.tasks]
 
     def units(self, preset: Preset) -> list[Unit]:
-        """What is measured one by one: by default every task, number of shots, and seed."""
+        """Return what is measured one by one: by default every task, number of shots, and seed."""
         return [
             {"task": task, "shots": shots, "seed": seed}
             for task, shots, seed in product(preset.tasks, preset.shots, preset.seeds)
         ]
 
+    @abstractmethod
     def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
-        """The rows of one unit; the unit's own keys are put before them."""
-        raise NotImplementedError
+        """Return the rows of one unit; the unit's own keys are put before them."""
 
+    @abstractmethod
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Ours in tables."""
-        raise NotImplementedError
+        """Return what was measured as tables."""
 
+    @abstractmethod
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """The paper's claims against ours."""
-        raise NotImplementedError
+        """Return the paper's claims, each beside what was measured here."""
 
+    @abstractmethod
     def draw(self, rows: Sequence[Row]) -> Figure:
-        """The paper's figure from our rows."""
-        raise NotImplementedError
+        """Draw the paper's figure from rows that were measured here."""
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment of a name.
+    """Return the experiment of a name.
 
     Raises:
         UnknownNameError: no such experiment.

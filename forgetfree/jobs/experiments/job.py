@@ -68,33 +68,33 @@ class ExperimentJob(Job[ExperimentConfig]):
 
     @cached_property
     def context(self) -> ExperimentContext:
-        """What units are measured with."""
+        """Return what units are measured with."""
         return ExperimentContext(self.preset, self.config.data, self.device, StateStore(self.cache), self.cache)
 
     @cached_property
     def skipped(self) -> dict[str, str]:
-        """Tasks without data, and the reason."""
+        """Return the tasks without data, and the reason."""
         needed = self.experiment.tasks(self.preset)
         return {names[0]: reason for names in needed if (reason := self.context.missing(names))}
 
     @cached_property
     def units(self) -> list[Json]:
-        """What is measured, unit by unit."""
+        """Return what is measured, unit by unit."""
         planned = self.experiment.units(self.preset)
         if "task" not in planned[0] and self.skipped:  # each needs all tasks
             return []
         return [unit for unit in planned if unit.get("task") not in self.skipped]
 
     def asked(self) -> Json:
-        """The setting in full: it may be the preset's without a word."""
+        """Return the setting in full, the preset's values included."""
         return {"experiment": self.config.name, "preset": self.config.preset, **asdict(self.preset)}
 
     def keys(self) -> Json:
-        """Every unit, in a folder such as ``units/sst2-shots-64-seed-0``."""
+        """Return every unit, in a folder such as ``units/sst2-shots-64-seed-0``."""
         return {f"units/{_folder(unit)}": unit for unit in self.units}
 
     def describe(self) -> Json:
-        """Tasks, model and data."""
+        """Describe tasks, model and data."""
         context, preset = self.context, self.preset
         if not self.units:
             raise DataError(next(iter(self.skipped.values())))
@@ -172,7 +172,7 @@ class ExperimentJob(Job[ExperimentConfig]):
 
 
 def _folder(unit: Mapping[str, Any]) -> str:
-    """The name of a unit's folder: short, and of letters that every file system takes."""
+    """Return the name of a unit's folder: short, and of letters that every file system takes."""
     name = "-".join(str(value) if key == "task" else f"{key}-{value}" for key, value in unit.items())
     if re.fullmatch(r"[\w.-]{1,80}", name, re.ASCII):
         return name
@@ -181,6 +181,6 @@ def _folder(unit: Mapping[str, Any]) -> str:
 
 
 def _encoded(loaded: LoadedModel, rows: TaskRows) -> str:
-    """SHA-256 of what the tokenizer makes of a task's first hundred test rows, in its prompt."""
+    """Return the SHA-256 of what the tokenizer makes of a task's first hundred test rows, in its prompt."""
     ids = loaded.encoder(rows.task)(rows.test.take(range(min(100, len(rows.test)))))
     return hashlib.sha256(json.dumps([list(map(int, row)) for row in ids]).encode()).hexdigest()

@@ -50,7 +50,7 @@ class Preset:
 
     @property
     def sparsity(self) -> float:
-        """The first: where an experiment looks at one."""
+        """Return the first sparsity, for an experiment that looks at one."""
         return self.sparsities[0]
 
 
