@@ -1,0 +1,69 @@
+"""Measure how fast forgetfree is: ratios to plain PyTorch, to peers and to limits, one script a topic.
+
+    python -m forgetfree.benchmarks.speed [NAME …] [--turns N] [--threads N] [--json FILE] [--document FILE]
+
+Without a name, all of them run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import torch
+
+from forgetfree.benchmarks import speed
+from forgetfree.benchmarks.speed.measurement import Figure
+
+#: The scripts: each has a function ``figures(turns) -> list[Figure]`` and says in its first line what it measures.
+SCRIPTS = tuple(found.name for found in iter_modules(speed.__path__) if found.name not in ("__main__", "measurement"))
+
+
+def table(figures: list[Figure]) -> str:
+    """Return the figures as a table in Markdown."""
+    lines = ["| what | measured | quartiles | to reach | limit | median times |", "|---|---|---|---|---|---|"]
+    for figure in figures:
+        quartiles = "–" if figure.low is None else f"{figure.low:.3g} to {figure.high:.3g}"
+        wanted = "–" if figure.at_most is None else f"≤ {figure.at_most:g}{'' if figure.holds else ' (not reached)'}"
+        limit = "–" if figure.limit is None else f"{figure.limit:.3g}"
+        times = ", ".join(f"{name} {1000 * each:.3g} ms" for name, each in figure.seconds.items()) or "–"
+        unit = f" {figure.unit}" if figure.unit else ""
+        lines.append(f"| {figure.what} | {figure.value:.3g}{unit} | {quartiles} | {wanted} | {limit} | {times} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m forgetfree.benchmarks.speed", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCRIPTS)}; default: all")
+    parser.add_argument("--turns", type=int, default=9, help="turns that count (default: 9)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: 1)")
+    parser.add_argument("--json", type=Path, help="also write the figures into this file")
+    parser.add_argument("--document", type=Path, help="also write the tables into this Markdown file")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(SCRIPTS)):
+        parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join(SCRIPTS)}")
+    torch.set_num_threads(options.threads)
+    machine = f"{platform.processor() or platform.machine()}, {options.threads} threads, PyTorch {torch.__version__}"
+    pages, written = [], {}
+    for name in options.names or SCRIPTS:
+        script = import_module(f"forgetfree.benchmarks.speed.{name}")
+        figures = script.figures(options.turns)
+        written[name] = [asdict(figure) for figure in figures]
+        pages.append(f"## {(script.__doc__ or name).splitlines()[0]}\n\n{table(figures)}\n")
+        print(pages[-1], flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "figures": written}, indent=1) + "\n")
+    if options.document:
+        command = "python -m forgetfree.benchmarks.speed --document docs/performance.md"
+        head = f"# Performance\n\nWritten by `{command}` ({machine}). A ratio is the median of turns that alternate.\n"
+        options.document.write_text("\n".join([head, *pages]))
+
+
+if __name__ == "__main__":
+    main()

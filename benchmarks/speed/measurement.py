@@ -1,0 +1,96 @@
+"""What the speed scripts share: contenders are timed in turns, and compared by the ratios of each turn."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Attributes:
+        what: what was measured, such as ``region step / dense step, s = 1e-3, fp32``.
+        value: the median, in ``unit``.
+        low: the first quartile of the turns; None where nothing was repeated.
+        high: the third quartile.
+        at_most: the most that the project accepts; None where it only reports.
+        limit: the least that is possible, where it is known.
+        unit: of the value; a ratio has none.
+        seconds: the median time of every contender, in seconds.
+    """
+
+    what: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    at_most: float | None = None
+    limit: float | None = None
+    unit: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the median is at most what the project accepts."""
+        return self.at_most is None or self.value <= self.at_most
+
+
+def alternate(
+    contenders: Mapping[str, Callable[[], object]], *, turns: int = 9, warm_up: int = 1, repeats: int = 1
+) -> dict[str, np.ndarray]:
+    """Time each contender once a turn, so that a slow moment of the machine meets all of them.
+
+    Args:
+        contenders: functions by name; each must do the same work at every call.
+        turns: the number of turns that count.
+        warm_up: turns before these.
+        repeats: calls of a contender in one turn; the times are of one call.
+
+    Returns:
+        Seconds ``(turns,)`` by name.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for turn in range(warm_up + turns):
+            for name, call in contenders.items():
+                start = time.perf_counter()
+                for _ in range(repeats):
+                    call()
+                if turn >= warm_up:
+                    seconds[name].append((time.perf_counter() - start) / repeats)
+            gc.collect()
+    finally:
+        if enabled:
+            gc.enable()
+    return {name: np.array(each) for name, each in seconds.items()}
+
+
+def ratio(
+    what: str,
+    seconds: Mapping[str, np.ndarray],
+    ours: str,
+    other: str,
+    *,
+    at_most: float | None = None,
+    limit: float | None = None,
+) -> Figure:
+    """Return the ratio of two contenders: the median and the quartiles of the turns' ratios.
+
+    Args:
+        what: the name of the line.
+        seconds: what `alternate` returned.
+        ours: the contender above the line.
+        other: the contender below it.
+        at_most: the most that the project accepts.
+        limit: the least that is possible.
+    """
+    low, median, high = np.quantile(seconds[ours] / seconds[other], [0.25, 0.5, 0.75])
+    medians = {name: float(np.median(each)) for name, each in seconds.items()}
+    return Figure(what, float(median), float(low), float(high), at_most, limit, "", medians)

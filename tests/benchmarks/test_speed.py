@@ -1,0 +1,49 @@
+"""The speed scripts run, and no ratio doubled."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from forgetfree.benchmarks.speed import __main__ as speed
+from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+
+
+def test_contenders_take_turns() -> None:
+    calls: list[str] = []
+    seconds = alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, turns=2, warm_up=1)
+    assert calls == ["a", "b"] * 3
+    assert [len(each) for each in seconds.values()] == [2, 2]
+
+
+def test_a_ratio_is_the_median_of_the_turns_ratios() -> None:
+    seconds = {"ours": np.array([1.0, 2.0, 9.0]), "plain": np.array([2.0, 2.0, 3.0])}
+    figure = ratio("step", seconds, "ours", "plain", at_most=0.9)
+    assert (figure.low, figure.value, figure.high) == (0.75, 1.0, 2.0)
+    assert figure.seconds == {"ours": 2.0, "plain": 2.0}
+    assert not figure.holds
+
+
+def test_a_figure_that_is_not_reached_says_so() -> None:
+    table = speed.table([Figure("append", 7.0, unit="ms", at_most=5.0), Figure("load", 1.0, at_most=5.0)])
+    assert "| append | 7 ms | – | ≤ 5 (not reached) | – | – |" in table
+    assert "| load | 1 | – | ≤ 5 | – | – |" in table
+
+
+def test_an_unknown_script_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["speed", "warp"])
+    with pytest.raises(SystemExit):
+        speed.main()
+    assert "unknown: warp; expected some of " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", speed.SCRIPTS)
+def test_no_ratio_doubled(name: str) -> None:
+    """Times depend on the machine and on its other work: only a doubling fails."""
+    figures: list[Figure] = import_module(f"forgetfree.benchmarks.speed.{name}").figures(turns=3)
+    assert figures
+    doubled = [figure for figure in figures if figure.at_most is not None and figure.value > 2 * figure.at_most]
+    assert not doubled
