@@ -188,12 +188,12 @@ Group = Literal["strategies", "streams"]
 
 
 def strategies() -> dict[str, Entry]:
-    """All strategies: ours first, then those of installed packages, which cannot take our names."""
+    """Return all strategies: ours first, then those of installed packages, which cannot take our names."""
     return STRATEGIES | _plugins("strategies")
 
 
 def strategy(name: str) -> Any:
-    """The strategy class of a name.
+    """Return the strategy class of a name.
 
     Raises:
         UnknownNameError: no such strategy.
@@ -206,7 +206,7 @@ def strategy(name: str) -> Any:
 
 
 def tasks() -> dict[str, TaskDefinition]:
-    """All registered tasks: ours first, then those of installed packages that can be used."""
+    """Return all registered tasks: ours first, then those of installed packages that can be used."""
     from forgetfree.benchmarks.tasks import TASKS
     from forgetfree.tasks import TaskDefinition
 
@@ -214,19 +214,19 @@ def tasks() -> dict[str, TaskDefinition]:
 
 
 def streams() -> dict[str, tuple[str, ...]]:
-    """All streams, each a tuple of task names: ours first, then those of installed packages that can be used."""
+    """Return all streams, each a tuple of task names: ours first, then those of installed packages that can be used."""
     from forgetfree.benchmarks.streams import STREAMS
 
     return STREAMS | {name: found for name, found in _loaded("streams").items() if isinstance(found, tuple)}
 
 
 def broken(group: Group) -> dict[str, str]:
-    """The plug-ins of a group that cannot be used, by name: a paragraph on each. Imports them all, so heavy ones too."""
+    """Return the plug-ins of a group that cannot be used, by name, with a paragraph on each. This imports all of them."""
     return {name: str(found) for name, found in _loaded(group).items() if isinstance(found, UsageError)}
 
 
 def shadowed(group: Group) -> dict[str, str]:
-    """The plug-ins of a group whose name is ours, and which therefore are not used: a sentence on each."""
+    """Return the plug-ins of a group that are not used, because their name is ours, with a sentence on each."""
     return {
         point.name: f"The plug-in {point.name!r} of package {_package(point)!r} is not used, for that name is forgetfree's "
         "own. Give its entry point another name."
@@ -247,7 +247,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def _loaded(group: Group) -> dict[str, Any]:
-    """What each plug-in of a group gives, or the error that it ends in."""
+    """Return what each plug-in of a group gives, or the error that it ends in."""
     found: dict[str, Any] = {}
     for name, entry in _plugins(group).items():
         try:
@@ -267,7 +267,7 @@ def _plugins(group: Group) -> dict[str, Entry]:
 
 
 def _strategy(given: Any) -> Any:
-    """A strategy class, as it was given."""
+    """Return a strategy class as it was given, if it is one."""
     from forgetfree.options import describe
 
     base = Entry("forgetfree.continual.strategy:ContinualStrategy").load()  # by name: it stands in a layer above
@@ -281,7 +281,7 @@ def _strategy(given: Any) -> Any:
 
 
 def _stream_or_task(name: str, given: Any) -> Any:
-    """A stream as a tuple; a task under its name and with the default prompts."""
+    """Return a stream as a tuple, or a task under its name and with the default prompts."""
     from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition
 
     if isinstance(given, TaskDefinition):

@@ -42,7 +42,7 @@ def go_offline_if_cut_off() -> None:
 
 
 def _silence(endpoint: str) -> str:
-    """Why an endpoint does not answer; nothing where it does, even if it answers with an error."""
+    """Return why an endpoint does not answer, or nothing where it does, even by an error."""
     from huggingface_hub import get_session
 
     answer: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -63,7 +63,7 @@ def verify(file: File, /, *, model: Model = None, debug: Debug = False) -> None:
 
 
 def _verify_run(ledger: Ledger, path: Path) -> Path | None:
-    """The config.json of the run that the ledger lies in, compared with the ledger; none where it lies in no run."""
+    """Compare the config.json of the run that the ledger lies in, if there is one, with the ledger."""
     from forgetfree.ledger import check_definitions
     from forgetfree.results.config_file import load_run
     from forgetfree.tasks import TaskDefinition

@@ -24,7 +24,7 @@ _COMPOSITIONS: dict[Composition, str] = {
 
 
 def render_ledger(ledger: Ledger, path: StrPath) -> str:
-    """Tables as text."""
+    """Return the tables as text."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)  # names are shown as they are
     tasks = [escaped(task) for task in ledger.tasks]

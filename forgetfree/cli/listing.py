@@ -45,7 +45,7 @@ def command(
 
 
 def _rows(what: str) -> dict[str, str]:
-    """The names and a summary each."""
+    """Return the names with a summary of each."""
     if what == "streams":
         return {name: " → ".join(tasks) for name, tasks in registry.streams().items()}
     if what == "tasks":
@@ -58,7 +58,7 @@ def _rows(what: str) -> dict[str, str]:
 
 @contextmanager
 def _imports_unheard(debug: bool) -> Iterator[None]:
-    """What packages print, log or warn of while they are imported is no part of a list; ``--debug`` lets it through."""
+    """Silence what packages print, log or warn of while they are imported; ``--debug`` lets it through."""
     with ExitStack() as stack:
         if not debug:
             stack.enter_context(redirect_stdout(StringIO()))
@@ -67,7 +67,7 @@ def _imports_unheard(debug: bool) -> Iterator[None]:
 
 
 def _list_strategies_in_full(debug: bool) -> None:
-    """Every strategy with its own options, then the options that all of them take; within 80 columns."""
+    """List every strategy with its own options, then the options that all of them take, within 80 columns."""
     from forgetfree.jobs.run_config import RunOptions
     from forgetfree.learning.training import TrainingOptions
     from forgetfree.options import Description, describe

@@ -22,7 +22,7 @@ from forgetfree.learning.monitor import PHASE_NAMES, Monitor, Phase, PlainMonito
 
 
 def make_monitor(title: str, stream: TextIO) -> Monitor:
-    """The monitor that suits ``stream``: live on a terminal, plain lines elsewhere.
+    """Return the monitor that suits ``stream``: live on a terminal, plain lines elsewhere.
 
     Args:
         title: what works, as a user may have named it.
@@ -40,7 +40,7 @@ class LiveMonitor(Monitor):
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Stream · strategy · seed · task · phase, bar, steps, loss, time left."""
+        """Show stream, strategy, seed, task and phase, with a bar, steps, loss and the time that is left."""
         columns = (
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),

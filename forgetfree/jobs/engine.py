@@ -196,7 +196,7 @@ class Job(ABC, Generic[Config]):
         return {}
 
     def _config(self, before: Json) -> Json:
-        """config.json: with all that was asked for in this directory, now and before."""
+        """Return config.json with all that was asked for in this directory, now and before."""
         asked, place = as_json(self.asked()), self.compared or self.config.command
         if before:  # before anything is loaded
             asked = grown(self.out, before[place], asked, self.growing, self.names_all)

@@ -27,7 +27,7 @@ _LONG = "x" * 100
 
 
 def find_device(name: str) -> str:
-    """``cpu`` or ``cuda`` for ``auto``, ``cpu`` or ``cuda``.
+    """Return ``cpu`` or ``cuda`` for ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
         UsageError: there is no such device.
@@ -53,7 +53,7 @@ def check_precision(precisions: Iterable[str], device: str) -> None:
 
 
 def set_threads(threads: int | None) -> None:
-    """CPU threads, where a number is given."""
+    """Set the number of CPU threads, where one is given."""
     import torch
 
     if threads:
@@ -61,7 +61,7 @@ def set_threads(threads: int | None) -> None:
 
 
 def quiet_libraries() -> None:
-    """Third-party warnings and bars would break up the progress display; errors still come through."""
+    """Silence third-party warnings and bars, which would break up the progress display; errors still come through."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     logging.getLogger("datasets").setLevel(logging.ERROR)
     warnings.filterwarnings(
@@ -94,7 +94,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of forgetfree, Python, and the packages that are here: grafting needs neither Avalanche nor datasets."""
+    """Return versions of forgetfree, Python and the packages that are here; grafting needs no Avalanche or datasets."""
     found = {"forgetfree": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:

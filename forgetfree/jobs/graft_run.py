@@ -219,7 +219,7 @@ class GraftJob(Job[GraftConfig]):
 
     @classmethod
     def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
-        """``rows``, ``regions``, ``grafts`` and ``seconds``; the grafts are put beside results.json."""
+        """Return ``rows``, ``regions``, ``grafts`` and ``seconds``, and put the grafts beside results.json."""
         results: Json = about | {"rows": [], "regions": [], "grafts": [], "seconds": {}}
         done = [(unit, record["details"]) for unit, record in units if record and record["status"] == "done"]
         if len(units) > 1:

@@ -131,7 +131,7 @@ def named(key: Mapping[str, Any], separator: str) -> str:
 
 
 def described_files(directory: Path) -> Json:
-    """Size and SHA-256 of every file of a unit but unit.json and temporary ones, by name."""
+    """Return size and SHA-256 of every file of a unit, by name, but of unit.json and temporary files."""
     return {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(directory.rglob("*"))

@@ -57,7 +57,7 @@ def _scores(results: Json) -> Table:
 
 
 def _places(results: Json, key: str, word: str) -> Table:
-    """The share of a region's entries in every layer, or of every kind."""
+    """Return the share of a region's entries in every layer, or of every kind."""
     regions: dict[float, list[Mapping[str, int]]] = {}
     for region in results["regions"]:
         regions.setdefault(region["sparsity"], []).append(region[key])

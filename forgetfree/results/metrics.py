@@ -27,7 +27,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def average_accuracy(matrix: npt.ArrayLike) -> float:
-    """Mean over tasks of the last row: every task counts the same, whatever the size of its test set.
+    """Return the mean over tasks of the last row: every task counts the same, whatever the size of its test set.
 
     Args:
         matrix: learning matrix, shape (T+1, T), in [0, 1].
@@ -39,7 +39,7 @@ def average_accuracy(matrix: npt.ArrayLike) -> float:
 
 
 def forgetting(matrix: npt.ArrayLike) -> float:
-    """Mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3).
+    """Return the mean of `forgetting_per_task` over all tasks but the last (Chaudhry et al., ECCV 2018, eq. 3).
 
     Args:
         matrix: learning matrix, shape (T+1, T), in [0, 1].
@@ -51,7 +51,7 @@ def forgetting(matrix: npt.ArrayLike) -> float:
 
 
 def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
-    """How far each task has fallen from its best: max over the earlier rows since it was learned − last row.
+    """Return how far each task has fallen from its best: max over the earlier rows since it was learned − last row.
 
     Chaudhry et al. (ECCV 2018, eq. 2) take the maximum over all earlier rows. We take only those from the
     learning of the task on: what was never learned cannot be forgotten.
@@ -68,7 +68,7 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
 
 
 def backward_transfer(matrix: npt.ArrayLike) -> float:
-    """Mean over tasks but the last of (last row − row right after learning) (Lopez-Paz & Ranzato, 2017).
+    """Return the mean over tasks but the last of last row − row right after learning (Lopez-Paz & Ranzato, 2017).
 
     Args:
         matrix: learning matrix, shape (T+1, T), in [0, 1].
@@ -81,7 +81,7 @@ def backward_transfer(matrix: npt.ArrayLike) -> float:
 
 
 def forward_transfer(matrix: npt.ArrayLike) -> float:
-    """Mean over tasks but the first of (row just before learning − row 0) (Lopez-Paz & Ranzato, 2017).
+    """Return the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017).
 
     Their baseline is a randomly initialised model; ours is the pre-trained model, which is row 0.
 
@@ -96,7 +96,7 @@ def forward_transfer(matrix: npt.ArrayLike) -> float:
 
 
 def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> float | None:
-    """Mean over tasks of (reference − row right after learning) (Chaudhry et al., ECCV 2018, eq. 4).
+    """Return the mean over tasks of reference − row right after learning (Chaudhry et al., ECCV 2018, eq. 4).
 
     Their reference is a model trained on all tasks so far; ours is the model fine-tuned on the task alone.
 
@@ -153,7 +153,7 @@ def summarize(
 
 
 def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Share of examples whose largest logit is at the label; on a tie the lower label is the prediction.
+    """Return the share of examples whose largest logit is at the label; on a tie the lower label is the prediction.
 
     Args:
         logits: shape (n, n_labels), finite.
@@ -167,7 +167,7 @@ def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 
 
 def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """F1 of label 1 in a task of two labels, as GLUE scores QQP and MRPC: 2·TP / (2·TP + FP + FN).
+    """Return F1 of label 1 in a task of two labels, as GLUE scores QQP and MRPC: 2·TP / (2·TP + FP + FN).
 
     Args:
         logits: shape (n, 2), finite.
@@ -205,7 +205,7 @@ def constant_score(labels: npt.ArrayLike, metric: str = "accuracy") -> float:
 
 
 def constant_scores(labels: Sequence[npt.ArrayLike], metric: Sequence[str], *, task_known: bool = True) -> list[float]:
-    """`constant_score` of each task of a stream.
+    """Return `constant_score` of each task of a stream.
 
     Args:
         labels: of each task, as the readout numbers them.
@@ -275,7 +275,7 @@ def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) ->
 
 
 def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> float:
-    """Expected calibration error (Guo et al., ICML 2017, eq. 3): see `reliability`.
+    """Return the expected calibration error (Guo et al., ICML 2017, eq. 3), see `reliability`.
 
     Args:
         logits: shape (n, n_labels), finite.
@@ -289,7 +289,7 @@ def expected_calibration_error(logits: npt.ArrayLike, labels: npt.ArrayLike, bin
 
 
 def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
-    """Share of examples for which two models predict the same label.
+    """Return the share of examples for which two models predict the same label.
 
     Args:
         logits: shape (n, n_labels), finite.
@@ -315,7 +315,7 @@ class Predictions:
     labels: npt.NDArray[Any]
 
     def score(self, metric: str) -> float:
-        """``accuracy`` or ``f1``, in [0, 1]."""
+        """Return ``accuracy`` or ``f1``, in [0, 1]."""
         return f1(self.logits, self.labels) if metric == "f1" else accuracy(self.logits, self.labels)
 
     def constant_score(self, metric: str) -> float:
@@ -366,7 +366,7 @@ def _logits(values: npt.ArrayLike, name: str = "logits") -> Floats:
 
 
 def _labels(values: npt.ArrayLike, logits: Floats) -> Integers:
-    """The checked labels of the examples that `logits` (n, n_labels) belong to."""
+    """Return the checked labels of the examples that `logits` (n, n_labels) belong to."""
     labels = np.asarray(values)
     n, n_labels = logits.shape
     if labels.shape != (n,):
@@ -387,7 +387,7 @@ def _floats(values: npt.ArrayLike, name: str) -> Floats:
 
 
 def _right_after_learning(matrix: Floats) -> Floats:
-    """The score of each task in the row in which it was learned, shape (T,)."""
+    """Return the score of each task in the row in which it was learned, shape (T,)."""
     return np.diagonal(matrix, offset=-1)
 
 

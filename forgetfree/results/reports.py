@@ -87,7 +87,7 @@ def _summary(headers: Sequence[str], *keys: str) -> Columns:
 
 
 def _outcome_table(comparison: Comparison) -> Table:
-    """Table 4 of the paper: what each strategy still knows of each task at the end."""
+    """Return table 4 of the paper: what each strategy still knows of each task at the end."""
     last: Columns = _task_headers(comparison), lambda run, _, i: run["matrix"][-1][i], percent
     summary = _summary(("average", "forgetting", "BWT", "ECE"), "average", "forgetting", "bwt", "ece")
     title = "After the last task (in %; forgetting, BWT and ECE in percentage points)"
@@ -121,7 +121,7 @@ def _transfer_table(comparison: Comparison) -> Table:
 
 
 def _calibration_table(comparison: Comparison) -> Table:
-    """Per task: ECE, and how often the answers are those of the fine-tuned model."""
+    """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
     known = any(run.get("agreement") for entry in comparison.strategies for run in entry.runs)
     agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
     return _table(

@@ -196,7 +196,7 @@ def _require_same(key: str, ours: Any, theirs: Any, our_source: str, their_sourc
 
 
 def _first_difference(key: str, ours: Any, theirs: Any) -> str | None:
-    """Where two JSON values first differ, as a dotted key and both values; None if they are equal."""
+    """Return where two JSON values first differ, as a dotted key and both values; None if they are equal."""
     if ours == theirs:
         return None
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -211,7 +211,7 @@ def _apart_from_seconds(run: Json) -> Json:
 
 
 def _label(strategy: str, options: Json, variants: Sequence[Json]) -> str:
-    """The strategy's name, with those of its options that are not the same in all of its variants."""
+    """Return the strategy's name, with those of its options that are not the same in all of its variants."""
     keys = dict.fromkeys(key for variant in variants for key in variant)
     telling = [key for key in keys if any(other.get(key) != options.get(key) for other in variants)]
     if not telling:
@@ -220,7 +220,7 @@ def _label(strategy: str, options: Json, variants: Sequence[Json]) -> str:
 
 
 def _settings(results: Json) -> Json:
-    """What the results say of the set-up, wherever they say it."""
+    """Return what the results say of the set-up, wherever they say it."""
     settings = {"model": results["model"].get("name")}
     for key in ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity"):
         places = (results, results["data"], results["model"])

@@ -304,7 +304,7 @@ class Results:
         return self.scores[right]
 
     def _runs(self) -> list[tuple[str, int]]:
-        """Strategy and seed of each run."""
+        """Return strategy and seed of each run."""
         if "strategy" not in self.units:
             return []
         pairs = self.scores[["strategy", "seed"]].drop_duplicates()

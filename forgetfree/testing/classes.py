@@ -15,7 +15,7 @@ from forgetfree.testing.influences import three_tasks
 
 
 def check_class(cls: Any, faults: Faults) -> None:
-    """A final subclass of `ContinualStrategy`, with options."""
+    """Check that it is a final subclass of `ContinualStrategy` with options."""
     if not (isinstance(cls, type) and issubclass(cls, ContinualStrategy)) or cls is ContinualStrategy:
         faults.add(f"class: expected a subclass of forgetfree.continual.strategy.ContinualStrategy, got {cls!r}.")
         return
@@ -64,7 +64,7 @@ def _check_options(cls: type[ContinualStrategy], faults: Faults) -> None:
 
 
 def check_defaults(cls: type[ContinualStrategy], options_given: bool, faults: Faults) -> None:
-    """It is made without options, unless the caller says that the defaults do not suit."""
+    """Check that it can be made without options, unless the caller says that the defaults do not suit."""
     remedy = "Look at check() and setup(): cls(stream=stream) must do."
     with faults.catching("defaults: constructed without options", remedy):
         try:

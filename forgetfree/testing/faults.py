@@ -21,13 +21,13 @@ class Faults:
         self._cause: Exception | None = None
 
     def add(self, fault: str) -> None:
-        """Once, even where it is found in several places."""
+        """Add a fault, once even where it is found in several places."""
         if fault not in self.found:
             self.found.append(fault)
 
     @contextmanager
     def catching(self, what: str, remedy: str) -> Iterator[None]:
-        """An error raised inside is a fault of ``what``."""
+        """Turn an error that is raised inside into a fault of ``what``."""
         try:
             yield
         except Exception as error:
@@ -43,13 +43,13 @@ class Faults:
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of every tensor of a model, buffers included."""
+    """Return a copy of every tensor of a model, buffers included."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """Names whose tensors differ by a bit, or that only one of the two has."""
+    """Return the names whose tensors differ by a bit, or that only one of the two has."""
     return [
         name
         for name in dict.fromkeys([*one, *other])
@@ -58,5 +58,5 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    """A few of many names."""
+    """Return the first names of many."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -20,7 +20,7 @@ _LABELS = {"qnli": 2, "ag_news": 2, "sst2": 2}
 
 @copies
 def three_tasks(test: bool = False, later: tuple[str, ...] = ()) -> Stream:
-    """Three tiny tasks with a fresh model.
+    """Return three tiny tasks with a fresh model.
 
     Args:
         test: whether they have other test rows than usual.
@@ -52,7 +52,7 @@ def check_repeated(cls: type[ContinualStrategy], options: Any, run: Run, faults:
 
 
 def _why_another(cls: type[ContinualStrategy], options: Any, run: Run) -> str:
-    """The same seed gave another result: after other draws, on a used stream, or evaluating in between."""
+    """Say why the same seed gave another result: after other draws, on a used stream, or evaluating in between."""
     if difference := run.differs(learn(cls, options, three_tasks(), look_after=(0, 3))):
         return (
             f"seeds: expected the same result from the same seed, got others, {difference}, although nothing else "
@@ -80,7 +80,7 @@ def _evaluating(cls: type[ContinualStrategy], options: Any, stream: Stream, draw
 
 
 def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> None:
-    """Another seed gives another result, in every task."""
+    """Check that another seed gives another result in every task."""
     with faults.catching("seeds: three tasks learned with seed=1", "Any whole number must do."):
         other = learn(cls, options, three_tasks(), look_after=(3,), seed=1)
         same = [task for task in run.tasks if not run.last.differs(other.last, [task])]
@@ -95,11 +95,11 @@ def check_seed(cls: type[ContinualStrategy], options: Any, run: Run, faults: Fau
 
 
 def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Faults) -> None:
-    """What is learned of a task depends neither on test rows nor on rows of tasks that come later."""
+    """Check that what is learned of a task depends neither on test rows nor on rows of tasks that come later."""
     remedy = "Look at begin() and commit(): train on task.train, choose by task.validation."
 
     def check(counts: Sequence[int], what: str, stream: Stream) -> None:
-        """After any of ``counts`` tasks, the answers to their training rows are those of the usual stream."""
+        """Check that after any of ``counts`` tasks, the answers to their training rows are those of the usual stream."""
         with faults.catching(f"rows: learned with other {what}", remedy):
             experiences = stream.benchmark.train_stream[: max(counts)]
             other = learn(cls, options, stream, experiences=experiences, look_after=(), rows_after=counts)
@@ -119,7 +119,7 @@ def check_rows(cls: type[ContinualStrategy], options: Any, run: Run, faults: Fau
 
 
 def check_stream_rows(stream: Stream, faults: Faults) -> None:
-    """Learning has changed none of the stream's rows, which the benchmark reads, too."""
+    """Check that learning has changed none of the stream's rows, which the benchmark reads, too."""
     if changed := [
         f"{task.name} ({split})"
         for task, usual in zip(stream.tasks, three_tasks().tasks, strict=True)

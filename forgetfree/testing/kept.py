@@ -13,7 +13,7 @@ _REMEDY = "Count in kept.bytes_kept() what kept.save() writes and what the next 
 
 
 def check_bytes(run: Run, said: list[Any], listed_by: dict[str, set[str]], faults: Faults) -> None:
-    """What `bytes_kept` said before the first task and after each.
+    """Check what `bytes_kept` said before the first task and after each.
 
     A memory that is full may hold shorter rows later, so it may fall. It may stay as it is, too, where it is large enough
     for all numbers that were trained. Where it is smaller, numbers are kept in fewer bits, and more of them need more bytes.

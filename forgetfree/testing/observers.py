@@ -64,7 +64,7 @@ class Watch:
         self._before = {n: p.detach().clone() for n, p in parameters.items() if n not in self.listed[task.name]}
 
     def after_update(self, strategy: Any, **_: Any) -> None:
-        """Compare."""
+        """Compare the tensors with what may have moved."""
         now = dict(strategy.model.named_parameters())
         self._moved |= dict.fromkeys(n for n, was in self._before.items() if not torch.equal(was, now[n]))
 

@@ -18,7 +18,7 @@ from forgetfree.testing.runs import Look, Run, Untrained, look
 
 
 def check_answers(run: Run, faults: Faults, where: str = "") -> None:
-    """One finite row of logits for each test row, for every task; and something was learned."""
+    """Check that every test row of every task has a row of finite logits, and that something was learned."""
     stream: Stream = run.strategy.stream
     widths = {task.name: stream.model.heads[task.label].n_labels for task in stream.tasks}
     expected = {task.name: (len(task.test), widths[task.name]) for task in stream.tasks}
@@ -46,13 +46,13 @@ def check_answers(run: Run, faults: Faults, where: str = "") -> None:
 
 
 def _steps(run: Run) -> Iterator[tuple[EncodedTask, Look, Look]]:
-    """Each task with the looks before and after it was learned."""
+    """Yield each task with the looks before and after it was learned."""
     for position, task in enumerate(run.strategy.stream.tasks):
         yield task, run.looks[position], run.looks[position + 1]
 
 
 def check_forgetting(run: Run, faults: Faults) -> None:
-    """`forget_free`, where it is claimed: after any later task, each earlier one is answered as right after it was learned."""
+    """Check `forget_free`, where it is claimed: each task is answered after any later one as right after it was learned."""
     if not run.strategy.forget_free:
         return
     found: list[str] = []
@@ -69,7 +69,7 @@ def check_forgetting(run: Run, faults: Faults) -> None:
 
 
 def check_stale(run: Run, faults: Faults) -> None:
-    """`changed_by`, by which results are taken over from one row of the matrix to the next."""
+    """Check `changed_by`, by which results are taken over from one row of the matrix to the next."""
     for task, before, after in _steps(run):
         said = run.strategy.changed_by(task)
         changed_by = set(run.tasks) if said is None else {other.name for other in said}
@@ -81,7 +81,7 @@ def check_stale(run: Run, faults: Faults) -> None:
 
 
 def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Faults) -> None:
-    """Learning a task leaves the readouts by which the others are answered, but for those that `begin` lists."""
+    """Check that learning a task leaves the readouts that answer the others, but for those that `begin` lists."""
     stream: Stream = run.strategy.stream
     for task, before, after in _steps(run):
         for other in stream.tasks:
@@ -96,7 +96,7 @@ def check_readouts(run: Run, may_move: dict[str, set[str]], faults: Faults) -> N
 
 
 def check_ledger(run: Run, faults: Faults) -> None:
-    """What no task owns has never moved."""
+    """Check that what no task owns has never moved."""
     strategy = run.strategy
     if strategy.ledger is None:
         return
@@ -112,7 +112,7 @@ def check_ledger(run: Run, faults: Faults) -> None:
 
 
 def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Run, faults: Faults) -> None:
-    """Another strategy on the stream starts from θ_pre and answers as the first did."""
+    """Check that another strategy on the stream starts from θ_pre and answers as the first did."""
     remedy = (
         "Only the graftable tensors, readouts and persistent buffers are put back: let nothing else move, and take off "
         "hooks and modules after each task."
@@ -147,7 +147,7 @@ def check_loaded(
     faults: Faults,
     where: str = "",
 ) -> None:
-    """A new strategy on a new stream answers from what was saved."""
+    """Check that a new strategy on a new stream answers from what was saved."""
     what = f"{where}save and load"
     remedy = "Write in kept.save() all that answering needs, and put it back in kept.load(), note_learned(…) included."
     with faults.catching(what, remedy):

@@ -69,7 +69,7 @@ class _Models:
 
 
 def look(strategy: Any, experiences: Sequence[Any] | None = None) -> Look:
-    """The answers to ``experiences``; default: the test rows of every task."""
+    """Return the answers to ``experiences``; default: the test rows of every task."""
     models = _Models()
     strategy.plugins.append(models)
     try:
@@ -189,7 +189,7 @@ def _draw_from(seed: int) -> None:
 
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """The caller's generators are left as they were."""
+    """Leave the caller's generators as they were."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:

@@ -83,7 +83,7 @@ def check_strategy(cls: type[ContinualStrategy], **options: Any) -> None:
 
 
 def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Faults, directory: Path) -> bool:
-    """All checks where the task is known; whether the stream could be learned at all."""
+    """Make all checks where the task is known; return whether the stream could be learned at all."""
     stream = three_tasks()
     pre_trained = tensors(stream.model)
     watch, monitor, observer = Watch(), Recorder(), Observer(faults)
@@ -115,7 +115,7 @@ def _check_runs(cls: type[ContinualStrategy], options: Any, faults: Faults, dire
 
 
 def _check_variants(cls: type[ContinualStrategy], options: Any, faults: Faults, directory: Path) -> None:
-    """The tasks' labels in one readout, or read by prompts; tasks in parts, where that is claimed."""
+    """Check streams whose labels share one readout, are read by prompts, or, where that is claimed, come in parts."""
     for name, make in VARIANTS.items():
         stream = make()
         with faults.catching(f"{name}: check()", "Take the stream, or refuse it by a UsageError."):

@@ -102,7 +102,7 @@ def _check_splits(task: EncodedTask, faults: Faults) -> None:
 
 
 def _check_rows(stream: Stream, task: EncodedTask, faults: Faults) -> None:
-    """The model reads the longest rows; rows hold a text; reading them twice gives the same."""
+    """Check that the model reads the longest rows, that rows hold a text, and that reading them twice gives the same."""
     width = stream.model.heads[task.label].n_labels
     special = set(stream.loaded.tokenizer.all_special_ids) if stream.loaded.tokenizer is not None else set()
     for split in SPLITS:
@@ -131,7 +131,7 @@ def _check_rows(stream: Stream, task: EncodedTask, faults: Faults) -> None:
 
 
 def _check_repeated(task: EncodedTask, faults: Faults) -> None:
-    """Test rows that are training rows too."""
+    """Check for test rows that are training rows too."""
     known = {_key(x) for x in _inputs(task.train)}
     repeated = sum(_key(x) in known for x in _inputs(task.test))
     _weigh(
@@ -144,7 +144,7 @@ def _check_repeated(task: EncodedTask, faults: Faults) -> None:
 
 
 def _weigh(count: int, total: int, message: str, faults: Faults) -> None:
-    """A fault where it is a large share, else a warning."""
+    """Add a fault where it is a large share, else warn."""
     if count > TOLERATED * total:
         faults.add(message)
     elif count:
@@ -152,7 +152,7 @@ def _weigh(count: int, total: int, message: str, faults: Faults) -> None:
 
 
 def _check_benchmark(stream: Stream, faults: Faults) -> None:
-    """Avalanche's streams hold the tasks' rows, in order, under their task labels."""
+    """Check that Avalanche's streams hold the tasks' rows, in order, under their task labels."""
     for split in ("train", "test"):
         experiences = list(getattr(stream.benchmark, f"{split}_stream"))
         if [e.current_experience for e in experiences] != list(range(len(stream.tasks))):
@@ -171,7 +171,7 @@ def _check_benchmark(stream: Stream, faults: Faults) -> None:
 
 
 def _check_deterministic(one: Stream, other: Stream, faults: Faults) -> None:
-    """Loaded twice with the same seed."""
+    """Check that the stream is the same when it is loaded twice with the same seed."""
     if [task.name for task in one.tasks] != [task.name for task in other.tasks]:
         faults.add("seeds: expected the same tasks at every loading, got others.")
         return
@@ -203,7 +203,7 @@ def _key(x: Tensor) -> bytes:
 
 
 def _same(given: Tensor, expected: Tensor) -> bool:
-    """The same input, or the same ids before padding."""
+    """Return whether an input is the expected one, or has the same ids before padding."""
     if given.dim() == 1:
         given = given[: len(expected)]
     return torch.equal(given, expected)

@@ -47,7 +47,7 @@ _PUNCTUATION = [".", ",", "?", ":"]
 
 
 def pre_trained(build: Callable[[], M]) -> M:
-    """What ``build`` makes, with weights that are the same at every call, in evaluation mode."""
+    """Return what ``build`` makes, with weights that are the same at every call, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build()
@@ -58,7 +58,7 @@ def pre_trained(build: Callable[[], M]) -> M:
 
 
 def bert_config(vocabulary: int, **changes: Any) -> BertConfig:
-    """The shape of the tiny BERT."""
+    """Return the configuration of the tiny BERT."""
     return BertConfig(
         vocab_size=vocabulary,
         hidden_size=HIDDEN,
@@ -71,14 +71,14 @@ def bert_config(vocabulary: int, **changes: Any) -> BertConfig:
 
 
 def words() -> list[str]:
-    """Every word that the tasks and their prompts use, once."""
+    """Return every word that the tasks and their prompts use, once."""
     keywords = [word for by_label in KEYWORDS.values() for group in by_label for word in group]
     plain = [*FILLER, *keywords, *LABEL_WORDS]
     return list(dict.fromkeys([*plain, *(word.lower() for word in plain), "It", "This"]))
 
 
 def wordpiece() -> BertTokenizer:
-    """BERT's tokenizer, lower-casing, with one piece a word; other words fall into letters."""
+    """Return BERT's tokenizer, lower-casing, with one piece a word; other words fall into letters."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_PUNCTUATION, *words()]
     letters = "abcdefghijklmnopqrstuvwxyz"
     vocabulary = dict.fromkeys([*(p.lower() if p[0] != "[" else p for p in pieces), *letters])
@@ -87,7 +87,7 @@ def wordpiece() -> BertTokenizer:
 
 
 def tiny_rows(task: str, **sizes: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of one task by split, as a data file holds them; labels take turns."""
+    """Return the rows of one task by split, as a data file holds them; labels take turns."""
     draw = random.Random(task)
     splits = {}
     for split, count in sizes.items():

@@ -55,7 +55,7 @@ def tiny_stream(
     seed: int = 0,
     shots: int | None = None,
 ) -> Stream:
-    """A fresh stream of tiny tasks with a fresh tiny BERT, the same at every call.
+    """Return a fresh stream of tiny tasks with a fresh tiny BERT, the same at every call.
 
     Its model has two layers of width 16, and a BatchNorm, whose buffers move in training.
 
@@ -71,7 +71,7 @@ def tiny_stream(
 
 
 def tiny_task(name: str, labels: int | None = None) -> TaskRows:
-    """The rows of one tiny task; of its first ``labels`` labels alone, if that is given."""
+    """Return the rows of one tiny task, or of its first ``labels`` labels alone, if that is given."""
     pair, names = name == "qnli", tuple(LABELS[name][:labels])
     splits = {}
     for split, rows in tiny_rows(name, **SIZES).items():
@@ -105,7 +105,7 @@ def other_rows(rows: Rows, labels: int) -> Rows:
 
 
 def tiny_model(positions: int = POSITIONS, readout: Readout = "linear") -> LoadedModel:
-    """A BERT as `forgetfree.models.loading.load_model` gives it, without a head or with its LM head; no tasks yet."""
+    """Return a BERT as `forgetfree.models.loading.load_model` gives it, without a head or with its LM head; no tasks yet."""
     tokenizer = wordpiece()
 
     def build() -> nn.Module:

@@ -187,7 +187,7 @@ class TunedTask:
         return self.answers if state is self.fine_tuned else self.bench.answers(state, options=self.options)
 
     def row(self, state: ModelState, **what: Any) -> Row:
-        """``what`` it is, with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
+        """Return ``what`` was measured with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
         return {**what, **self.measures(self.answers_of(state))}
 
     def measures(self, answers: Predictions) -> Row:
@@ -218,5 +218,5 @@ class TunedTask:
             return []
 
     def graft(self, region: Region) -> ModelState:
-        """θ(γ) of eq. 1."""
+        """Return θ(γ) of eq. 1."""
         return self.bench.grafted(self.fine_tuned, region)

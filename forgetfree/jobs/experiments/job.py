@@ -147,7 +147,7 @@ class ExperimentJob(Job[ExperimentConfig]):
 
     @classmethod
     def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
-        """``units`` with their rows, and the claims where all are done."""
+        """Return ``units`` with their rows, and the claims where all units are done."""
         done = [(unit, record) for unit, record in units if record and record["status"] == "done"]
         results = about | {
             "complete": len(done) == len(units),
