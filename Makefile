@@ -36,7 +36,7 @@ fast: $(BIN)/.installed
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
 
 slow: $(BIN)/.installed
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n logical --maxprocesses 4 --dist worksteal
 
 install: $(BIN)/.installed
 

@@ -348,6 +348,7 @@ def wait_for(process: subprocess.Popen[str], path: Path) -> None:
 ENDLESS = ("--set", "steps=1000000")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, "1"), (signal.SIGTERM, "2")])
 def test_a_signal_ends_a_command_as_ctrl_c_does(
     command: Command, number: int, jobs: str, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
@@ -366,6 +367,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     assert not (out / LOCK).exists()
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_to_the_same_bytes(
     command: Command, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
