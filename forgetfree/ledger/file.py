@@ -1,28 +1,26 @@
 """The ledger's file: one safetensors file without pickle.
 
-For all records together, in their order:
+Its tensors are bytes:
 
-    records                uint8 (…)     JSON: task, sparsity, definition and classes of every record
-    owned/count            int64 (T,)    how many entries each task owns
-    owned/index            uint32 (Σs,)  their flat indices in the parameter space, rising within a record; int64 in large ones
-    owned/value/DTYPE      (…)           their values: of the entries whose tensors have that dtype, in the same order
-    shared/count           int64 (T,)    how many entries of γ_k earlier tasks own
-    shared/index           uint32 (Σr,)  their flat indices
+    layout     the parameter space's layout: the frame of its JSON
+    records    what the file says about every record, in their order: the frame of JSON, see `Row`
+    data       the frames of all records, one after another: a record is read without the others
 
-and for record ``k``:
+and as metadata: format, schema, composition, the layout's hash, the base model's fingerprint, the binding (see
+`forgetfree.core.binding`), and a checksum of all but ``data``, each of whose frames has a checksum among the records.
 
-    readout/k/name         …             the task's own readout tensors
-    buffer/k/name          …             buffers that training the task changed (BatchNorm's, say)
-
-and as metadata: format, schema, composition, the parameter space's layout and its hash, the base model's fingerprint, the
-binding (see `forgetfree.core.binding`), and a checksum of all of the above. Files of version 0.2: `legacy_file`.
+A record's frame (see `frames`) holds, in this order: the gaps between the flat indices that the task owns; those of γ_k that
+earlier tasks own; the values of the owned ones, dtype by dtype of the space; its readout's tensors; the buffers that training
+changed. Files of earlier versions: `legacy_file`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 import torch
@@ -31,202 +29,301 @@ from torch import Tensor
 
 from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
-from forgetfree.core.graft_file import space_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.display import brief
 from forgetfree.errors import RegionError
 from forgetfree.files import check_metadata, signed_bytes
 from forgetfree.json_file import check, checked, parse_json
+from forgetfree.ledger.frames import bytes_tensor, compressed, compressed_text, restored, restored_text
 from forgetfree.ledger.records import COMPOSITIONS, Contents, Record
 from forgetfree.tasks import TaskDefinition
 
-FORMAT, SCHEMA = "forgetfree.ledger", 3
+FORMAT, SCHEMA = "forgetfree.ledger", 4
+#: The tensor that the file's checksum leaves out.
+DATA = "data"
 #: The number of a class in a readout; no readout has more.
-_Class = Annotated[int, Field(ge=0, lt=2**31)]
-_METADATA = ("format", "schema", "composition", "layout", "layout_hash", "fingerprint", "checksum")
+Class = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**48)]
+#: A tensor's name, dtype and shape.
+_Kind = tuple[str, str, tuple[Count, ...]]
+_METADATA = ("format", "schema", "composition", "layout_hash", "fingerprint", "checksum")
 
 
 @dataclass(frozen=True)
-class _Row:
-    """What the file says about a record besides its tensors."""
+class Row:
+    """What the file says about a record besides its frame.
+
+    Attributes:
+        task: its name.
+        sparsity: the share of the space that γ was allowed.
+        definition: the task's labels, prompt and so on.
+        classes: the numbers of its labels in the readout.
+        owned: how many entries it owns, dtype by dtype of the space.
+        shared: how many entries of its γ earlier tasks own.
+        readout: the kinds of its readout's tensors.
+        buffers: the kinds of the buffers that training changed.
+        size: the bytes of its frame.
+        checksum: the first 16 bytes of its frame's SHA-256.
+    """
 
     task: str
     sparsity: Annotated[float, Field(ge=0, le=1)]
     definition: TaskDefinition | None
-    classes: tuple[_Class, ...]
+    classes: tuple[Class, ...]
+    owned: tuple[Count, ...]
+    shared: Count
+    readout: tuple[_Kind, ...]
+    buffers: tuple[_Kind, ...]
+    size: Count
+    checksum: str
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
 
-def serialize(ledger: Contents) -> bytes:
-    """Return the bytes of the file."""
-    space, records = ledger.space, ledger.records
+@dataclass(frozen=True)
+class Packed:
+    """A record as the file keeps it."""
+
+    row: Row
+    frame: bytes
+
+
+# -- Writing ---------------------------------------------------------------------------------------------
+
+
+def pack(space: ParameterSpace, record: Record) -> Packed:
+    """Return a record as the file keeps it."""
+    owned, values = record.owned.region.indices, record.owned.values
+    parts = [values[held].to(dtype) for dtype, held in by_dtype(space, owned)]
+    others = [dict(sorted(named.items())) for named in (record.readout, record.buffers)]
+    frame = compressed(
+        [
+            _gaps(space, owned),
+            _gaps(space, record.shared.indices),
+            *parts,
+            *(tensor for named in others for tensor in named.values()),
+        ]
+    )
+    readout, buffers = (
+        tuple((name, name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in named.items()) for named in others
+    )
+    row = Row(
+        record.task,
+        record.sparsity,
+        record.definition,
+        record.classes,
+        tuple(map(len, parts)),
+        len(record.shared),
+        readout,
+        buffers,
+        len(frame),
+        _checksum(frame),
+    )
+    return Packed(row, frame)
+
+
+def serialize(ledger: Contents, packed: Sequence[Packed]) -> bytes:
+    """Return the bytes of the file.
+
+    Args:
+        ledger: what it holds.
+        packed: its records.
+    """
     rows = [
-        {
-            "task": record.task,
-            "sparsity": record.sparsity,
-            "definition": record.definition.fields if record.definition else None,
-            "classes": list(record.classes),
-        }
-        for record in records
+        vars(each.row) | {"definition": each.row.definition.fields if each.row.definition else None} for each in packed
     ]
-    tensors = {"records": torch.frombuffer(bytearray(json.dumps(rows).encode()), dtype=torch.uint8)}
-    for kind, regions in (
-        ("owned", [record.owned.region for record in records]),
-        ("shared", [record.region - record.owned.region for record in records]),
-    ):
-        tensors[f"{kind}/count"] = torch.tensor([len(region) for region in regions], dtype=torch.int64)
-        indices = torch.cat([torch.empty(0, dtype=torch.int64), *(region.indices for region in regions)])
-        tensors[f"{kind}/index"] = indices.to(_index_dtype(space))
-        if kind == "owned":
-            values = torch.cat([torch.empty(0, dtype=space.dtype), *(record.owned.values for record in records)])
-            for dtype, held in _by_dtype(space, indices):
-                tensors[f"owned/value/{_name(dtype)}"] = values[held].to(dtype)
-    for k, record in enumerate(records):
-        for kind, named in (("readout", record.readout), ("buffer", record.buffers)):
-            tensors |= {f"{kind}/{k}/{name}": tensor for name, tensor in named.items()}
     header = {
         "format": FORMAT,
         "schema": str(SCHEMA),
         "composition": ledger.composition,
-        "layout": space.layout,
-        "layout_hash": space.layout_hash,
+        "layout_hash": ledger.space.layout_hash,
         "fingerprint": ledger.fingerprint,
     }
     if ledger.binding:
         header["binding"] = ledger.binding.json
-    return signed_bytes(tensors, header)
+    tensors = {
+        "layout": compressed_text(ledger.space.layout),
+        "records": compressed_text(json.dumps(rows, separators=(",", ":"))),
+        DATA: bytes_tensor(b"".join(each.frame for each in packed)),
+    }
+    return signed_bytes(tensors, header, apart=(DATA,))
 
 
 # -- Reading: each function raises ``RegionError`` or ``ValueError`` with the reason if the file is not sound -----
 
 
-def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tuple[str, ...]) -> ParameterSpace:
-    """Check a file's metadata and return its parameter space."""
+def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tuple[str, ...]) -> None:
+    """Check a file's metadata."""
     if header.get("schema", schemas[0]) not in schemas:
         raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema 1 to {SCHEMA}.")
     check_metadata(header, keys)
     composition = header.get("composition", "union")
     if composition not in COMPOSITIONS:
         raise RegionError(f"its composition is {brief(composition)}, expected one of {', '.join(COMPOSITIONS)}.")
-    return space_of(header)
 
 
 def joined(task: str, owned: Region, shared: Region) -> Region:
     """Return a task's region: the entries it owns, and those of its entries that earlier tasks own."""
-    if not shared.isdisjoint(owned):
-        raise RegionError(f"task {task!r} shares entries that no earlier task owns.")
-    return owned | shared
+    if not len(shared):
+        return owned
+    try:
+        return Region(torch.cat([owned.indices, shared.indices]).sort().values)
+    except RegionError as error:
+        raise RegionError(f"task {task!r} shares entries that no earlier task owns.") from error
 
 
-def parse(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
-    """Return the contents of a file with this schema, without comparing its checksum."""
-    space = check_header(header, _METADATA, (str(SCHEMA),))
-    composition: Any = header["composition"]
-    binding, about = _binding(header), _rows(tensors)
-    expected = {"records"} | {f"{kind}/{part}" for kind in ("owned", "shared") for part in ("count", "index")}
-    expected |= {f"owned/value/{_name(dtype)}" for dtype in {spec.dtype for spec in space.tensors}}
-    numbers = {str(k): k for k in range(len(about))}
-    named: list[dict[str, dict[str, Tensor]]] = [{"readout": {}, "buffer": {}} for _ in about]
-    for key, tensor in tensors.items():
-        kind, _, rest = key.partition("/")
-        number, _, name = rest.partition("/")
-        if kind in ("readout", "buffer") and number in numbers:
-            named[numbers[number]][kind][name] = tensor
-        elif key not in expected:
-            raise RegionError(f"it holds the unexpected tensor {brief(key)}.")
-    owned, shared = (_regions(space, tensors, kind, len(about)) for kind in ("owned", "shared"))
-    values = _values(space, tensors, torch.cat([torch.empty(0, dtype=torch.int64), *(each.indices for each in owned)]))
-    records = [
-        Record(
-            row.task,
-            joined(row.task, own, rest_of),
-            Graft(own, held),
-            row.sparsity,
-            own_tensors["readout"],
-            own_tensors["buffer"],
-            row.definition,
-            row.classes,
-        )
-        for row, own, rest_of, held, own_tensors in zip(
-            about, owned, shared, torch.split(values, [len(region) for region in owned]), named, strict=True
-        )
+class Stored:
+    """A file's contents, whose records are read one by one; its checksum is not compared here.
+
+    Args:
+        header: the file's metadata.
+        tensors: its tensors, which may lie in the file still.
+    """
+
+    def __init__(self, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+        check_header(header, _METADATA, (str(SCHEMA),))
+        if unexpected := sorted(tensors.keys() - {"layout", "records", DATA}):
+            raise RegionError(f"it holds the unexpected tensor {brief(unexpected[0])}.")
+        for name in ("layout", "records", DATA):
+            tensor = tensors.get(name)
+            if tensor is None or tensor.dtype != torch.uint8 or tensor.dim() != 1:
+                raise RegionError(f"its tensor {name!r} is missing, or no bytes.")
+        self._space = ParameterSpace.of_layout(_text(tensors, "layout"))
+        if self._space.layout_hash != header["layout_hash"]:
+            raise RegionError("its layout does not match its layout hash.")
+        composition: Any = header["composition"]
+        self._about = (header["fingerprint"], composition, read_binding(header))
+        self.rows = _rows(_text(tensors, "records"))
+        ends = list(accumulate((row.size for row in self.rows), initial=0))
+        self._where = [slice(begin, end) for begin, end in pairwise(ends)]
+        self._data = tensors[DATA]
+        if len(self._data) != ends[-1]:
+            raise RegionError(f"its records have {ends[-1]} bytes, but {DATA!r} has {len(self._data)}.")
+
+    def record(self, position: int) -> Record:
+        """Return the record at ``position``, from 0, after checking its frame's checksum and its contents."""
+        row = self.rows[position]
+        frame = self._data[self._where[position]].numpy().tobytes()
+        try:
+            return _unpacked(self._space, row, frame)
+        except RegionError as error:
+            raise RegionError(f"task {row.task!r}: {error}") from error
+
+    def contents(self) -> Contents:
+        """Return everything that the file holds."""
+        return Contents(self._space, *self._about, tuple(self.record(k) for k in range(len(self.rows))))
+
+
+def _unpacked(space: ParameterSpace, row: Row, frame: bytes) -> Record:
+    if _checksum(frame) != row.checksum:
+        raise RegionError("its contents do not match its checksum.")
+    gap, dtypes, count = gap_dtype(space), dtypes_of(space), sum(row.owned)
+    if len(row.owned) != len(dtypes) or count + row.shared > len(space):
+        raise RegionError(f"{row.owned} and {row.shared} entries do not fit a space of {len(space)} entries.")
+    kinds = [(gap, count), (gap, row.shared), *zip(dtypes, row.owned, strict=True)]
+    others = [(name, _dtype(dtype), shape) for name, dtype, shape in (*row.readout, *row.buffers)]
+    kinds += [(dtype, torch.Size(shape).numel()) for _, dtype, shape in others]
+    owned_gaps, shared_gaps, *tensors = restored(frame, kinds)
+    owned, shared = (_region(space, gaps) for gaps in (owned_gaps, shared_gaps))
+    values = torch.empty(count, dtype=space.dtype)
+    for (dtype, held), given in zip(by_dtype(space, owned.indices), tensors, strict=False):
+        if len(values[held]) != len(given):
+            raise RegionError(f"it has {len(given)} values in {dtype} for {len(values[held])} entries.")
+        values[held] = given.to(values.dtype)
+    named = [
+        (name, tensor.view(shape)) for (name, _, shape), tensor in zip(others, tensors[len(dtypes) :], strict=True)
     ]
-    return Contents(space, header["fingerprint"], composition, binding, tuple(records))
+    readout, buffers = dict(named[: len(row.readout)]), dict(named[len(row.readout) :])
+    region = joined(row.task, owned, shared)
+    return Record(row.task, region, Graft(owned, values), row.sparsity, readout, buffers, row.definition, row.classes)
 
 
-def _binding(header: Mapping[str, str]) -> Binding | None:
+def read_binding(header: Mapping[str, str]) -> Binding | None:
+    """Return the binding of a file's metadata."""
     try:
         return Binding.of_json(header["binding"]) if "binding" in header else None
     except ValueError as error:
         raise RegionError(f"its binding cannot be read ({error}).") from error
 
 
-def _rows(tensors: Mapping[str, Tensor]) -> list[_Row]:
-    """Return what the file says about every record."""
-    text = tensors.get("records")
-    if text is None or text.dtype != torch.uint8 or text.dim() != 1:
-        raise RegionError("its tensor 'records' is missing, or no text.")
+def check_definition(definition: TaskDefinition | None, task: str, classes: Sequence[int]) -> None:
+    """Check a task's definition and the numbers of its labels."""
+    check("classes", classes, len(set(classes)) == len(classes), "different numbers")
+    if definition is not None:
+        TaskDefinition.of_fields(definition.fields)
+        own = (definition.name, len(definition.labels)) == (task, len(classes))
+        check("definition", definition.name, own, f"that of task {task!r} with a class for each label")
+
+
+def _rows(text: str) -> list[Row]:
     try:
-        rows = checked(list[_Row], parse_json(text.numpy().tobytes().decode()))
+        rows = checked(list[Row], parse_json(text))
         for row in rows:
-            check("classes", row.classes, len(set(row.classes)) == len(row.classes), "different numbers")
-            if row.definition is not None:
-                definition = TaskDefinition.of_fields(row.definition.fields)
-                own = (definition.name, len(definition.labels)) == (row.task, len(row.classes))
-                check("definition", definition.name, own, f"that of task {row.task!r} with a class for each label")
+            check_definition(row.definition, row.task, row.classes)
     except ValueError as error:
         raise RegionError(f"its records cannot be read ({error}).") from error
     return rows
 
 
-def _regions(space: ParameterSpace, tensors: Mapping[str, Tensor], kind: str, records: int) -> list[Region]:
-    """Return the regions of one kind, one for each record."""
-    count, index = tensors.get(f"{kind}/count"), tensors.get(f"{kind}/index")
-    if count is None or index is None:
-        raise RegionError(f"its tensors '{kind}/count' and '{kind}/index' do not come together.")
-    if count.dtype != torch.int64 or count.shape != (records,) or bool((count < 0).any()):
-        raise RegionError(f"'{kind}/count' must hold a number of entries for each of {records} tasks.")
-    if index.dtype != _index_dtype(space) or index.shape != (int(count.sum()),):
-        raise RegionError(
-            f"'{kind}/index': expected {_index_dtype(space)} indices of shape ({int(count.sum())},), got {index.dtype} of "
-            f"shape {tuple(index.shape)}."
-        )
-    indices = index.to(torch.int64)
-    if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= len(space)):
-        raise RegionError(f"'{kind}/index': index {int(indices.max())} is out of bounds for {len(space)} entries.")
+def _text(tensors: Mapping[str, Tensor], name: str) -> str:
     try:
-        return [Region(part) for part in torch.split(indices, count.tolist())]
+        return restored_text(tensors[name])
+    except (RegionError, ValueError) as error:
+        raise RegionError(f"its {name} cannot be read ({error}).") from error
+
+
+# -- Parts of a frame ------------------------------------------------------------------------------------
+
+
+def _gaps(space: ParameterSpace, indices: Tensor) -> Tensor:
+    """Return how many entries lie between each index and the one before."""
+    before = torch.cat([torch.tensor([-1]), indices[:-1]])[: len(indices)]
+    return (indices - before - 1).to(gap_dtype(space))
+
+
+def _region(space: ParameterSpace, gaps: Tensor) -> Region:
+    try:
+        region = Region((gaps.to(torch.int64) + 1).cumsum(0) - 1)
     except RegionError as error:
-        raise RegionError(f"'{kind}/index': its indices are not sorted without repeats.") from error
+        raise RegionError("its indices are not sorted without repeats.") from error
+    if len(region) and (last := int(region.indices[-1])) >= len(space):
+        raise RegionError(f"index {last} is out of bounds for {len(space)} entries.")
+    return region
 
 
-def _values(space: ParameterSpace, tensors: Mapping[str, Tensor], indices: Tensor) -> Tensor:
-    """Return the values at concatenated owned indices, in the space's dtype."""
-    values = torch.empty(len(indices), dtype=space.dtype)
-    for dtype, held in _by_dtype(space, indices):
-        name, count = f"owned/value/{_name(dtype)}", int(held.sum())
-        given = tensors.get(name)
-        if given is None or given.dtype != dtype or given.shape != (count,):
-            got = "none" if given is None else f"{given.dtype} of shape {tuple(given.shape)}"
-            raise RegionError(f"{name!r}: expected {dtype} values of shape ({count},), got {got}.")
-        values[held] = given.to(values.dtype)
-    return values
+def gap_dtype(space: ParameterSpace) -> torch.dtype:
+    """Return the dtype that holds every gap, and every index."""
+    return torch.uint32 if len(space) <= 2**32 else torch.int64
 
 
-def _by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype, Tensor]]:
-    """Return each dtype of the space, with a mask of the indices that lie in tensors of that dtype."""
-    dtypes = list(dict.fromkeys(spec.dtype for spec in space.tensors))
+def dtypes_of(space: ParameterSpace) -> list[torch.dtype]:
+    """Return the dtypes of the space's tensors, in the order in which they first appear."""
+    return list(dict.fromkeys(spec.dtype for spec in space.tensors))
+
+
+def by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype, Tensor | slice]]:
+    """Return each dtype of the space, and which of the indices lie in tensors of that dtype."""
+    dtypes = dtypes_of(space)
+    if len(dtypes) == 1:
+        return [(dtypes[0], slice(None))]
     of_tensor = torch.tensor([dtypes.index(spec.dtype) for spec in space.tensors])
     # At the boundary of an empty tensor the last one counts: no entry lies in an empty tensor.
     held = of_tensor[torch.searchsorted(space.boundaries, indices, right=True) - 1]
     return [(dtype, held == number) for number, dtype in enumerate(dtypes)]
 
 
-def _index_dtype(space: ParameterSpace) -> torch.dtype:
-    return torch.uint32 if len(space) <= 2**32 else torch.int64
+def _checksum(frame: bytes) -> str:
+    return hashlib.sha256(frame).hexdigest()[:32]
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise RegionError(f"{brief(name)} is no dtype.")
+    return dtype

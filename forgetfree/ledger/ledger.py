@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, n
 from forgetfree.files import StrPath, read_sound, write_atomically
 from forgetfree.ledger import file, legacy_file
 from forgetfree.ledger.records import Composition, Contents, Record
+
+_Made = TypeVar("_Made")
 
 
 class Ledger:
@@ -46,6 +49,10 @@ class Ledger:
         self.composition: Composition = composition
         self.binding = binding
         self._records: list[Record] = []
+        self._frozen: tuple[Record, ...] | None = ()  # the same, unless one was added since
+        self._packed: list[
+            file.Packed
+        ] = []  # as the file keeps them, so that saving again does not compress them again
         self._positions: dict[str, int] = {}
         # For every entry the position of the first task that owns it, from 1, or 0. NumPy's zeros take no memory
         # before they are written, so a file that claims a giant space costs none.
@@ -54,7 +61,9 @@ class Ledger:
     @property
     def records(self) -> tuple[Record, ...]:
         """All records, in the order in which the tasks were learned."""
-        return tuple(self._records)
+        if self._frozen is None:
+            self._frozen = tuple(self._records)
+        return self._frozen
 
     @property
     def tasks(self) -> list[str]:
@@ -67,10 +76,7 @@ class Ledger:
         Raises:
             TaskError: the ledger does not hold it.
         """
-        if task not in self._positions:
-            near, known = nearest(task, self.tasks), ", ".join(self.tasks) or "none"
-            raise TaskError(f"The ledger holds no task {task!r}.{near} It holds: {known}. Train the task first.")
-        return self._positions[task]
+        return self._positions[_known(task, self._positions)]
 
     def owned(self, upto: str | None = None) -> Region:
         """Return the union of all regions up to and including task ``upto``; of all regions if ``None``.
@@ -170,7 +176,8 @@ class Ledger:
             self._owners = self._owners.to(torch.int32)
         self._owners[unowned] = position + 1
         self._positions[record.task] = position
-        self._records.append(_frozen(record))
+        self._records.append(_own(record))
+        self._frozen = None
 
     def check_new(self, task: str) -> None:
         """Raise ``TaskError`` if the ledger already holds ``task``."""
@@ -188,34 +195,43 @@ class Ledger:
     @property
     def size_in_bytes(self) -> int:
         """The size of the file that `save` would write."""
-        return len(file.serialize(self.contents))
+        return len(self._bytes())
+
+    def _bytes(self) -> bytes:
+        self._packed += [file.pack(self.space, record) for record in self._records[len(self._packed) :]]
+        return file.serialize(self.contents, self._packed)
 
     def save(self, path: StrPath) -> None:
         """Write the ledger atomically: the file is the old one or the new one, never a part."""
-        write_atomically(Path(path), file.serialize(self.contents))
+        write_atomically(Path(path), self._bytes())
 
     @classmethod
     def load(cls, path: StrPath) -> Ledger:
-        """Read a ledger and check all of it: layout, bounds, order, disjointness, dtypes, checksum.
+        """Read a ledger and check all of it: layout, bounds, order, disjointness, dtypes, checksums.
 
         Raises:
             LedgerError: with the reason; a damaged file is never half-read.
         """
-        path = Path(path)
-        if path.is_dir():
-            raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
+        return _read(path, lambda header, tensors: cls._of(_contents(header, tensors)))
 
-        def make(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Ledger:
-            parse = legacy_file.parse if header.get("schema") in legacy_file.SCHEMAS else file.parse
-            return cls._of(parse(header, tensors))
+    @staticmethod
+    def read_record(path: StrPath, task: str) -> Record:
+        """Read one task's record, and check it. The file's other records are not read, nor compared with it.
 
-        try:
-            return read_sound(path, "ledger", file.FORMAT, LedgerError, "run the stream again", make, unnamed=True)
-        except MemoryError as error:
-            raise LedgerError(
-                f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "
-                "machine; if no such model was trained, restore the file from a copy."
-            ) from error
+        Raises:
+            LedgerError: with the reason.
+            TaskError: the file does not hold the task.
+        """
+
+        def make(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Record:
+            if header.get("schema") in legacy_file.SCHEMAS:
+                records = {record.task: record for record in legacy_file.parse(header, tensors).records}
+                return records[_known(task, records)]
+            stored = file.Stored(header, tensors)
+            positions = {row.task: position for position, row in enumerate(stored.rows)}
+            return _own(stored.record(positions[_known(task, positions)]))
+
+        return _read(path, make)
 
     @classmethod
     def _of(cls, contents: Contents) -> Ledger:
@@ -226,8 +242,7 @@ class Ledger:
         """
         ledger = cls(contents.space, contents.fingerprint, contents.composition, contents.binding)
         for record in contents.records:
-            shared = record.region - record.owned.region
-            if bool((ledger.owners(shared) < 0).any()):
+            if ledger.composition != "alone" and len(ledger.free(record.region)) > len(record.owned.region):
                 raise RegionError(f"task {record.task!r} shares entries that no earlier task owns.")
             try:
                 ledger.append(record)
@@ -236,7 +251,7 @@ class Ledger:
         return ledger
 
 
-def _frozen(record: Record) -> Record:
+def _own(record: Record) -> Record:
     """Return a record with its own copies on the CPU, which later changes of the originals cannot reach."""
 
     def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -244,3 +259,33 @@ def _frozen(record: Record) -> Record:
 
     owned = Graft(record.owned.region, record.owned.values.detach().cpu().clone())
     return replace(record, owned=owned, readout=copies(record.readout), buffers=copies(record.buffers))
+
+
+def _known(task: str, tasks: Collection[str]) -> str:
+    """Return ``task`` if it is one of ``tasks``."""
+    if task not in tasks:
+        known = ", ".join(tasks) or "none"
+        raise TaskError(
+            f"The ledger holds no task {task!r}.{nearest(task, list(tasks))} It holds: {known}. Train the task first."
+        )
+    return task
+
+
+def _contents(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
+    if header.get("schema") in legacy_file.SCHEMAS:
+        return legacy_file.parse(header, tensors)
+    return file.Stored(header, tensors).contents()
+
+
+def _read(path: StrPath, make: Callable[[dict[str, str], dict[str, Tensor]], _Made]) -> _Made:
+    path = Path(path)
+    if path.is_dir():
+        raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
+    again = "run the stream again"
+    try:
+        return read_sound(path, "ledger", file.FORMAT, LedgerError, again, make, unnamed=True, apart=(file.DATA,))
+    except MemoryError as error:
+        raise LedgerError(
+            f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "
+            "machine; if no such model was trained, restore the file from a copy."
+        ) from error

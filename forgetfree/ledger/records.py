@@ -44,6 +44,11 @@ class Record:
     definition: TaskDefinition | None = None
     classes: tuple[int, ...] = ()
 
+    @property
+    def shared(self) -> Region:
+        """The entries of γ_k that earlier tasks own."""
+        return self.region - self.owned.region if len(self.region) > len(self.owned.region) else Region.empty()
+
 
 @dataclass(frozen=True)
 class Contents:

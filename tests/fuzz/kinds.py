@@ -63,14 +63,15 @@ KINDS: dict[str, Kind] = {
         signed=True,
     ),
     **{
-        f"ledger of 0.2, {name}": Kind(
-            (f"golden/0.2-{name}.safetensors",),
+        f"ledger of {schema}, {name}": Kind(
+            (f"golden/{schema}-{name}.safetensors",),
             lambda path, samples: Ledger.load(path),
             reading.ledger_content,
             reading.sound_ledger,
             (LedgerError,),
             signed=True,
         )
+        for schema in ("0.2", "schema-3")
         for name in ("union", "selection", "alone")
     },
     "graft": Kind(

@@ -16,6 +16,7 @@ from forgetfree.core.binding import Binding
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import RegionError
 from forgetfree.files import signed_bytes
+from forgetfree.ledger.frames import bytes_tensor, compressed, compressed_text
 
 LAYOUTS = {
     "a giant shape": '[["a",[4611686018427387904,4],"float32"]]',
@@ -62,20 +63,21 @@ def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> N
     for entries in (2 * 10**9, 2**41):
         layout = json.dumps([["a", [entries], "float32"]], separators=(",", ":"))
         header = {
-            **{"format": "forgetfree.ledger", "schema": "3", "composition": "union", "fingerprint": "f" * 64},
-            **{"layout": layout, "layout_hash": hashlib.sha256(layout.encode()).hexdigest()},
+            **{"format": "forgetfree.ledger", "schema": "4", "composition": "union", "fingerprint": "f" * 64},
+            "layout_hash": hashlib.sha256(layout.encode()).hexdigest(),
         }
-        index = torch.uint32 if entries <= 2**32 else torch.int64
-        row = {"task": "one", "sparsity": 0.1, "definition": None, "classes": []}
+        gap = torch.uint32 if entries <= 2**32 else torch.int64
+        frame = compressed([torch.tensor([3]).to(gap), torch.tensor([0.5])])
+        row = {
+            **{"task": "one", "sparsity": 0.1, "definition": None, "classes": [], "owned": [1], "shared": 0},
+            **{"readout": [], "buffers": [], "size": len(frame), "checksum": hashlib.sha256(frame).hexdigest()[:32]},
+        }
         tensors = {
-            "records": torch.frombuffer(bytearray(json.dumps([row]).encode()), dtype=torch.uint8),
-            "owned/count": torch.tensor([1]),
-            "owned/index": torch.tensor([3]).to(index),
-            "owned/value/float32": torch.tensor([0.5]),
-            "shared/count": torch.tensor([0]),
-            "shared/index": torch.empty(0, dtype=index),
+            "layout": compressed_text(layout),
+            "records": compressed_text(json.dumps([row])),
+            "data": bytes_tensor(frame),
         }
-        (tmp_path / f"{entries}.safetensors").write_bytes(signed_bytes(tensors, header))
+        (tmp_path / f"{entries}.safetensors").write_bytes(signed_bytes(tensors, header, apart=("data",)))
     code = (
         "import resource, sys\nfrom forgetfree.errors import LedgerError\nfrom forgetfree.ledger import Ledger\n"
         "for path in sys.argv[1:]:\n"

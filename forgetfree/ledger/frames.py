@@ -1,0 +1,100 @@
+"""Frames: tensors as one block of zstd, without loss.
+
+A frame holds its tensors as planes: all first bytes, then all second bytes, and so on, lowest first, each plane with a code
+of its own. The high bytes of weights are signs and exponents, which are much alike, and take a few bits; the low bytes of a
+mantissa are noise, which zstd leaves as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import zstandard
+from torch import Tensor
+
+from forgetfree.errors import RegionError, first_line
+
+#: The longest text that a file may hold: names, labels and prompts of 10,000 tasks take a hundredth of it.
+MOST_TEXT = 2**28
+
+
+@cache
+def _parameters() -> zstandard.ZstdCompressionParameters:
+    # Short repeats in noise are chance, and cost more than they save.
+    return zstandard.ZstdCompressionParameters.from_level(1, strategy=zstandard.STRATEGY_FAST, min_match=7)
+
+
+def compressed(tensors: Sequence[Tensor]) -> bytes:
+    """Return the frame of tensors on the CPU, of any dtypes and shapes."""
+    planes = [plane for tensor in tensors if tensor.numel() for plane in _planes(tensor)]
+    compressor = zstandard.ZstdCompressor(compression_params=_parameters())
+    stream = compressor.compressobj(size=sum(map(len, planes)))
+    parts = []
+    for plane in planes:
+        parts += [stream.compress(plane), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    return b"".join([*parts, stream.flush()])
+
+
+def restored(frame: bytes, kinds: Sequence[tuple[torch.dtype, int]]) -> list[Tensor]:
+    """Return the tensors of a frame, flat.
+
+    Args:
+        frame: what `compressed` returned.
+        kinds: dtype and number of entries of each tensor.
+
+    Raises:
+        RegionError: the frame is damaged, or holds something else.
+    """
+    data = _bytes(frame, sum(dtype.itemsize * count for dtype, count in kinds))
+    tensors, begin = [], 0
+    for dtype, count in kinds:
+        end = begin + dtype.itemsize * count
+        planes = data[begin:end].view(dtype.itemsize, count)
+        tensors.append(planes.T.contiguous().view(-1).view(dtype))
+        begin = end
+    return tensors
+
+
+def compressed_text(text: str) -> Tensor:
+    """Return the frame of a text as uint8 ``(n,)``."""
+    return bytes_tensor(zstandard.ZstdCompressor(level=9).compress(text.encode()))
+
+
+def restored_text(frame: Tensor) -> str:
+    """Return the text of a frame.
+
+    Raises:
+        RegionError: the frame is damaged, or its text is too long.
+        UnicodeDecodeError: it holds no text.
+    """
+    data = frame.numpy().tobytes()
+    try:
+        size = zstandard.frame_content_size(data)
+    except zstandard.ZstdError as error:
+        raise RegionError(f"it cannot be decompressed ({first_line(error)}).") from error
+    if not 0 <= size <= MOST_TEXT:
+        raise RegionError(f"it claims a text of {size} bytes, expected at most {MOST_TEXT}.")
+    return _bytes(data, size).numpy().tobytes().decode()
+
+
+def bytes_tensor(data: bytes) -> Tensor:
+    """Return bytes as uint8 ``(n,)``."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _planes(tensor: Tensor) -> list[bytes]:
+    each = tensor.detach().reshape(-1, 1).contiguous().view(torch.uint8)  # (s, bytes of an entry)
+    return [plane.tobytes() for plane in each.numpy().T]
+
+
+def _bytes(frame: bytes, size: int) -> Tensor:
+    """Return the content of a frame, uint8 ``(size,)``."""
+    try:
+        if (found := zstandard.frame_content_size(frame)) != size:  # before memory is taken for it
+            raise RegionError(f"a frame holds {found} bytes, expected {size}.")
+        data = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise RegionError(f"it cannot be decompressed ({first_line(error)}).") from error
+    return bytes_tensor(data)
