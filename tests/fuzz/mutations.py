@@ -15,9 +15,11 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+import zstandard
 from safetensors.torch import load, save
 
 from forgetfree.files import checksum
+from forgetfree.ledger import file as ledger_file
 
 Mutation = Callable[[bytes, random.Random], bytes]
 
@@ -191,7 +193,10 @@ def signed(header: Header, payload: bytes) -> bytes:
     metadata = header.get("__metadata__")
     if isinstance(metadata, dict) and "checksum" in metadata:
         with suppress(Exception):  # whatever a library says of it: no checksum makes that readable
-            metadata["checksum"] = checksum(load(join(header, payload)), metadata)
+            tensors = load(join(header, payload))
+            if metadata.get("format") == ledger_file.FORMAT:
+                tensors.pop(ledger_file.DATA, None)
+            metadata["checksum"] = checksum(tensors, metadata)
     return join(header, payload)
 
 
@@ -211,20 +216,29 @@ def change_inner_json(data: bytes, rng: random.Random) -> bytes:
     header, payload = split(data)
     metadata = header.get("__metadata__", {})
     texts = {key: text.encode() for key, text in metadata.items() if isinstance(text, str) and text[:1] in ("[", "{")}
+    frames = set[str]()
     for name, entry in header.items():
-        if entry.get("dtype") == "U8" and payload[entry["data_offsets"][0] :][:1] in (b"[", b"{"):
-            texts[name] = payload[slice(*entry["data_offsets"])]
+        if entry.get("dtype") != "U8" or name == ledger_file.DATA:
+            continue
+        content = payload[slice(*entry["data_offsets"])]
+        if content.startswith(zstandard.FRAME_HEADER):
+            frames.add(name)
+            content = zstandard.decompress(content)
+        if content[:1] in (b"[", b"{"):
+            texts[name] = content
     if not texts:
         return change_metadata(data, rng)
     key = rng.choice(sorted(texts))
     text = rng.choice(list(JSON.values()))(texts[key], rng)
+    if key == "layout":
+        with suppress(ValueError, RecursionError):
+            canonical = json.dumps(json.loads(text), separators=(",", ":"))
+            metadata["layout_hash"] = hashlib.sha256(canonical.encode()).hexdigest()
     if key in metadata:
         metadata[key] = text.decode("utf-8", "surrogatepass")
-        if key == "layout":
-            with suppress(ValueError, RecursionError):
-                canonical = json.dumps(json.loads(text), separators=(",", ":"))
-                metadata["layout_hash"] = hashlib.sha256(canonical.encode()).hexdigest()
         return signed(header, payload)
+    if key in frames:
+        text = zstandard.compress(text)
     tensors = load(data) | {key: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
     return signed(*split(save(tensors, metadata)))
 
