@@ -106,14 +106,19 @@ class Ledger:
         last = self.position(task)
         if self.composition == "alone":
             return self._records[last].owned
+        if self.composition == "selection":
+            return self._selected(self._records[last].region)
         records = self._records[: last + 1]
-        indices = torch.cat([record.owned.region.indices for record in records])
-        order = indices.argsort()
-        union = Graft(Region(indices[order]), torch.cat([record.owned.values for record in records])[order])
-        if self.composition == "union":
-            return union
-        region = self._records[last].region
-        return Graft(region, union.values[torch.searchsorted(union.region.indices, region.indices)])
+        indices, order = torch.cat([record.owned.region.indices for record in records]).sort()
+        return Graft(Region(indices), torch.cat([record.owned.values for record in records])[order])
+
+    def _selected(self, region: Region) -> Graft:
+        """Return the values that the owners of a region's entries gave them."""
+        values, owners = torch.empty(len(region), dtype=self.space.dtype), self.owners(region)
+        for owner in sorted(set(owners.tolist())):
+            held, owned = owners == owner, self._records[owner].owned
+            values[held] = owned.values[torch.searchsorted(owned.region.indices, region.indices[held])]
+        return Graft(region, values)
 
     def owner(self, index: int) -> str | None:
         """Return the first task that owns the entry with flat index ``index``, or ``None``."""

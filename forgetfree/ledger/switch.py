@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.flat import FlatTensors
 from forgetfree.core.graft import Graft
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import persistent_buffers
@@ -22,6 +23,8 @@ class LedgerSwitch:
     In a ledger of unions, owned regions are disjoint, so going from one task to a later one writes the records between
     them, and going back writes θ_pre there: a switch touches the entries it must change and nothing else. In the others,
     a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
+
+    While it is in use, the model's graftable tensors are views of one buffer where they can be (see `FlatTensors`).
 
     Args:
         ledger: the records.
@@ -38,8 +41,10 @@ class LedgerSwitch:
     ) -> None:
         self.ledger = ledger
         self._backbone = backbone
-        self._pre: list[Graft] = []
+        self._entries = FlatTensors(backbone, ledger.space)
+        self._pre: list[Tensor] = []  # θ_pre at the owned region of each record that was ever written
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
+        self._region = Region.empty()  # the last one given to `remember`
         self._stage = 0
         self._before: Graft | None = None  # what stood where a task's graft is, unless in a ledger of unions
         if check:
@@ -55,32 +60,32 @@ class LedgerSwitch:
 
         In a ledger of unions it carries the first ``stage`` records, so ``len(ledger.records)`` is the union of all.
         """
-        space, records = self.ledger.space, self.ledger.records
+        records = self.ledger.records
         if not 0 <= stage <= len(records):
             raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
         if self.ledger.composition != "union":
             self._exchange(stage)
         while self._stage < stage:
-            record = records[self._stage]
+            owned = records[self._stage].owned
             if len(self._pre) == self._stage:
-                self._pre.append(Graft.of(self._backbone, space, record.owned.region))
-            space.scatter_(self._backbone, record.owned.region.indices, record.owned.values)
+                self._pre.append(self._entries.gather(owned.region.indices))
+            self._entries.scatter_(owned.region.indices, owned.values)
             self._stage += 1
         while self._stage > stage:
             self._stage -= 1
-            before = self._pre[self._stage]
-            space.scatter_(self._backbone, before.region.indices, before.values)
+            self._entries.scatter_(records[self._stage].owned.region.indices, self._pre[self._stage])
         self._restore_buffers()
 
     def _exchange(self, stage: int) -> None:
         if stage == self._stage:
             return
         if self._before is not None:
-            self._before.apply_(self._backbone, self.ledger.space)
+            self._entries.scatter_(self._before.region.indices, self._before.values)
             self._before = None
         if stage:
-            graft = self.ledger.graft(self.ledger.tasks[stage - 1])
-            self._before = graft.apply_(self._backbone, self.ledger.space)
+            graft = self.ledger.graft(self.ledger.records[stage - 1].task)
+            self._before = Graft(graft.region, self._entries.gather(graft.region.indices))
+            self._entries.scatter_(graft.region.indices, graft.values)
         self._stage = stage
 
     def to_task(self, task: str) -> None:
@@ -97,11 +102,12 @@ class LedgerSwitch:
     def remember(self, region: Region) -> None:
         """Keep θ_pre at ``region``, which will be trained as the next record's owned region."""
         del self._pre[len(self.ledger.records) if self.ledger.composition == "union" else 0 :]
-        self._pre.append(Graft.of(self._backbone, self.ledger.space, region))
+        self._region = region
+        self._pre.append(self._entries.gather(region.indices))
 
     def revert_uncommitted(self) -> None:
         """Restore θ_pre at the region last given to `remember`, which was not committed, and the buffers."""
-        self._pre[-1].apply_(self._backbone, self.ledger.space)
+        self._entries.scatter_(self._region.indices, self._pre[-1])
         self._restore_buffers()
 
     @contextmanager
@@ -112,6 +118,10 @@ class LedgerSwitch:
             yield self._backbone
         finally:
             self.to(0)
+
+    def release(self) -> None:
+        """Give the model's tensors storage of their own again; the next switch takes it anew."""
+        self._entries.release()
 
     @torch.no_grad()
     def _restore_buffers(self) -> None:

@@ -1,0 +1,142 @@
+"""Entries of a model by flat index, all in one step: its graftable tensors as views of one buffer."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from forgetfree.core.parameters import ParameterSpace
+
+#: Tensors begin at a multiple of this many bytes, as those that PyTorch allocates do: kernels may round otherwise elsewhere.
+_ALIGNMENT = 64
+
+
+class FlatTensors:
+    """A model's graftable tensors, read and written by flat index.
+
+    At the first use their storage becomes one buffer. They remain the parameters that they are, with the same bits, so that
+    optimisers, hooks, `state_dict` and files of the model see no difference. What gives them other storage (``model.to(…)``,
+    ``load_state_dict(assign=True)``) is noticed at the next use. Tensors that need their own storage are reached one by one:
+    those of several dtypes or devices, quantised, sharded, overlapping or not contiguous ones.
+
+    Args:
+        model: the model.
+        space: its parameter space.
+    """
+
+    def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
+        self._model, self._space = model, space
+        self._homes: list[tuple[dict[str, Any], str, int]] = []  # where each tensor hangs, and where its memory begins
+        self._flat: Tensor | None = None
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """Return a copy of the values at sorted flat ``indices`` ``(s,)``, in the space's dtype."""
+        if (flat := self._buffer()) is None:
+            return self._space.gather(self._model, indices)
+        self._space.check(indices)
+        return flat.index_select(0, self._positions(indices).to(flat.device))
+
+    def scatter_(self, indices: Tensor, values: Tensor) -> None:
+        """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)`` and nowhere else."""
+        if (flat := self._buffer()) is None:
+            self._space.scatter_(self._model, indices, values)
+            return
+        self._space.check(indices)
+        flat.scatter_(0, self._positions(indices).to(flat.device), values.to(flat))
+        cuts = torch.searchsorted(indices, self._space.boundaries).tolist()
+        written = [begin < end for begin, end in pairwise(cuts)]
+        # Autograd must notice a tensor that changes between forward and backward pass.
+        increment_version([home[name] for (home, name, _), each in zip(self._homes, written, strict=True) if each])
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Give the tensors storage of their own again."""
+        if self._is_laid_out():
+            for home, name, _ in self._homes:
+                home[name].data = home[name].detach().clone()
+        self._homes, self._flat = [], None
+
+    def _is_laid_out(self) -> bool:
+        return bool(self._homes) and all(
+            (tensor := home.get(name)) is not None and tensor.data_ptr() == address
+            for home, name, address in self._homes
+        )
+
+    def _buffer(self) -> Tensor | None:
+        """Return the buffer; ``None`` where the tensors need their own storage."""
+        if self._flat is None or not self._is_laid_out():
+            self._lay_out()
+        return self._flat
+
+    @torch.no_grad()
+    def _lay_out(self) -> None:
+        tensors, space = self._space.parameters(self._model), self._space
+        self._homes, self._flat = [], None
+        if any(tensor.dtype != space.dtype or tensor.layout is not torch.strided for tensor in tensors):
+            return
+        width = _ALIGNMENT // space.dtype.itemsize
+        ends = torch.tensor([-(-spec.size // width) * width for spec in space.tensors]).cumsum(0)
+        starts = torch.cat([torch.tensor([0]), ends[:-1]])
+        self._shifts = starts - space.boundaries[:-1]
+        self._shifted = bool(self._shifts.any())
+        flat = _common_buffer(tensors, starts.tolist(), int(ends[-1]))
+        if flat is None:
+            if not _may_move(self._model, tensors):
+                return
+            flat = torch.zeros(int(ends[-1]), dtype=space.dtype, device=tensors[0].device)
+            for tensor, start in zip(tensors, starts.tolist(), strict=True):
+                view = flat[start : start + tensor.numel()].view(tensor.shape)
+                tensor.data = view.copy_(tensor)
+        for spec, tensor in zip(space.tensors, tensors, strict=True):
+            path, _, name = spec.name.rpartition(".")
+            self._homes.append((self._model.get_submodule(path)._parameters, name, tensor.data_ptr()))
+        self._flat = flat
+
+    def _positions(self, indices: Tensor) -> Tensor:
+        """Return where in the buffer the entries lie."""
+        if not self._shifted:
+            return indices
+        counts = torch.searchsorted(indices, self._space.boundaries).diff()
+        return indices + torch.repeat_interleave(self._shifts, counts)
+
+
+def _may_move(model: nn.Module, tensors: list[nn.Parameter]) -> bool:
+    """Return whether the tensors are plain and alike, and nobody else refers to their memory."""
+    first, graftable = tensors[0], {id(tensor) for tensor in tensors}
+    plain = first.device.type != "meta" and all(
+        type(tensor) is nn.Parameter
+        and type(tensor.data) is Tensor
+        and (tensor.dtype, tensor.device, tensor.layout) == (first.dtype, first.device, torch.strided)
+        and tensor.is_contiguous()
+        and not tensor.is_inference()
+        and not (tensor.device.type == "cpu" and tensor.untyped_storage().is_shared())  # by processes
+        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+        for tensor in tensors
+    )
+    if not plain:
+        return False
+    others = [each for each in (*model.parameters(), *model.buffers()) if id(each) not in graftable]
+    storages = [each.untyped_storage().data_ptr() for each in tensors if each.numel()]
+    storages += {
+        each.untyped_storage().data_ptr()
+        for each in others
+        if type(each.data) is Tensor and each.layout is torch.strided and each.numel()
+    }
+    return len(set(storages)) == len(storages)
+
+
+def _common_buffer(tensors: list[nn.Parameter], starts: list[int], size: int) -> Tensor | None:
+    """Return the buffer in which the tensors lie already as they would be laid out, if there is one."""
+    first = tensors[0].detach()
+    if any(type(tensor.data) is not Tensor or not tensor.is_contiguous() for tensor in tensors):
+        return None
+    storage, offset = first.untyped_storage(), first.storage_offset()
+    fits = storage.nbytes() >= (offset + size) * first.itemsize and all(
+        tensor.untyped_storage().data_ptr() == storage.data_ptr() and tensor.storage_offset() == offset + start
+        for tensor, start in zip(tensors, starts, strict=True)
+    )
+    return first.as_strided((size,), (1,), offset) if fits else None
