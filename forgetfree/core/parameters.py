@@ -132,6 +132,11 @@ class ParameterSpace:
         return reduce(torch.promote_types, (spec.dtype for spec in self.tensors))
 
     @cached_property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of the tensors, in the order in which they first appear."""
+        return tuple(dict.fromkeys(spec.dtype for spec in self.tensors))
+
+    @cached_property
     def boundaries(self) -> Tensor:
         """The first flat index of every tensor, and the length at the end: int64 ``(P + 1,)``."""
         return torch.tensor([spec.offset for spec in self.tensors] + [len(self)])

@@ -3,11 +3,13 @@
 Its tensors are bytes:
 
     layout     the parameter space's layout: the frame of its JSON
-    records    what the file says about every record, in their order: the frame of JSON, see `Row`
-    data       the frames of all records, one after another: a record is read without the others
+    index      the frame of JSON: the names of all ``tasks`` in order, and the ``sizes`` of their frames in bytes
+    records    what the file says about every record: the frame of their JSON, a line each, see `Row`
+    data       the frames of all records, one after another
 
 and as metadata: format, schema, composition, the layout's hash, the base model's fingerprint, the binding (see
-`forgetfree.core.binding`), and a checksum of all but ``data``, each of whose frames has a checksum among the records.
+`forgetfree.core.binding`), and a checksum of all but ``data``, each of whose frames has a checksum in its line. So one record
+is read without the others.
 
 A record's frame (see `frames`) holds, in this order: the gaps between the flat indices that the task owns; those of γ_k that
 earlier tasks own; the values of the owned ones, dtype by dtype of the space; its readout's tensors; the buffers that training
@@ -20,7 +22,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Annotated, Any
 
 import torch
@@ -42,6 +44,7 @@ from forgetfree.tasks import TaskDefinition
 FORMAT, SCHEMA = "forgetfree.ledger", 4
 #: The tensor that the file's checksum leaves out.
 DATA = "data"
+_TENSORS = ("layout", "index", "records", DATA)
 #: The number of a class in a readout; no readout has more.
 Class = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**48)]
@@ -55,7 +58,6 @@ class Row:
     """What the file says about a record besides its frame.
 
     Attributes:
-        task: its name.
         sparsity: the share of the space that γ was allowed.
         definition: the task's labels, prompt and so on.
         classes: the numbers of its labels in the readout.
@@ -63,11 +65,9 @@ class Row:
         shared: how many entries of its γ earlier tasks own.
         readout: the kinds of its readout's tensors.
         buffers: the kinds of the buffers that training changed.
-        size: the bytes of its frame.
         checksum: the first 16 bytes of its frame's SHA-256.
     """
 
-    task: str
     sparsity: Annotated[float, Field(ge=0, le=1)]
     definition: TaskDefinition | None
     classes: tuple[Class, ...]
@@ -75,17 +75,27 @@ class Row:
     shared: Count
     readout: tuple[_Kind, ...]
     buffers: tuple[_Kind, ...]
-    size: Count
     checksum: str
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A record as the file keeps it."""
+class _Index:
+    """Where each task's frame lies."""
 
-    row: Row
+    tasks: tuple[str, ...]
+    sizes: tuple[Count, ...]
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A record as the file keeps it: its name, its line and its frame."""
+
+    task: str
+    line: str
     frame: bytes
 
 
@@ -106,21 +116,19 @@ def pack(space: ParameterSpace, record: Record) -> Packed:
         ]
     )
     readout, buffers = (
-        tuple((name, name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in named.items()) for named in others
+        [[name, name_of(tensor.dtype), list(tensor.shape)] for name, tensor in named.items()] for named in others
     )
-    row = Row(
-        record.task,
-        record.sparsity,
-        record.definition,
-        record.classes,
-        tuple(map(len, parts)),
-        len(record.shared),
-        readout,
-        buffers,
-        len(frame),
-        _checksum(frame),
-    )
-    return Packed(row, frame)
+    row = {
+        "sparsity": record.sparsity,
+        "definition": record.definition.fields if record.definition else None,
+        "classes": record.classes,
+        "owned": list(map(len, parts)),
+        "shared": len(record.shared),
+        "readout": readout,
+        "buffers": buffers,
+        "checksum": _checksum(frame),
+    }
+    return Packed(record.task, _json(row), frame)
 
 
 def serialize(ledger: Contents, packed: Sequence[Packed]) -> bytes:
@@ -130,9 +138,7 @@ def serialize(ledger: Contents, packed: Sequence[Packed]) -> bytes:
         ledger: what it holds.
         packed: its records.
     """
-    rows = [
-        vars(each.row) | {"definition": each.row.definition.fields if each.row.definition else None} for each in packed
-    ]
+    index = {"tasks": [each.task for each in packed], "sizes": [len(each.frame) for each in packed]}
     header = {
         "format": FORMAT,
         "schema": str(SCHEMA),
@@ -144,7 +150,8 @@ def serialize(ledger: Contents, packed: Sequence[Packed]) -> bytes:
         header["binding"] = ledger.binding.json
     tensors = {
         "layout": compressed_text(ledger.space.layout),
-        "records": compressed_text(json.dumps(rows, separators=(",", ":"))),
+        "index": compressed_text(_json(index)),
+        "records": compressed_text("\n".join(each.line for each in packed)),
         DATA: bytes_tensor(b"".join(each.frame for each in packed)),
     }
     return signed_bytes(tensors, header, apart=(DATA,))
@@ -179,13 +186,16 @@ class Stored:
     Args:
         header: the file's metadata.
         tensors: its tensors, which may lie in the file still.
+
+    Attributes:
+        tasks: the names of the tasks, in order.
     """
 
     def __init__(self, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
         check_header(header, _METADATA, (str(SCHEMA),))
-        if unexpected := sorted(tensors.keys() - {"layout", "records", DATA}):
+        if unexpected := sorted(tensors.keys() - set(_TENSORS)):
             raise RegionError(f"it holds the unexpected tensor {brief(unexpected[0])}.")
-        for name in ("layout", "records", DATA):
+        for name in _TENSORS:
             tensor = tensors.get(name)
             if tensor is None or tensor.dtype != torch.uint8 or tensor.dim() != 1:
                 raise RegionError(f"its tensor {name!r} is missing, or no bytes.")
@@ -194,31 +204,43 @@ class Stored:
             raise RegionError("its layout does not match its layout hash.")
         composition: Any = header["composition"]
         self._about = (header["fingerprint"], composition, read_binding(header))
-        self.rows = _rows(_text(tensors, "records"))
-        ends = list(accumulate((row.size for row in self.rows), initial=0))
-        self._where = [slice(begin, end) for begin, end in pairwise(ends)]
-        self._data = tensors[DATA]
-        if len(self._data) != ends[-1]:
-            raise RegionError(f"its records have {ends[-1]} bytes, but {DATA!r} has {len(self._data)}.")
+        try:
+            index = checked(_Index, parse_json(_text(tensors, "index")))
+        except ValueError as error:
+            raise RegionError(f"its index cannot be read ({error}).") from error
+        self.tasks, text = index.tasks, _text(tensors, "records")
+        self._lines = text.split("\n") if text else []
+        self._ends, self._data = list(accumulate(index.sizes, initial=0)), tensors[DATA]
+        if not len(self.tasks) == len(index.sizes) == len(self._lines):
+            raise RegionError(
+                f"it has {len(self.tasks)} names, {len(index.sizes)} sizes and {len(self._lines)} lines of records."
+            )
+        if len(self._data) != self._ends[-1]:
+            raise RegionError(f"its records have {self._ends[-1]} bytes, but {DATA!r} has {len(self._data)}.")
 
     def record(self, position: int) -> Record:
         """Return the record at ``position``, from 0, after checking its frame's checksum and its contents."""
-        row = self.rows[position]
-        frame = self._data[self._where[position]].numpy().tobytes()
+        task = self.tasks[position]
+        frame = self._data[self._ends[position] : self._ends[position + 1]].numpy().tobytes()
         try:
-            return _unpacked(self._space, row, frame)
+            row = checked(Row, parse_json(self._lines[position]))
+            check_definition(row.definition, task, row.classes)
+        except ValueError as error:
+            raise RegionError(f"what it says of task {task!r} cannot be read ({error}).") from error
+        try:
+            return _unpacked(self._space, task, row, frame)
         except RegionError as error:
-            raise RegionError(f"task {row.task!r}: {error}") from error
+            raise RegionError(f"task {task!r}: {error}") from error
 
     def contents(self) -> Contents:
         """Return everything that the file holds."""
-        return Contents(self._space, *self._about, tuple(self.record(k) for k in range(len(self.rows))))
+        return Contents(self._space, *self._about, tuple(self.record(k) for k in range(len(self.tasks))))
 
 
-def _unpacked(space: ParameterSpace, row: Row, frame: bytes) -> Record:
+def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Record:
     if _checksum(frame) != row.checksum:
         raise RegionError("its contents do not match its checksum.")
-    gap, dtypes, count = gap_dtype(space), dtypes_of(space), sum(row.owned)
+    gap, dtypes, count = gap_dtype(space), space.dtypes, sum(row.owned)
     if len(row.owned) != len(dtypes) or count + row.shared > len(space):
         raise RegionError(f"{row.owned} and {row.shared} entries do not fit a space of {len(space)} entries.")
     kinds = [(gap, count), (gap, row.shared), *zip(dtypes, row.owned, strict=True)]
@@ -235,8 +257,8 @@ def _unpacked(space: ParameterSpace, row: Row, frame: bytes) -> Record:
         (name, tensor.view(shape)) for (name, _, shape), tensor in zip(others, tensors[len(dtypes) :], strict=True)
     ]
     readout, buffers = dict(named[: len(row.readout)]), dict(named[len(row.readout) :])
-    region = joined(row.task, owned, shared)
-    return Record(row.task, region, Graft(owned, values), row.sparsity, readout, buffers, row.definition, row.classes)
+    region = joined(task, owned, shared)
+    return Record(task, region, Graft(owned, values), row.sparsity, readout, buffers, row.definition, row.classes)
 
 
 def read_binding(header: Mapping[str, str]) -> Binding | None:
@@ -254,16 +276,6 @@ def check_definition(definition: TaskDefinition | None, task: str, classes: Sequ
         TaskDefinition.of_fields(definition.fields)
         own = (definition.name, len(definition.labels)) == (task, len(classes))
         check("definition", definition.name, own, f"that of task {task!r} with a class for each label")
-
-
-def _rows(text: str) -> list[Row]:
-    try:
-        rows = checked(list[Row], parse_json(text))
-        for row in rows:
-            check_definition(row.definition, row.task, row.classes)
-    except ValueError as error:
-        raise RegionError(f"its records cannot be read ({error}).") from error
-    return rows
 
 
 def _text(tensors: Mapping[str, Tensor], name: str) -> str:
@@ -297,20 +309,18 @@ def gap_dtype(space: ParameterSpace) -> torch.dtype:
     return torch.uint32 if len(space) <= 2**32 else torch.int64
 
 
-def dtypes_of(space: ParameterSpace) -> list[torch.dtype]:
-    """Return the dtypes of the space's tensors, in the order in which they first appear."""
-    return list(dict.fromkeys(spec.dtype for spec in space.tensors))
-
-
 def by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype, Tensor | slice]]:
     """Return each dtype of the space, and which of the indices lie in tensors of that dtype."""
-    dtypes = dtypes_of(space)
-    if len(dtypes) == 1:
-        return [(dtypes[0], slice(None))]
-    of_tensor = torch.tensor([dtypes.index(spec.dtype) for spec in space.tensors])
+    if len(space.dtypes) == 1:
+        return [(space.dtype, slice(None))]
+    of_tensor = torch.tensor([space.dtypes.index(spec.dtype) for spec in space.tensors])
     # At the boundary of an empty tensor the last one counts: no entry lies in an empty tensor.
     held = of_tensor[torch.searchsorted(space.boundaries, indices, right=True) - 1]
-    return [(dtype, held == number) for number, dtype in enumerate(dtypes)]
+    return [(dtype, held == number) for number, dtype in enumerate(space.dtypes)]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _checksum(frame: bytes) -> str:

@@ -52,7 +52,7 @@ def restored(frame: bytes, kinds: Sequence[tuple[torch.dtype, int]]) -> list[Ten
     for dtype, count in kinds:
         end = begin + dtype.itemsize * count
         planes = data[begin:end].view(dtype.itemsize, count)
-        tensors.append(planes.T.contiguous().view(-1).view(dtype))
+        tensors.append(planes.T.clone(memory_format=torch.contiguous_format).view(-1).view(dtype))
         begin = end
     return tensors
 

@@ -233,7 +233,7 @@ class Ledger:
                 records = {record.task: record for record in legacy_file.parse(header, tensors).records}
                 return records[_known(task, records)]
             stored = file.Stored(header, tensors)
-            positions = {row.task: position for position, row in enumerate(stored.rows)}
+            positions = {name: position for position, name in enumerate(stored.tasks)}
             return _own(stored.record(positions[_known(task, positions)]))
 
         return _read(path, make)
@@ -247,12 +247,13 @@ class Ledger:
         """
         ledger = cls(contents.space, contents.fingerprint, contents.composition, contents.binding)
         for record in contents.records:
-            if ledger.composition != "alone" and len(ledger.free(record.region)) > len(record.owned.region):
-                raise RegionError(f"task {record.task!r} shares entries that no earlier task owns.")
             try:
                 ledger.append(record)
-            except (TaskError, LedgerError) as error:  # without its remedy, which is about training
-                raise RegionError(str(error).partition(". ")[0]) from error
+            except (TaskError, LedgerError) as error:
+                reason = str(error).partition(". ")[0]  # without its remedy, which is about training
+                if ledger.composition != "alone" and len(ledger.free(record.region)) > len(record.owned.region):
+                    reason = f"task {record.task!r} shares entries that no earlier task owns."
+                raise RegionError(reason) from error
         return ledger
 
 

@@ -37,7 +37,6 @@ from forgetfree.ledger.file import (
     by_dtype,
     check_definition,
     check_header,
-    dtypes_of,
     gap_dtype,
     joined,
     name_of,
@@ -125,7 +124,7 @@ def _parse_3(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Conten
     composition: Any = header["composition"]
     binding, about = read_binding(header), _rows(tensors)
     expected = {"records"} | {f"{kind}/{part}" for kind in ("owned", "shared") for part in ("count", "index")}
-    expected |= {f"owned/value/{name_of(dtype)}" for dtype in dtypes_of(space)}
+    expected |= {f"owned/value/{name_of(dtype)}" for dtype in space.dtypes}
     numbers = {str(k): k for k in range(len(about))}
     named: list[_Named] = [{"readout": {}, "buffer": {}} for _ in about]
     for key, tensor in tensors.items():

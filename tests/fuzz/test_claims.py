@@ -69,12 +69,13 @@ def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> N
         gap = torch.uint32 if entries <= 2**32 else torch.int64
         frame = compressed([torch.tensor([3]).to(gap), torch.tensor([0.5])])
         row = {
-            **{"task": "one", "sparsity": 0.1, "definition": None, "classes": [], "owned": [1], "shared": 0},
-            **{"readout": [], "buffers": [], "size": len(frame), "checksum": hashlib.sha256(frame).hexdigest()[:32]},
+            **{"sparsity": 0.1, "definition": None, "classes": [], "owned": [1], "shared": 0, "readout": []},
+            **{"buffers": [], "checksum": hashlib.sha256(frame).hexdigest()[:32]},
         }
         tensors = {
             "layout": compressed_text(layout),
-            "records": compressed_text(json.dumps([row])),
+            "index": compressed_text(json.dumps({"tasks": ["one"], "sizes": [len(frame)]})),
+            "records": compressed_text(json.dumps(row)),
             "data": bytes_tensor(frame),
         }
         (tmp_path / f"{entries}.safetensors").write_bytes(signed_bytes(tensors, header, apart=("data",)))

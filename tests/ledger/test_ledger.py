@@ -28,7 +28,6 @@ from forgetfree.core.regions import Region, overlap
 from forgetfree.errors import ForgetfreeError, LedgerError, RegionError, TaskError
 from forgetfree.files import read_tensors, tensor_bytes
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers
-from forgetfree.ledger.file import Stored
 from forgetfree.ledger.frames import compressed, compressed_text, restored_text
 from forgetfree.tasks import TaskDefinition
 
@@ -277,11 +276,12 @@ def test_one_record_is_read_without_the_others(composition: str, tmp_path: Path)
     """A byte of another task may be damaged; one of its own, or of what is said of all, may not."""
     made, file = composed(composition), tmp_path / "l.safetensors"
     made.save(file)
-    sound, frames = file.read_bytes(), Stored(*read_tensors(file)).rows
+    sound = file.read_bytes()
+    sizes = json.loads(restored_text(read_tensors(file)[1]["index"]))["sizes"]
     header = 8 + int.from_bytes(sound[:8], "little")
     data = header + json.loads(sound[8:header])["data"]["data_offsets"][0]
     for k, task in enumerate(REGIONS):
-        begin = data + sum(row.size for row in frames[:k])
+        begin = data + sum(sizes[:k])
         file.write_bytes(sound)
         assert_same_record(Ledger.read_record(file, task), made.records[k])
         file.write_bytes(sound[:begin] + bytes([sound[begin] ^ 1]) + sound[begin + 1 :])
@@ -474,12 +474,21 @@ BOMB = b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little") + b"\x01\x00\x00"
 
 
 def told(k: int, **changes: Any) -> Change:
-    """Another row of record ``k``."""
+    """Another line of record ``k``."""
 
     def change(tensors: Tensors, header: Header) -> None:
-        rows = json.loads(restored_text(tensors["records"]))
-        rows[k] |= changes
-        tensors["records"] = compressed_text(json.dumps(rows))
+        lines = restored_text(tensors["records"]).split("\n")
+        lines[k] = json.dumps(json.loads(lines[k]) | changes)
+        tensors["records"] = compressed_text("\n".join(lines))
+
+    return change
+
+
+def index(**changes: Any) -> Change:
+    """Another index."""
+
+    def change(tensors: Tensors, header: Header) -> None:
+        tensors["index"] = compressed_text(json.dumps(json.loads(restored_text(tensors["index"])) | changes))
 
     return change
 
@@ -488,19 +497,14 @@ def framed(k: int, *parts: Tensor, frame: bytes | None = None, **changes: Any) -
     """Another frame of record ``k``, with its own checksum: of these tensors, or as given."""
 
     def change(tensors: Tensors, header: Header) -> None:
-        rows = json.loads(restored_text(tensors["records"]))
-        sizes = [row["size"] for row in rows]
+        sizes = json.loads(restored_text(tensors["index"]))["sizes"]
         frames = [part.numpy().tobytes() for part in tensors["data"].split(sizes)]
         frames[k] = compressed(parts) if frame is None else frame
-        digest = hashlib.sha256(frames[k]).hexdigest()[:32]
-        told(k, size=len(frames[k]), checksum=digest, **changes)(tensors, header)
+        told(k, checksum=hashlib.sha256(frames[k]).hexdigest()[:32], **changes)(tensors, header)
+        index(sizes=list(map(len, frames)))(tensors, header)
         tensors["data"] = torch.frombuffer(bytearray(b"".join(frames)), dtype=torch.uint8)
 
     return change
-
-
-def all_of(*changes: Change) -> Change:
-    return lambda tensors, header: [change(tensors, header) for change in changes]
 
 
 #: What follows the entries and their values in the frames of one, two and three.
@@ -524,7 +528,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "a binding that is none": (note("binding", "[]"), r"its binding cannot be read \(the content must be an object"),
     "a binding of numbers": (note("binding", Binding("{}").json.replace('"fp32"', "32")), "its binding cannot be read"),
     "a binding cut short": (note("binding", '{"network'), "its binding cannot be read"),
-    "another task name": (told(0, task="four"), "do not match its checksum"),
+    "another task name": (index(tasks=["four", "two", "three"]), "do not match its checksum"),
     "a readout of another name": (told(0, readout=[["w", "float32", [2, 3]], ["b", "float32", [2]]]), "its checksum"),
     "a readout of another dtype": (
         told(0, readout=[["weight", "float64", [2, 3]], ["bias", "float32", [2]]]), "holds 56 bytes, expected 80"),
@@ -567,23 +571,34 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "a layout that is no frame": (put("layout", text("none")), "its layout cannot be read .it cannot be decompressed"),
     "a layout that claims too much": (
         put("layout", torch.frombuffer(bytearray(BOMB), dtype=torch.uint8)), "its layout cannot be read .it claims a text of"),
-    "a task twice": (told(2, task="two"), "'two' is already in the ledger"),
+    "a task twice": (index(tasks=["one", "two", "two"]), "'two' is already in the ledger"),
     "no records": (drop("records"), "'records' is missing, or no bytes"),
     "records that are numbers": (put("records", torch.zeros(3)), "'records' is missing, or no bytes"),
-    "records that are no JSON": (put("records", compressed_text("[" * 9)), "records cannot be read .Expecting"),
-    "records that are no text": (put("records", bytes_of(b"\xff\xfe")), "its records cannot be read .'utf-8'"),
-    "records nested too deeply": (put("records", compressed_text("[" * 99999)), "records cannot be read .*nested"),
-    "records that are no list": (put("records", compressed_text('{"task": "one"}')), "the content must be a list"),
-    "no record": (put("records", compressed_text("[]")), "its records have 0 bytes, but 'data' has"),
-    "a sparsity that is a text": (told(0, sparsity="0.1"), r"\[0\].sparsity must be a number, got '0.1'"),
-    "a sparsity of NaN": (told(0, sparsity=float("nan")), "its records cannot be read .NaN is no number"),
+    "no lines": (put("records", compressed_text("")), "it has 3 names, 3 sizes and 0 lines of records"),
+    "a name too many": (index(tasks=[*REGIONS, "four"]), "it has 4 names, 3 sizes and 3 lines of records"),
+    "a size too few": (index(sizes=[1, 2]), "it has 3 names, 2 sizes and 3 lines of records"),
+    "a size below 0": (index(sizes=[-1, 2, 3]), r"its index cannot be read .sizes\[0\] must be at least 0, got -1"),
+    "sizes of another sum": (index(sizes=[1, 2, 3]), "its records have 6 bytes, but 'data' has"),
+    "frames of other tasks": (index(tasks=["two", "one", "three"]), "do not match its checksum"),
+    "an index that is no JSON": (put("index", compressed_text("[" * 9)), "its index cannot be read .Expecting"),
+    "an index that is a list": (put("index", compressed_text("[]")), "its index cannot be read .the content must be an"),
+    "an index of more": (index(more=1), "its index cannot be read .more is not known"),
+    "a line that is no JSON": (
+        put("records", compressed_text("[[\n[[\n[[")), "what it says of task 'one' cannot be read .Expecting"),
+    "lines that are no text": (put("records", bytes_of(b"\xff\xfe")), "its records cannot be read .'utf-8'"),
+    "a line nested too deeply": (
+        put("records", compressed_text("[" * 99999 + "\n\n")), "task 'one' cannot be read .*nested"),
+    "a line that is no object": (put("records", compressed_text("[]\n\n")), "task 'one' cannot be read .the content must be"),
+    "a line with something unknown": (told(1, more=1), "what it says of task 'two' cannot be read .more is not known"),
+    "a sparsity that is a text": (told(0, sparsity="0.1"), "one' cannot be read .sparsity must be a number, got '0.1'"),
+    "a sparsity of NaN": (told(0, sparsity=float("nan")), "what it says of task 'one' cannot be read .NaN is no number"),
     "a definition that is none": (told(0, definition={"name": "one"}, classes=[0, 1]), "definition.kind is missing"),
     "a definition of another task": (
         told(0, definition=replace(MOOD, name="two").fields, classes=[0, 1]), "definition must be that of task 'one'"),
     "labels that are no texts": (
         told(0, definition=replace(MOOD, labels=(0, 1)).fields, classes=[0, 1]), "must be a string, got 0"),
     "labels of another number": (told(0, definition=MOOD.fields, classes=[0]), "with a class for each label"),
-    "classes below 0": (told(0, classes=[-1]), r"\[0\].classes\[0\] must be at least 0, got -1"),
+    "classes below 0": (told(0, classes=[-1]), r"classes\[0\] must be at least 0, got -1"),
     "another schema": (note("schema", "5"), "it has schema '5', and this version reads schema 1 to 4"),
     "no composition": (drop("composition"), "its metadata lacks composition"),
     **{f"no {key}": (drop(key), f"its metadata lacks {key}") for key in ("schema", "layout_hash", "fingerprint", "checksum")},
