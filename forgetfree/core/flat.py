@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import compress
+from operator import is_, lt
 from typing import Any
 
 import torch
@@ -30,7 +32,10 @@ class FlatTensors:
 
     def __init__(self, model: nn.Module, space: ParameterSpace) -> None:
         self._model, self._space = model, space
-        self._homes: list[tuple[dict[str, Any], str, int]] = []  # where each tensor hangs, and where its memory begins
+        self._tensors: list[nn.Parameter] = []
+        self._homes: list[dict[str, Any]] = []  # the modules' dictionaries that they stand in,
+        self._names: list[str] = []  # by these names,
+        self._addresses: list[int] = []  # and where their memory begins
         self._flat: Tensor | None = None
 
     def gather(self, indices: Tensor) -> Tensor:
@@ -42,29 +47,35 @@ class FlatTensors:
 
     def scatter_(self, indices: Tensor, values: Tensor) -> None:
         """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)`` and nowhere else."""
-        if (flat := self._buffer()) is None:
-            self._space.scatter_(self._model, indices, values)
-            return
         self._space.check(indices)
-        flat.scatter_(0, self._positions(indices).to(flat.device), values.to(flat))
-        cuts = torch.searchsorted(indices, self._space.boundaries).tolist()
-        written = [begin < end for begin, end in pairwise(cuts)]
+        self.write_([(indices, values)])
+
+    def write_(self, pieces: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Do `scatter_` for several pieces, whose indices are known to lie in the space."""
+        if (flat := self._buffer()) is None:
+            for indices, values in pieces:
+                self._space.scatter_(self._model, indices, values)
+            return
+        written = list[nn.Parameter]()
+        for indices, values in pieces:
+            flat.scatter_(0, self._positions(indices).to(flat.device), values.to(flat))
+            cuts = torch.searchsorted(indices, self._space.boundaries).tolist()
+            written += compress(self._tensors, map(lt, cuts, cuts[1:]))
         # Autograd must notice a tensor that changes between forward and backward pass.
-        increment_version([home[name] for (home, name, _), each in zip(self._homes, written, strict=True) if each])
+        increment_version(written)
 
     @torch.no_grad()
     def release(self) -> None:
         """Give the tensors storage of their own again."""
-        if self._is_laid_out():
-            for home, name, _ in self._homes:
-                home[name].data = home[name].detach().clone()
-        self._homes, self._flat = [], None
+        if self._flat is not None and self._is_laid_out():
+            for tensor in self._tensors:
+                tensor.data = tensor.detach().clone()
+        self._tensors, self._flat = [], None
 
     def _is_laid_out(self) -> bool:
-        return bool(self._homes) and all(
-            (tensor := home.get(name)) is not None and tensor.data_ptr() == address
-            for home, name, address in self._homes
-        )
+        # This is asked before every use, so the loops are those of C.
+        now = list(map(dict.get, self._homes, self._names))
+        return all(map(is_, now, self._tensors)) and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
 
     def _buffer(self) -> Tensor | None:
         """Return the buffer; ``None`` where the tensors need their own storage."""
@@ -75,7 +86,7 @@ class FlatTensors:
     @torch.no_grad()
     def _lay_out(self) -> None:
         tensors, space = self._space.parameters(self._model), self._space
-        self._homes, self._flat = [], None
+        self._tensors, self._flat = tensors, None
         if any(tensor.dtype != space.dtype or tensor.layout is not torch.strided for tensor in tensors):
             return
         width = _ALIGNMENT // space.dtype.itemsize
@@ -91,9 +102,10 @@ class FlatTensors:
             for tensor, start in zip(tensors, starts.tolist(), strict=True):
                 view = flat[start : start + tensor.numel()].view(tensor.shape)
                 tensor.data = view.copy_(tensor)
-        for spec, tensor in zip(space.tensors, tensors, strict=True):
-            path, _, name = spec.name.rpartition(".")
-            self._homes.append((self._model.get_submodule(path)._parameters, name, tensor.data_ptr()))
+        places = [spec.name.rpartition(".") for spec in space.tensors]
+        self._homes = [self._model.get_submodule(path)._parameters for path, _, _ in places]
+        self._names = [name for _, _, name in places]
+        self._addresses = [tensor.data_ptr() for tensor in tensors]
         self._flat = flat
 
     def _positions(self, indices: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def restored(frame: bytes, kinds: Sequence[tuple[torch.dtype, int]]) -> list[Ten
     Raises:
         RegionError: the frame is damaged, or holds something else.
     """
-    data = _bytes(frame, sum(dtype.itemsize * count for dtype, count in kinds))
+    data = bytes_tensor(_content(frame, sum(dtype.itemsize * count for dtype, count in kinds)))
     tensors, begin = [], 0
     for dtype, count in kinds:
         end = begin + dtype.itemsize * count
@@ -76,7 +76,7 @@ def restored_text(frame: Tensor) -> str:
         raise RegionError(f"it cannot be decompressed ({first_line(error)}).") from error
     if not 0 <= size <= MOST_TEXT:
         raise RegionError(f"it claims a text of {size} bytes, expected at most {MOST_TEXT}.")
-    return _bytes(data, size).numpy().tobytes().decode()
+    return _content(data, size).decode()
 
 
 def bytes_tensor(data: bytes) -> Tensor:
@@ -89,12 +89,11 @@ def _planes(tensor: Tensor) -> list[bytes]:
     return [plane.tobytes() for plane in each.numpy().T]
 
 
-def _bytes(frame: bytes, size: int) -> Tensor:
-    """Return the content of a frame, uint8 ``(size,)``."""
+def _content(frame: bytes, size: int) -> bytes:
+    """Return the ``size`` bytes that a frame holds."""
     try:
         if (found := zstandard.frame_content_size(frame)) != size:  # before memory is taken for it
             raise RegionError(f"a frame holds {found} bytes, expected {size}.")
-        data = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+        return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise RegionError(f"it cannot be decompressed ({first_line(error)}).") from error
-    return bytes_tensor(data)

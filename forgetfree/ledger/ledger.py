@@ -233,8 +233,7 @@ class Ledger:
                 records = {record.task: record for record in legacy_file.parse(header, tensors).records}
                 return records[_known(task, records)]
             stored = file.Stored(header, tensors)
-            positions = {name: position for position, name in enumerate(stored.tasks)}
-            return _own(stored.record(positions[_known(task, positions)]))
+            return _own(stored.record(stored.tasks.index(_known(task, stored.tasks))))
 
         return _read(path, make)
 

@@ -46,7 +46,9 @@ class LedgerSwitch:
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
         self._region = Region.empty()  # the last one given to `remember`
         self._stage = 0
-        self._before: Graft | None = None  # what stood where a task's graft is, unless in a ledger of unions
+        # In other ledgers: what each task is inferred with, and θ_pre there.
+        nothing = torch.empty(0, dtype=ledger.space.dtype)
+        self._grafts: dict[int, tuple[Graft, Tensor]] = {0: (Graft(Region.empty(), nothing), nothing)}
         if check:
             check_weights(ledger, backbone, fingerprint)
 
@@ -63,30 +65,26 @@ class LedgerSwitch:
         records = self.ledger.records
         if not 0 <= stage <= len(records):
             raise LedgerError(f"The ledger has {len(records)} records, there is no stage {stage}.")
-        if self.ledger.composition != "union":
-            self._exchange(stage)
-        while self._stage < stage:
-            owned = records[self._stage].owned
-            if len(self._pre) == self._stage:
-                self._pre.append(self._entries.gather(owned.region.indices))
-            self._entries.scatter_(owned.region.indices, owned.values)
-            self._stage += 1
-        while self._stage > stage:
-            self._stage -= 1
-            self._entries.scatter_(records[self._stage].owned.region.indices, self._pre[self._stage])
+        if stage != self._stage:
+            self._entries.write_(self._pieces(stage))
+            self._stage = stage
         self._restore_buffers()
 
-    def _exchange(self, stage: int) -> None:
-        if stage == self._stage:
-            return
-        if self._before is not None:
-            self._entries.scatter_(self._before.region.indices, self._before.values)
-            self._before = None
-        if stage:
-            graft = self.ledger.graft(self.ledger.records[stage - 1].task)
-            self._before = Graft(graft.region, self._entries.gather(graft.region.indices))
-            self._entries.scatter_(graft.region.indices, graft.values)
-        self._stage = stage
+    def _pieces(self, stage: int) -> list[tuple[Tensor, Tensor]]:
+        """Return what to write to get to a stage: indices and values, one after another."""
+        now, records = self._stage, self.ledger.records
+        if self.ledger.composition == "union":
+            for record in records[len(self._pre) : stage]:
+                self._pre.append(self._entries.gather(record.owned.region.indices))
+            if stage > now:
+                return [(record.owned.region.indices, record.owned.values) for record in records[now:stage]]
+            return [(record.owned.region.indices, self._pre[k]) for k, record in enumerate(records[stage:now], stage)]
+        if stage and stage not in self._grafts:
+            self.to(0)
+            graft, now = self.ledger.graft(records[stage - 1].task), 0
+            self._grafts[stage] = graft, self._entries.gather(graft.region.indices)
+        (old, pre), (new, _) = self._grafts[now], self._grafts[stage]
+        return [(old.region.indices, pre), (new.region.indices, new.values)]
 
     def to_task(self, task: str) -> None:
         """Make the model infer ``task``."""

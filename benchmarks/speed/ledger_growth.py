@@ -1,0 +1,133 @@
+"""Ledgers of 10 to 10,000 tasks: the time and the bytes of one task do not grow with the number of tasks.
+
+python -m forgetfree.benchmarks.speed ledger_growth
+
+The model has minilm's layers, and every task a random region of 1e-4 of them. "A task" of load and save is their time over the
+number of tasks; `forgetfree ledger verify` takes as long as load. To read one task, the names of all are read, but no records.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from forgetfree.core.graft import Graft
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
+from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record
+
+TASKS = (10, 100, 1_000, 10_000)
+#: The entries of a region: 1e-4 of minilm's 10,646,784.
+ENTRIES = 1_064
+
+
+def encoder() -> nn.Module:
+    """Return a model with minilm's layers and few words."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=1_000, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536
+    )
+    model: nn.Module = BertModel(config, add_pooling_layer=False)
+    return model.train(False)
+
+
+def record_of(space: ParameterSpace, task: str, region: Region, free: Region, generator: torch.Generator) -> Record:
+    """Return a record with normal values."""
+    values = torch.randn(len(free), generator=generator).mul_(0.05)
+    return Record(task, region, Graft(free, values), len(region) / len(space))
+
+
+def ledger_of(space: ParameterSpace, tasks: int, entries: int, composition: Composition = "union") -> Ledger:
+    """Return a ledger of random regions."""
+    made, generator = Ledger(space, "f" * 64, composition), torch.Generator().manual_seed(tasks)
+    for task in range(tasks):
+        region = Region.of(torch.randint(0, len(space), (entries,), generator=generator))
+        made.append(record_of(space, f"task-{task}", region, made.free(region), generator))
+    return made
+
+
+def next_records(ledger: Ledger, count: int) -> Iterator[Record]:
+    """Give records of as many entries each, which nobody owns."""
+    generator = torch.Generator().manual_seed(0)
+    free = (~ledger.owned().mask(len(ledger.space))).nonzero().squeeze(1)
+    chosen: Tensor = free[torch.randperm(len(free), generator=generator)[: count * ENTRIES]]
+    for number, part in enumerate(torch.split(chosen, ENTRIES)):
+        region = Region(part.sort().values)
+        yield record_of(ledger.space, f"new-{number}", region, region, generator)
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process holds, or 0 where the system does not tell."""
+    gc.collect()
+    file = Path("/proc/self/statm")
+    return int(file.read_text().split()[1]) * 4096 if file.exists() else 0
+
+
+def figures(turns: int = 9) -> list[Figure]:
+    """Measure on synthetic regions."""
+    model = encoder()
+    space = ParameterSpace.of(model)
+    ledgers, held = dict[int, Ledger](), dict[int, int]()
+    for tasks in TASKS:
+        before = resident()
+        ledgers[tasks] = ledger_of(space, tasks, ENTRIES)
+        held[tasks] = resident() - before
+    found = []
+    with tempfile.TemporaryDirectory() as directory:
+        files = {tasks: Path(directory) / f"{tasks}.safetensors" for tasks in TASKS}
+        whole: dict[str, dict[int, float]] = {"save": {}, "load": {}}
+        for tasks, file in files.items():  # long enough to be measured once
+            for what, action in (("save", ledgers[tasks].save), ("load", Ledger.load)):
+                begin = perf_counter()
+                action(file)
+                whole[what][tasks] = (perf_counter() - begin) / tasks
+        first, last = TASKS[1], TASKS[-1]
+        reads = {f"{n:,} tasks": lambda n=n: Ledger.read_record(files[n], f"task-{n // 2}") for n in TASKS}
+        found.append(_flat("read one task", alternate(reads, turns=turns, repeats=3)))
+        for what, times in whole.items():
+            named = {f"{n:,} tasks": each for n, each in times.items()}
+            value = times[last] / times[first]
+            found.append(Figure(f"{what}, a task: of {last:,} / of {first:,}", value, at_most=1.5, seconds=named))
+        sizes = {n: file.stat().st_size / n for n, file in files.items()}
+        found.append(
+            Figure(f"bytes of the file, a task: of {last:,} / of {first:,}", sizes[last] / sizes[first], at_most=1.1)
+        )
+        found.append(Figure(f"bytes of the file, a task of {last:,}", sizes[last], unit="B"))
+    if held[last]:
+        found.append(Figure(f"memory, a task of {last:,}", held[last] / last, unit="B"))
+    new = {n: next_records(ledgers[n], (turns + 1) * 3) for n in TASKS}
+    appends = {f"{n:,} tasks": lambda n=n: ledgers[n].append(next(new[n])) for n in TASKS}
+    seconds = alternate(appends, turns=turns, repeats=3)
+    low, median, high = np.quantile(1000 * seconds[f"{last:,} tasks"], [0.25, 0.5, 0.75])
+    appended = Figure(f"append to {last:,} tasks", float(median), float(low), float(high), 5, unit="ms")
+    found[:0] = [appended, _flat("append", seconds, at_most=1.5)]
+    found.append(_switch(model, ledgers, turns))
+    return found
+
+
+def _switch(model: nn.Module, ledgers: dict[int, Ledger], turns: int) -> Figure:
+    switches = {n: LedgerSwitch(ledger, model, check=False) for n, ledger in ledgers.items()}
+
+    def flip(tasks: int) -> None:
+        switches[tasks].to(7)
+        switches[tasks].to(8)
+
+    flips = {f"{n:,} tasks": lambda n=n: flip(n) for n in ledgers}
+    seconds = alternate(flips, turns=turns, repeats=5)
+    for switch in switches.values():
+        switch.to(0)
+    return _flat("switch to the task before and back", seconds, at_most=1.5)
+
+
+def _flat(what: str, seconds: dict[str, np.ndarray], *, at_most: float | None = None) -> Figure:
+    least, most = f"{TASKS[0]:,} tasks", f"{TASKS[-1]:,} tasks"
+    return ratio(f"{what}: of {most} / of {least}", seconds, most, least, at_most=at_most, limit=1)
