@@ -150,7 +150,7 @@ def ours(module: str) -> set[str]:
 
 
 def test_core_and_ledger_need_torch_and_what_comes_with_it() -> None:
-    allowed = {*sys.stdlib_module_names, "forgetfree", "numpy", "pydantic", "safetensors", "torch"}
+    allowed = {*sys.stdlib_module_names, "forgetfree", "numpy", "pydantic", "zstandard", "safetensors", "torch"}
     found = {name.split(".")[0] for m in LIBRARY if room(m) in ("core", "ledger") for name in IMPORTS[m]}
     assert found - allowed == set()
 
