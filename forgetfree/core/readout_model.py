@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.steps import attention_for_training
 from forgetfree.errors import TaskError
 from forgetfree.seeds import derive_seed
 
@@ -145,7 +146,7 @@ class ReadoutModel(nn.Module):
         Raises:
             TaskError: there is no such task; or no task labels are given, and no task is in training or evaluation.
         """
-        with autocast(self.precision, x.device.type):
+        with autocast(self.precision, x.device.type), attention_for_training(x):
             features = self.features(x)
             if task_labels is None:
                 tasks = [0] if self.shared_readout else range(len(self.heads))

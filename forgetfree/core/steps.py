@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forgetfree.errors import TrainingError
 
 #: A callback after every step, with its number from 1 and its loss.
 OnStep = Callable[[int, float], None]
+#: Up to as many tokens, PyTorch's flash attention is slower on CPUs in half precision than its plain formula.
+SHORT = 128
+
+
+def attention_for_training(x: Tensor) -> AbstractContextManager[object]:
+    """Compute attention by the plain formula inside, if rows ``x`` are trained on and its gradient is faster that way.
+
+    It is on a CPU under autocast, for token ids ``(B, L)`` of short rows: flash attention's backward pass takes 2 to 10 times
+    as long there. In float32, for longer rows and in evaluation, flash attention stays.
+    """
+    device = x.device.type
+    if (
+        device == "cpu"
+        and x.dim() == 2
+        and x.shape[1] <= SHORT
+        and torch.is_grad_enabled()
+        and torch.is_autocast_enabled(device)
+    ):
+        return sdpa_kernel(SDPBackend.MATH)
+    return nullcontext()
 
 
 def check_loss(loss: Tensor, step: int) -> float:

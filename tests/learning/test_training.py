@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.readout_model import TaskHead
-from forgetfree.core.steps import check_loss, trainable
+from forgetfree.core.readout_model import TaskHead, autocast
+from forgetfree.core.steps import attention_for_training, check_loss, trainable
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
 from forgetfree.learning.training import TrainingOptions, Update, fine_tune, paper_steps, parts, predict
@@ -355,3 +355,17 @@ def test_predictions_are_float32_on_the_cpu_without_a_graph(bert: TaskModel) -> 
     assert logits.shape == (5, 2)
     assert logits.dtype == torch.float32
     assert not logits.requires_grad
+
+
+def test_attention_in_training_is_the_plain_formula_where_that_is_faster() -> None:
+    """Short rows under autocast on a CPU, while gradients are computed: nowhere else."""
+
+    def flash(length: int, precision: str) -> bool:
+        ids = torch.zeros(2, length, dtype=torch.long)
+        with autocast(precision, "cpu"), attention_for_training(ids):
+            return torch.backends.cuda.flash_sdp_enabled()
+
+    assert [flash(16, "bf16"), flash(16, "fp32"), flash(1024, "bf16")] == [False, True, True]
+    with torch.no_grad():
+        assert flash(16, "bf16")
+    assert flash(16, "fp32")
