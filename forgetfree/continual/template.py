@@ -24,8 +24,9 @@ from forgetfree.continual.experiences import check_experiences, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.continual.task_training import Training
-from forgetfree.core.steps import check_loss, trainable
+from forgetfree.core.steps import check_loss
 from forgetfree.core.tensors import tensors_of
+from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError, UsageError
@@ -131,7 +132,7 @@ class StrategyTemplate(SupervisedTemplate):
             schedule=training.schedule,
         )
         self.optimizer = self._update.optimizer
-        self.scope.enter_context(trainable(self.model, [*training.trained.touched, *readout]))
+        self.scope.enter_context(in_training(self.model, training.trained, readout))
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Take all steps of one task, with Avalanche's callbacks around each.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
+from forgetfree.core.sampled_gradients import Entries, Sample, sampled
+from forgetfree.core.steps import trainable
 
 
 class Trained(Protocol):
@@ -17,7 +20,7 @@ class Trained(Protocol):
 
     Attributes:
         parameters: what the optimizer updates.
-        touched: the model's tensors that need gradients.
+        touched: the model's tensors that get gradients; an update moves no others.
     """
 
     parameters: list[nn.Parameter]
@@ -52,7 +55,7 @@ class RegionParameters:
 
     The optimizer sees this vector and not the model's tensors: neither weight decay nor momentum nor rounding can reach
     an entry outside the region. Where the tensors are narrower than float32, the vector keeps what they round away. Each
-    update: `collect` gradients, step, `write`.
+    update: `collect` gradients, step, `write`. Inside `sampling`, a weight matrix gives the gradient of these entries alone.
     """
 
     def __init__(self, model: nn.Module, space: ParameterSpace, region: Region) -> None:
@@ -62,19 +65,42 @@ class RegionParameters:
         self.values = nn.Parameter(space.gather(model, region.indices).to(at_least_float32(space.dtype)))
         #: What the optimizer updates.
         self.parameters = [self.values]
-        #: The model's tensors that hold an entry of the region: the only ones that need gradients.
+        #: The model's tensors that hold an entry of the region: the only ones that an update moves.
         self.touched = [tensor for tensor, _, _ in self._pieces]
+        self._collected = True
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Take the gradients of weight matrices entry by entry inside: there is none of the size of a matrix."""
+        return sampled(
+            (tensor, self._sample(Entries(tensor.shape, local, self.values.dtype), where))
+            for tensor, local, where in self._pieces
+            if type(tensor) is nn.Parameter and tensor.dim() == 2
+        )
+
+    def _sample(self, entries: Entries, where: slice) -> Sample:
+        @torch.no_grad()
+        def sample(left: Tensor, right: Tensor) -> None:
+            self._gradient()[where] += entries.of(left, right)
+
+        return sample
+
+    def _gradient(self) -> Tensor:
+        """Return the gradient ``(s,)`` that is being added up since the last update."""
+        if self._collected or self.values.grad is None:
+            self.values.grad = torch.zeros_like(self.values)
+            self._collected = False
+        return self.values.grad
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Take the region's gradients ``(s,)`` from the model's tensors, and free those."""
-        gradient = torch.zeros_like(self.values)
+        """Take the region's gradients ``(s,)`` from the model's tensors, beside those sampled, and free those."""
+        gradient = self._gradient()
         for tensor, local, where in self._pieces:
             if tensor.grad is not None:
                 flat, at = entries(tensor.grad, local)
-                gradient[where] = flat[at].to(gradient)
+                gradient[where] += flat[at].to(gradient)
                 tensor.grad = None
-        self.values.grad = gradient
+        self._collected = True
 
     @torch.no_grad()
     def write(self) -> None:
@@ -82,3 +108,11 @@ class RegionParameters:
         for tensor, local, where in self._pieces:
             flat, at = entries(tensor, local)
             flat[at] = self.values[where].to(flat)
+
+
+@contextmanager
+def in_training(model: nn.Module, trained: Trained, readout: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let what is trained have gradients inside the block and nothing else; restore the model's flags and mode afterwards."""
+    sampling = trained.sampling() if isinstance(trained, RegionParameters) else nullcontext()
+    with trainable(model, [*trained.touched, *readout]), sampling:
+        yield

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
-from forgetfree.core.steps import OnStep, check_loss, trainable
-from forgetfree.core.trained import Trained, WholeTensors
+from forgetfree.core.steps import OnStep, check_loss
+from forgetfree.core.trained import Trained, WholeTensors, in_training
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.options import Options, option
 from forgetfree.seeds import derive_seed
@@ -209,7 +209,7 @@ def fine_tune(
     readout = list(model.readout_module(rows.task).parameters())
     anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
     device = next(model.parameters()).device
-    with trainable(model, [*trained.touched, *readout]):
+    with in_training(model, trained, readout):
         update = Update(trained.parameters, readout, options, steps, anchors)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
