@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.learning.training import TrainingOptions, Update, plan, training_mode
 
 SPARSITY = 1e-3
-STEPS = 4
+STEPS = 2
 #: The matrices that PEFT adapts: all of a layer's.
 MATRICES = r".*layer\.\d+\..*(query|key|value|dense)"
 
@@ -43,84 +44,109 @@ def found_region(space: ParameterSpace) -> Region:
     return Region.of(torch.multinomial(eligible, int(SPARSITY * len(space)), generator=generator))
 
 
-def losses(model: Any, batches: list[tuple[Tensor, Tensor, Tensor]], precision: str) -> Any:
-    """Yield the loss of every batch."""
-    for x, y, t in batches:
-        with autocast(precision, "cpu"):
-            logits = model(x, t)
-        yield F.cross_entropy(logits.float(), y)
+Batch = tuple[Tensor, Tensor, Tensor]
 
 
-def region_steps(model: Any, region: Region, options: TrainingOptions, batches: Any) -> None:
-    """Train a region as the loops of this library do."""
+def loss_of(model: Any, batch: Batch, precision: str = "fp32") -> Tensor:
+    """Return the loss of a batch."""
+    x, y, t = batch
+    with autocast(precision, "cpu"):
+        logits = model(x, t)
+    return F.cross_entropy(logits.float(), y)
+
+
+def region_step(stack: ExitStack, model: Any, region: Region, options: TrainingOptions) -> Callable[[Batch], None]:
+    """Return a step of a region, as the loops of this library take it."""
     readout = list(model.readout_module(0).parameters())
     trained = RegionParameters(model.backbone, model.space(), region)
-    with in_training(model, trained, readout):
-        update = Update(trained.parameters, readout, options, STEPS)
-        for loss in losses(model, batches, options.precision):
-            update.optimizer.zero_grad()
-            update.backward(loss)
-            trained.collect()
-            update.before_step()
-            update.step()
-            trained.write()
+    stack.enter_context(in_training(model, trained, readout))
+    update = Update(trained.parameters, readout, options, 1000)
+
+    def step(batch: Batch) -> None:
+        update.optimizer.zero_grad()
+        update.backward(loss_of(model, batch, options.precision))
+        trained.collect()
+        update.before_step()
+        update.step()
+        trained.write()
+
+    return step
 
 
-def plain_steps(model: Any, parameters: list[nn.Parameter], batches: Any, precision: str = "fp32") -> None:
-    """Train parameters by PyTorch's SGD."""
-    with trainable(model, parameters):
-        optimizer = torch.optim.SGD(parameters, lr=1e-3, weight_decay=1e-4)
-        for loss in losses(model, batches, precision):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+def plain_step(stack: ExitStack, model: Any, parameters: list[nn.Parameter], optimizer: str) -> Callable[[Batch], None]:
+    """Return a step of PyTorch's own optimizer."""
+    stack.enter_context(trainable(model, parameters))
+    stepper: Any = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer](parameters, lr=1e-5)
+
+    def step(batch: Batch) -> None:
+        stepper.zero_grad()
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        stepper.step()
+
+    return step
 
 
-def input_gradients(model: Any, batches: Any) -> None:
-    """Compute forward passes, and gradients of all layers' inputs alone."""
-    hook = model.backbone.embeddings.register_forward_hook(lambda module, args, output: output.requires_grad_())
-    with trainable(model, []):
-        for loss in losses(model, batches, "fp32"):
-            loss.backward()
-    hook.remove()
+def all_of(step: Callable[[Batch], None], batches: list[Batch]) -> None:
+    """Take a step on each batch."""
+    for batch in batches:
+        step(batch)
+
+
+def input_gradients(stack: ExitStack, model: Any) -> Callable[[Batch], None]:
+    """Return a forward pass with the gradients of all layers' inputs alone."""
+    stack.enter_context(trainable(model, []))
+    model.backbone.embeddings.register_forward_hook(lambda module, args, output: output.requires_grad_())
+    return lambda batch: loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+
+
+def adapted(model: Any, config: Any) -> tuple[Any, list[nn.Parameter]]:
+    """Return a copy of the model with PEFT's adapter, and what is trained of it."""
+    model = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.backbone = get_peft_model(model.backbone, config)
+    training_mode(model, dropout=False)
+    return model, [*(p for p in model.backbone.parameters() if p.requires_grad), *model.readout_module(0).parameters()]
 
 
 def figures(turns: int = 9) -> list[Figure]:
     """Measure on the demo task QNLI, 8 rows a step, without dropout."""
     stream = load_stream("qnli,ag_news", data="demo", model="minilm", readout="linear")
-    model: Any = stream.model
+    base: Any = stream.model
     rows: Any = stream.tasks[0].train
     batches = [rows.batch(batch) for batch in plan(rows.lengths, TrainingOptions(), STEPS, 0)]
-    space = model.space()
-    found, anywhere = found_region(space), Region.of(torch.randperm(len(space))[: int(SPARSITY * len(space))])
-    training_mode(model, dropout=False)
+    space = base.space()
+    generator = torch.Generator().manual_seed(0)
+    found = found_region(space)
+    anywhere = Region.of(torch.randperm(len(space), generator=generator)[: len(found)])
+    training_mode(base, dropout=False)
+    with ExitStack() as stack:
+        steps: dict[str, Callable[[Batch], None]] = {}
+        for name, region, optimizer, precision in (
+            ("region", found, "adamw", "fp32"),
+            ("region, bf16", found, "adamw", "bf16"),
+            ("region by SGD", found, "sgd", "fp32"),
+            ("region anywhere", anywhere, "adamw", "fp32"),
+        ):
+            how: Any = {"optimizer": optimizer, "precision": precision}
+            options = TrainingOptions(learning_rate=1e-5, schedule="constant", **how)
+            steps[name] = region_step(stack, copy.deepcopy(base), region, options)
+        for name, optimizer in (("dense", "adamw"), ("dense by SGD", "sgd")):
+            model = copy.deepcopy(base)
+            whole = [*space.parameters(model.backbone), *model.readout_module(0).parameters()]
+            steps[name] = plain_step(stack, model, whole, optimizer)
+        steps["limit"] = input_gradients(stack, copy.deepcopy(base))
+        steps["LoRA"] = plain_step(stack, *adapted(base, LoraConfig(r=8, target_modules=MATRICES)), "adamw")
+        steps["SHiRA"] = plain_step(stack, *adapted(base, ShiraConfig(r=1, target_modules=MATRICES)), "adamw")
+        seconds = alternate({name: partial(all_of, step, batches) for name, step in steps.items()}, turns=turns)
 
-    contenders: dict[str, Callable[[], None]] = {}
-    for precision in ("fp32", "bf16"):
-        options = TrainingOptions(learning_rate=1e-3, precision=precision)  # type: ignore[arg-type]
-        contenders[precision] = partial(region_steps, model, found, options, batches)
-        contenders[f"anywhere {precision}"] = partial(region_steps, model, anywhere, options, batches)
-    whole = [*space.parameters(model.backbone), *model.readout_module(0).parameters()]
-    contenders["dense fp32"] = partial(plain_steps, model, whole, batches)
-    contenders["limit"] = partial(input_gradients, model, batches)
-    peers = {"LoRA": LoraConfig(r=8, target_modules=MATRICES), "SHiRA": ShiraConfig(r=1, target_modules=MATRICES)}
-    for name, config in peers.items():
-        adapted: Any = copy.deepcopy(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            adapted.backbone = get_peft_model(adapted.backbone, config)  # type: ignore[arg-type]
-        training_mode(adapted, dropout=False)
-        trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-        contenders[name] = partial(plain_steps, adapted, trained, batches)
-    seconds = alternate(contenders, turns=turns)
-
-    limit = float(ratio("", seconds, "limit", "dense fp32").value)
     what = f"step of a region, s = {SPARSITY:g}, {{}} / of the whole model, fp32"
+    limit, slow = (ratio("", seconds, "limit", name).value for name in ("dense", "dense by SGD"))
     return [
-        ratio(what.format("fp32"), seconds, "fp32", "dense fp32", at_most=0.66, limit=limit),
-        ratio(what.format("bf16"), seconds, "bf16", "dense fp32", at_most=0.45),
-        ratio(what.format("fp32, entries anywhere"), seconds, "anywhere fp32", "dense fp32", limit=limit),
-        ratio(what.format("bf16, entries anywhere"), seconds, "anywhere bf16", "dense fp32"),
-        ratio("step of a region, fp32 / of LoRA (PEFT), rank 8", seconds, "fp32", "LoRA"),
-        ratio("step of a region, fp32 / of SHiRA (PEFT), rank 1", seconds, "fp32", "SHiRA"),
+        ratio(what.format("AdamW, fp32"), seconds, "region", "dense", at_most=0.66, limit=limit),
+        ratio(what.format("AdamW, bf16"), seconds, "region, bf16", "dense", at_most=0.45),
+        ratio(what.format("SGD, fp32"), seconds, "region by SGD", "dense by SGD", limit=slow),
+        ratio(what.format("AdamW, fp32, entries anywhere"), seconds, "region anywhere", "dense", limit=limit),
+        ratio("step of a region, fp32 / of LoRA (PEFT), rank 8", seconds, "region", "LoRA"),
+        ratio("step of a region, fp32 / of SHiRA (PEFT), rank 1", seconds, "region", "SHiRA"),
     ]

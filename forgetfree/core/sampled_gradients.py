@@ -50,7 +50,10 @@ class Entries:
             left, right = (each.to(self._pattern.dtype) for each in (left, right))
             product: Tensor = torch.sparse.sampled_addmm(self._pattern, left.t(), right, beta=0)
             return product.values()
-        block = left.index_select(1, self._rows).t() @ right.index_select(1, self._columns)
+        if left.element_size() < 4:  # index_select is slow on these
+            block = left.t()[self._rows] @ right.t()[self._columns].t()
+        else:
+            block = left.index_select(1, self._rows).t() @ right.index_select(1, self._columns)
         return block.flatten()[self._at]
 
 
