@@ -24,11 +24,13 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor
 
 from forgetfree import registry
+from forgetfree.continual.regions import region_training
 from forgetfree.continual.skills import learn_region
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
+from forgetfree.core.trained import RegionParameters
 from forgetfree.errors import ConformanceError, LedgerError, OptionError, TaskError
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import fine_tune, predict
@@ -366,6 +368,32 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
         rows = core.tasks[task.label].train
         fine_tune(core.model, rows, strategy.options, steps=STEPS, seed=derive_seed(0, "fine_tune", task.name))
         _assert_same_state(ModelState.of(core.model), expected, task.name)
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulation": 2}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_region_is_trained_to_the_same_bits_by_both_loops(
+    tiny_stream: MakeStream, kind: str, changes: dict[str, Any]
+) -> None:
+    """Avalanche's loop and `forgetfree.learning.training.fine_tune`, by gradients of the region's entries alone."""
+    stream = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
+    strategy = make("graft-retrain", stream, sparsity=0.05, **changes)
+    strategy.train(stream.benchmark.train_stream[0])
+    task, record = stream.tasks[0], strategy.ledger.records[0]
+
+    core = tiny_stream(kind, MODELS[kind], stream="qnli,sst2")
+    model, space, region = core.model, core.model.space(), record.owned.region
+    load_tensors_(model.readout_module(0), strategy.fine_tuned(task).readouts[task.name])
+    options = region_training(strategy.options, len(space), len(region))
+    steps = strategy.full_steps(task)
+    seed = derive_seed(0, "train", task.name)
+    trained = RegionParameters(model.backbone, space, region)
+    model.precision = options.precision
+    fine_tune(model, core.tasks[0].train, options, steps=steps, seed=seed, trained=trained)
+    assert torch.equal(space.gather(model.backbone, region.indices), record.owned.values)
+    assert bool(
+        (record.owned.values != space.gather(tiny_stream(kind, MODELS[kind]).model.backbone, region.indices)).any()
+    )
 
 
 def _assert_same_state(one: ModelState, other: ModelState, task: str) -> None:
