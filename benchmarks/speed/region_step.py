@@ -102,9 +102,7 @@ def input_gradients(stack: ExitStack, model: Any) -> Callable[[Batch], None]:
 def adapted(model: Any, config: Any) -> tuple[Any, list[nn.Parameter]]:
     """Return a copy of the model with PEFT's adapter, and what is trained of it."""
     model = copy.deepcopy(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model.backbone = get_peft_model(model.backbone, config)
+    model.backbone = get_peft_model(model.backbone, config)
     training_mode(model, dropout=False)
     return model, [*(p for p in model.backbone.parameters() if p.requires_grad), *model.readout_module(0).parameters()]
 
@@ -120,7 +118,8 @@ def figures(turns: int = 9) -> list[Figure]:
     found = found_region(space)
     anywhere = Region.of(torch.randperm(len(space), generator=generator)[: len(found)])
     training_mode(base, dropout=False)
-    with ExitStack() as stack:
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT's sparse tensors warn
         steps: dict[str, Callable[[Batch], None]] = {}
         for name, region, optimizer, precision in (
             ("region", found, "adamw", "fp32"),
