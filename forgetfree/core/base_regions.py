@@ -8,12 +8,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from forgetfree.core.parameters import at_least_float32
+from forgetfree.core.parameters import at_least_float32, stretch_of
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
 
 #: How γ_base is chosen; `forgetfree.learning.localization.choose_base` knows ``fisher`` and ``bias``, too.
 BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
+#: How many of many scores are looked at to guess how high the highest are.
+_SAMPLE = 2**16
 
 
 def budget(space_size: int, sparsity: float) -> int:
@@ -36,38 +38,60 @@ def budget(space_size: int, sparsity: float) -> int:
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
     """Return the ``count`` highest of the eligible scores ``(N,)``; of equal scores, those with the lower index.
 
-    There are fewer if fewer are eligible. ``scores`` is overwritten where not eligible.
+    There are fewer if fewer are eligible.
     """
-    if eligible is not None:
-        scores[~eligible] = -math.inf
-        count = min(count, int(eligible.sum()))
     if count <= 0:
         return Region.empty()
-    threshold = _highest(scores, count).min()
-    chosen = (scores > threshold).nonzero().squeeze(1)
-    ties = (scores == threshold).nonzero().squeeze(1)[: count - len(chosen)]
-    return Region.of(torch.cat([chosen, ties]))
+    candidates, found = _candidates(scores, count, eligible)
+    if len(candidates) > count:
+        threshold = torch.topk(found, count, sorted=False).values.min()
+        chosen = found > threshold
+        ties = (found == threshold).nonzero().squeeze(1)
+        chosen[ties[: count - int(chosen.count_nonzero())]] = True
+        candidates = candidates[chosen]
+    return Region(candidates.cpu())
 
 
-def _highest(scores: Tensor, count: int) -> Tensor:
-    """Return the ``count`` highest of the scores ``(N,)``, in any order.
+def _candidates(scores: Tensor, count: int, eligible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return indices, sorted, and values of eligible scores ``(N,)`` that hold the ``count`` highest, and few more.
 
-    Of many scores, a sample of one in 64 shows about how high they must be, which leaves few to sort.
+    A sample shows how high they are likely to be. Where too few turn out to be that high, the guess is lowered.
     """
-    sample = scores[::64]
-    likely = count // 32 + 64  # twice as many as belong to the highest, so that the guess is seldom too high
-    if likely < len(sample):
-        above = scores[scores >= torch.topk(sample, likely, sorted=False).values.min()]
-        scores = above if len(above) >= count else scores
-    return torch.topk(scores, count, sorted=False).values
+    step = max(1, len(scores) // _SAMPLE)
+    sample = scores[::step] if eligible is None else scores[::step][eligible[::step]]
+    expected = count / step
+    likely = math.ceil(expected + 4 * math.sqrt(expected) + 8)  # four standard deviations above: seldom too few
+    while likely < len(sample):
+        found = _at_least(torch.topk(sample, likely, sorted=False).values.min(), scores, eligible)
+        if len(found[0]) >= count:
+            return found
+        likely *= 4
+    return _at_least(None, scores, eligible)
+
+
+def _at_least(threshold: Tensor | None, scores: Tensor, eligible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return indices, sorted, and values of eligible scores ``(N,)`` from a threshold on; of all of them for ``None``."""
+    length = stretch_of(scores.device)
+    indices, values = [], []
+    for start in range(0, max(1, len(scores)), length):
+        stretch = scores[start : start + length]
+        held = torch.ones_like(stretch, dtype=torch.bool) if threshold is None else stretch >= threshold
+        if eligible is not None:
+            held &= eligible[start : start + length]
+        at = held.nonzero().squeeze(1)
+        values.append(stretch[at])
+        indices.append(at.add_(start))
+    return torch.cat(indices), torch.cat(values)
 
 
 def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:
     """Return the ``count`` entries with the largest |θ_ft − θ_pre| (``among`` a region); fewer if fewer moved."""
+    if among is not None:
+        at = among.indices.to(theta_pre.device)
+        return Region(among.indices[most_moved(theta_pre[at], theta_ft[at], count).indices])
     wide = at_least_float32(theta_ft.dtype)
-    movement = (theta_ft.to(wide) - theta_pre.to(wide)).abs_()
-    moved = movement > 0
-    return top(movement, count, moved if among is None else moved & among.mask(len(moved)).to(moved.device))
+    movement = theta_ft.to(wide, copy=True).sub_(theta_pre).abs_()
+    return top(movement, count, movement > 0)
 
 
 def base_region(

@@ -1,8 +1,8 @@
 """Learning the mask: the search for γ by the scores S (paper, §2, eqs. 3 and 4).
 
-θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made. S is kept as
-its distance from where it starts: at −10 the last bit of a float32 is worth 1e-6, and the steps by which entries are ranked
-may be smaller.
+θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made, and a step passes
+over each of them once. S is kept as its distance from where it starts: at −10 the last bit of a float32 is worth 1e-6, and
+the steps by which entries are ranked may be smaller.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -20,12 +20,14 @@ from torch.nn import functional as F
 from forgetfree.core.base_regions import budget, top
 from forgetfree.core.examples import Batch
 from forgetfree.core.graft import Graft, grafted
-from forgetfree.core.parameters import ParameterSpace, at_least_float32
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries, stretch_of
 from forgetfree.core.readout_model import Precision, autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep, check_loss, trainable
 from forgetfree.errors import OptionError, RegionError
 from forgetfree.options import Options, option
+
+sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class MaskOptions(Options):
     learning_rate: float = option(1e7, "of SGD on S; the gradients of S are tiny, see score_init", above=0)
     steps: int = option(100, "SGD steps on S; 0 leaves the base region as it is", at_least=0)
     batch_size: int = option(1024, "rows per step", at_least=1)
-    micro_batch_size: int = option(64, "rows per forward pass; a step adds them up", at_least=1)
+    micro_batch_size: int = option(16, "rows per forward pass; a step adds them up", at_least=1)
     score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5, so θ(γ) begins at the base region's graft")
     evaluate_every: int = option(10, "steps between evaluations of the hard mask", at_least=1)
     precision: Precision = option("fp32", "of forward and backward passes")
@@ -68,7 +70,7 @@ def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
     return torch.where(base, 1 - sigma, sigma)
 
 
-def hard_region(climbed: Tensor, start: float, base: Tensor, eligible: Tensor, count: int) -> Region:
+def hard_region(climbed: Tensor, start: float, base: Region, eligible: Tensor, count: int) -> Region:
     """Return the at most ``count`` eligible entries with the highest γ, where S = ``start + climbed``.
 
     Of equal entries those with the lower index win.
@@ -76,21 +78,16 @@ def hard_region(climbed: Tensor, start: float, base: Tensor, eligible: Tensor, c
     γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. Outside, where
     most entries are, ``climbed`` alone ranks them, so no more than ``count`` of them meet those of the base in float64.
     """
-    inside = (eligible & base).nonzero().squeeze(1).cpu()
-    others = ~eligible
-    others |= base
-    among = len(climbed) - int(others.sum())
-    scores = climbed.masked_fill(others, -math.inf)
-    del others  # the search for the highest needs its memory
-    outside = top(scores, min(count, among)).indices
-    candidates = torch.cat([outside, inside]).sort().values
-    scores = climbed[candidates.to(climbed.device)].double().add_(start)
-    scores[base[candidates.to(base.device)]] *= -1
-    return Region(candidates[top(scores, count).indices]) if len(candidates) > count else Region(candidates)
+    inside = Region(base.indices[eligible[base.indices.to(eligible.device)].cpu()])
+    outside = top(climbed, count + len(inside), eligible) - inside  # the base's are at most as many as were added
+    candidates, order = torch.cat([inside.indices, outside.indices]).sort()
+    rank = climbed[candidates.to(climbed.device)].double().add_(start)
+    rank[(order < len(inside)).to(rank.device)] *= -1
+    return Region(candidates[top(rank, count).indices])
 
 
-class _Search:
-    """S for one model, and the steps of the search: graft by eq. 4, then descend by eq. 3."""
+class MaskSearch:
+    """S for one model, and the steps of the search: descend by eq. 3 and graft by eq. 4, in one pass."""
 
     def __init__(
         self,
@@ -103,38 +100,59 @@ class _Search:
     ) -> None:
         self.tensors = space.parameters(model)
         self.device = self.tensors[0].device
-        self._wide = at_least_float32(space.dtype)
-        self._how, self._base, self._moved = how, base, theta_ft != theta_pre
-        self._is_base = base.mask(len(space)).to(self.device)
-        self._climbed = torch.zeros(len(space), dtype=self._wide, device=self.device)  # S − S_0
-        flat = (theta_pre, theta_ft, self._climbed, self._is_base)
-        self._pieces = list(zip(self.tensors, *map(space.views, flat), strict=True))
+        self.in_model = False  # whether the model holds θ(γ)
+        self._model, self._space, self._how, self._base = model, space, how, base
+        self._pre, self._ft, self._moved = theta_pre, theta_ft, theta_ft != theta_pre
+        wide = at_least_float32(space.dtype)
+        self._climbed = torch.zeros(len(space), dtype=wide, device=self.device)  # S − S_0
         # float16 gradients of a mean over many rows would vanish without it.
         self._loss_scale = 1024.0 if how.precision == "fp16" else 1.0
+        held = [tensor.detach() for tensor in self.tensors]
+        flat = zip(held, *map(space.views, (theta_pre, theta_ft, self._climbed)), strict=True)
+        self._stretches = [list(zip(*(_cut(tensor, like[0]) for tensor in like), strict=True)) for like in flat]
+        self._scratch = torch.empty(
+            2,
+            max(each[0].numel() for stretches in self._stretches for each in stretches),
+            dtype=wide,
+            device=self.device,
+        )
 
     @torch.no_grad()
-    def graft_(self) -> None:
-        """Put θ(γ) into the model, with γ of eq. 4."""
-        for parameter, pre, ft, climbed, in_base in self._pieces:
-            gamma = soft_mask(self._how.score_init + climbed, in_base)
-            parameter.copy_(torch.lerp(pre.to(self._wide), ft.to(self._wide), gamma))
-            parameter.grad = None
+    def graft_(self, rate: float = 0.0) -> None:
+        """Take a step down the loss by the gradients in the model (eq. 3), and put θ(γ) there (eq. 4): in one pass.
 
-    @torch.no_grad()
-    def descend_(self) -> None:
-        """Take a step down the loss (eq. 3): ∂L/∂S = ∂L/∂θ ⊙ (θ_ft − θ_pre) ⊙ (1 − 2 γ_base) ⊙ σ′(S)."""
-        for parameter, pre, ft, climbed, in_base in self._pieces:
-            if parameter.grad is None:
-                continue
-            sigma = (self._how.score_init + climbed).sigmoid_()
-            slope = sigma.mul_(1 - sigma)  # σ′
-            gradient = (ft.to(self._wide) - pre).mul_(parameter.grad).mul_(torch.where(in_base, -slope, slope))
-            climbed.sub_(gradient, alpha=self._how.learning_rate / self._loss_scale)
+        With D = θ_ft − θ_pre, γ = σ(S) outside the base region: S −= rate · ∂L/∂θ ⊙ D ⊙ σ′(S), and θ(γ) = θ_pre + σ(S) ⊙ D.
+        Inside, γ = 1 − σ(S) turns the sign of the gradient and lets θ_pre and θ_ft change places.
+        """
+        start = self._how.score_init
+        if rate:
+            for i, local, _ in self._space.split(self._base.indices):
+                if (gradient := self.tensors[i].grad) is not None:
+                    inside, place = entries(gradient, local)
+                    inside[place] *= -1
+        for parameter, stretches in zip(self.tensors, self._stretches, strict=True):
+            gradients = _cut(parameter.grad, parameter) if rate and parameter.grad is not None else ()
+            for (theta, pre, ft, climbed), gradient in zip_longest(stretches, gradients):
+                sigma, move = (scratch[: pre.numel()].view(pre.shape) for scratch in self._scratch)
+                move.copy_(ft).sub_(pre)
+                if gradient is not None:
+                    torch.add(climbed, start, out=sigma).sigmoid_()
+                    slope = sigmoid_backward(move, sigma, grad_input=sigma)  # D ⊙ σ′(S), σ′ = (1 − σ) σ
+                    climbed.addcmul_(slope, gradient, value=-rate)
+                torch.add(climbed, start, out=sigma).sigmoid_()
+                torch.addcmul(pre, sigma, move, out=theta)
             parameter.grad = None
+        at = self._base.indices.to(self.device)
+        sigma, wide = torch.sigmoid(self._climbed[at] + start), self._climbed.dtype
+        self._space.scatter_(
+            self._model, self._base.indices, torch.lerp(self._ft[at].to(wide), self._pre[at].to(wide), sigma)
+        )
+        self.in_model = True
 
     def step_(self, batch: Sequence[Batch], forward: Callable[[Tensor, Tensor], Tensor], step: int) -> float:
         """Move S by the gradient over one batch, and return the mean loss of θ(γ) over its rows."""
-        self.graft_()
+        if not self.in_model:
+            self.graft_()
         rows = sum(len(y) for _, y, _ in batch)
         total = 0.0
         for x, y, t in batch:
@@ -143,7 +161,7 @@ class _Search:
             loss = F.cross_entropy(logits.float(), y.to(self.device), reduction="sum") / rows
             (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
             total += check_loss(loss, step)
-        self.descend_()
+        self.graft_(self._how.learning_rate / self._loss_scale)
         return total
 
     def region(self, step: int, count: int) -> Region:
@@ -151,11 +169,16 @@ class _Search:
         if step == 0:  # nothing speaks for any entry outside the base region
             moved = self._moved[self._base.indices.to(self.device)].cpu()
             return Region(self._base.indices[moved][:count])
-        return hard_region(self._climbed, self._how.score_init, self._is_base, self._moved, count)
+        return hard_region(self._climbed, self._how.score_init, self._base, self._moved, count)
 
     def scores(self) -> Tensor:
         """Return S itself; the search is over then."""
         return self._climbed.add_(self._how.score_init)
+
+
+def _cut(tensor: Tensor, like: Tensor) -> Sequence[Tensor]:
+    """Return views of a tensor that the cache holds; the whole one, where those of the tensor it is ``like`` have gaps."""
+    return torch.split(tensor.reshape(-1), stretch_of(tensor.device)) if like.is_contiguous() else (tensor,)
 
 
 def learn_regions(
@@ -187,8 +210,8 @@ def learn_regions(
         base: γ_base.
         options: the search.
         validate: returns the score of the model as it stands, higher is better; asked for hard masks every
-            ``evaluate_every`` steps. The best mask wins, the later of equals; without ``validate``, the last one. The base
-            region itself is the answer to 0 steps alone: it may be much smaller than the budget.
+            ``evaluate_every`` steps, unless there is only one. The best mask wins, the later of equals; without ``validate``,
+            the last one. The base region itself is the answer to 0 steps alone: it may be much smaller than the budget.
         on_step: called after every step.
 
     Returns:
@@ -205,8 +228,10 @@ def learn_regions(
         )
     if not len(base) and not options.steps:
         raise OptionError("An empty base region and 0 steps leave no region. Give steps, or another base region.")
-    search = _Search(model, space, theta_pre, theta_ft, base, options)
+    search = MaskSearch(model, space, theta_pre, theta_ft, base, options)
     counts = [budget(len(space), sparsity) for sparsity in sparsities]
+    if options.steps <= options.evaluate_every:
+        validate = None  # there is one mask, and nothing to choose
     losses: list[float] = []
     best: dict[int, tuple[float, int, Region]] = {}  # by budget: score, step and hard mask
     validation: dict[int, list[tuple[int, float]]] = {count: [] for count in counts}
@@ -215,6 +240,7 @@ def learn_regions(
         for count, scores in validation.items():
             region, score = search.region(step, count), -math.inf
             if validate is not None:
+                search.in_model = False
                 space.load_(model, theta_pre)
                 with grafted(model, space, Graft(region, theta_ft[region.indices.to(search.device)])):
                     score = validate()

@@ -113,7 +113,16 @@ def representative(labels: Sequence[int], count: int | None) -> list[int]:
     return sorted(held[label][place] for label, many in quota.items() for place in evenly(total[label], many))
 
 
-def micro_batches(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Cut one large batch into pieces of at most ``size`` rows."""
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
+def micro_batches(rows: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Cut one large batch into pieces of at most ``size`` rows of nearly equal length, shortest rows first.
+
+    A step that adds up the pieces does not depend on how they are cut, but the shorter their padding, the faster it is.
+
+    Args:
+        rows: the row numbers of the batch.
+        lengths: the lengths of all rows.
+        size: the most rows of a piece.
+    """
+    order = sorted(rows, key=lengths.__getitem__)
+    for start in range(0, len(order), size):
+        yield order[start : start + size]

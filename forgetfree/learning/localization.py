@@ -56,7 +56,7 @@ class LocalizationOptions(TrainingOptions):
         at_least=0,
     )
     mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
-    mask_micro_batch_size: int = option(64, "rows per forward pass of such a step", at_least=1)
+    mask_micro_batch_size: int = option(16, "rows per forward pass of such a step", at_least=1)
     mask_score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5")
     mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
     mask_evaluations: int = option(4, "hard masks tried on validation rows while S is learned", at_least=1)
@@ -213,8 +213,9 @@ def localize(
 def _batches(rows: Examples, mask: MaskOptions, seed: int) -> Iterator[list[Batch]]:
     """Yield the mini-batches of each step."""
     # Each step changes every score, so it must not depend on rows of one length alone.
-    for batch in plan_batches(rows.lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
-        yield [rows.batch(part) for part in micro_batches(batch, mask.micro_batch_size)]
+    lengths = rows.lengths
+    for batch in plan_batches(lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
+        yield [rows.batch(part) for part in micro_batches(batch, lengths, mask.micro_batch_size)]
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def test_the_hard_region_equals_that_of_a_slow_sort_by_gamma(count: int) -> None
     base, eligible = (torch.rand(300, generator=generator) < share for share in (0.1, 0.8))
     scores = climbed.double() - 10
     rank = torch.where(base, -scores, scores)
-    found = hard_region(climbed, -10.0, base, eligible, count)
+    found = hard_region(climbed, -10.0, Region.from_mask(base), eligible, count)
     assert found.indices.tolist() == slow_top(rank, count, eligible)
 
 
@@ -198,7 +198,7 @@ def test_at_the_start_the_soft_mask_is_the_base_region() -> None:
 def test_the_hard_region_ranks_by_gamma_but_never_takes_what_did_not_move() -> None:
     """γ falls with S in the base region and rises with it outside."""
     climbed = torch.tensor([0.0, 30.0, 30.0, 5.0, 40.0])
-    base = torch.tensor([True, True, False, False, False])
+    base = Region.of([0, 1])
     moved = torch.tensor([True, True, True, True, False])
     # S = climbed − 10; −S of 0 is 10, of 1 is −20; S of 2 is 20, of 3 is −5, and 4 did not move.
     assert hard_region(climbed, -10.0, base, moved, 1).indices.tolist() == [2]
@@ -211,8 +211,7 @@ def test_steps_too_small_for_float32_next_to_minus_10_still_rank() -> None:
     """−10 + 1e-9 is −10 in float32, so S itself could not tell these apart."""
     climbed = torch.tensor([0.0, 1e-9, -1e-9, 2e-9])
     assert float(torch.tensor(-10.0) + climbed[1]) == -10.0
-    outside, moved = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
-    assert hard_region(climbed, -10.0, outside, moved, 2).indices.tolist() == [1, 3]
+    assert hard_region(climbed, -10.0, Region.empty(), torch.ones(4, dtype=torch.bool), 2).indices.tolist() == [1, 3]
 
 
 # -- Learning the mask, against the reference ------------------------------------------------------------

@@ -185,5 +185,8 @@ def test_rows_are_picked_evenly() -> None:
     assert evenly(7, 0) == []
 
 
-def test_a_large_batch_is_cut_in_order() -> None:
-    assert list(micro_batches([4, 5, 6, 7, 8], 2)) == [[4, 5], [6, 7], [8]]
+def test_a_large_batch_is_cut_into_rows_of_nearly_equal_length() -> None:
+    """Of rows 4 to 8 with 9, 3, 5, 3 and 7 tokens, 5 and 7 are the shortest; every row stays."""
+    lengths = [1, 1, 1, 1, 9, 3, 5, 3, 7]
+    assert list(micro_batches([4, 5, 6, 7, 8], lengths, 2)) == [[5, 7], [6, 8], [4]]
+    assert list(micro_batches([6, 4, 5], [0] * 9, 2)) == [[6, 4], [5]]  # images have one length

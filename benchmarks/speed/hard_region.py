@@ -1,0 +1,45 @@
+"""The hard region of 10 million scores, by the mask and by how far entries moved.
+
+python -m forgetfree.benchmarks.speed hard_region
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from forgetfree.core.base_regions import most_moved
+from forgetfree.core.mask import hard_region
+from forgetfree.core.regions import Region
+
+ENTRIES = 10_000_000
+
+
+def figures(turns: int = 9) -> list[Figure]:
+    """Measure on normally distributed scores; a copy of them is the least that memory allows."""
+    generator = torch.Generator().manual_seed(0)
+    climbed, pre = torch.randn(2, ENTRIES, generator=generator)
+    ft = pre + climbed
+    moved, place = torch.ones(ENTRIES, dtype=torch.bool), torch.empty(ENTRIES)
+    made = []
+    for sparsity in (1e-4, 1e-3):
+        count = int(sparsity * ENTRIES)
+        base = Region(torch.arange(0, ENTRIES, 10 * ENTRIES // count))
+        seconds = alternate(
+            {
+                "ours": lambda: hard_region(climbed, -10.0, base, moved, count),  # noqa: B023
+                "most moved": lambda: most_moved(pre, ft, count),  # noqa: B023
+                "torch.topk": lambda: torch.topk(climbed, count),  # noqa: B023
+                "copy": lambda: place.copy_(climbed),
+            },
+            turns=turns,
+        )
+        low, median, high = np.quantile(1000 * seconds["ours"], [0.25, 0.5, 0.75])
+        limit = 1000 * float(np.median(seconds["copy"]))
+        name = f"hard region of 10 million scores, s = {sparsity:g}"
+        made += [
+            Figure(name, float(median), float(low), float(high), 25.0, limit, "ms"),
+            ratio(f"{name} / torch.topk", seconds, "ours", "torch.topk"),
+        ]
+    return made
