@@ -21,14 +21,14 @@ def figures(turns: int = 9) -> list[Figure]:
     generator = torch.Generator().manual_seed(0)
     climbed, pre = torch.randn(2, ENTRIES, generator=generator)
     ft = pre + climbed
-    moved, place = torch.ones(ENTRIES, dtype=torch.bool), torch.empty(ENTRIES)
+    place = torch.empty(ENTRIES)
     made = []
     for sparsity in (1e-4, 1e-3):
         count = int(sparsity * ENTRIES)
         base = Region(torch.arange(0, ENTRIES, 10 * ENTRIES // count))
         seconds = alternate(
             {
-                "ours": lambda: hard_region(climbed, -10.0, base, moved, count),  # noqa: B023
+                "ours": lambda: hard_region(climbed, -10.0, base, count),  # noqa: B023
                 "most moved": lambda: most_moved(pre, ft, count),  # noqa: B023
                 "torch.topk": lambda: torch.topk(climbed, count),  # noqa: B023
                 "copy": lambda: place.copy_(climbed),

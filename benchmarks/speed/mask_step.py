@@ -5,6 +5,7 @@ python -m forgetfree.benchmarks.speed mask_step
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,16 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.continual.streams import load_stream
+from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.core.base_regions import base_region, most_moved
 from forgetfree.core.examples import Batch
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.steps import trainable
 from forgetfree.data.sampling import micro_batches
-
-#: Rows per step, and the most that the project accepts.
-SIZES = {32: 1.2, 256: 1.03}
 
 
 def gradients(model: ReadoutModel, batch: list[Batch]) -> None:
@@ -78,43 +76,53 @@ class ComposableSFT:
         self.optimizer.zero_grad()
 
 
-def figures(turns: int = 9) -> list[Figure]:
-    """Measure on short rows of the demo task SST-2 with minilm, in fp32."""
-    stream = load_stream("sst2", data="demo", model="minilm", readout="linear")
-    model, rows = stream.model, stream.tasks[0].train
+def lines(stream: Stream, size: int, at_most: float, turns: int, peers: bool) -> list[Figure]:
+    """Return the lines of one number of rows, in the pieces in which a search reads them."""
+    model: Any = stream.model
+    rows: Any = stream.tasks[0].train
     space = model.space()
     parameters = space.parameters(model.backbone)
     pre = space.flatten(model.backbone)
     ft = pre + 1e-3 * torch.randn(len(space), generator=torch.Generator().manual_seed(0))
     base = base_region("movement", pre, ft, len(space) // 10_000)
     mask = most_moved(pre, ft, len(space) // 100).mask(len(space)).float()
-    made = []
+    batch = [rows.batch(piece) for piece in micro_batches(range(size), rows.lengths, 64, tokens=240)]
+    search = MaskSearch(model.backbone, space, pre, ft, base, MaskOptions())
+
+    def ours() -> None:
+        search.in_model = True  # whatever the others left there, its gradients cost as much
+        search.step_(batch, model, 1)
+
+    contenders: dict[str, Callable[[], object]] = {"ours": ours, "forward and backward": lambda: plain(model, batch)}
+    if peers:
+        localize = LocalizeAndStitch(parameters, space.views(pre), space.views(ft - pre))
+        sft = ComposableSFT(parameters, space.views(mask))
+        contenders["Localize-and-Stitch"] = lambda: localize.step(model, batch)
+        contenders["composable-sft"] = lambda: sft.step(model, batch)
     with trainable(model, parameters):
         model.eval()
-        for size, at_most in SIZES.items():
-            pieces = [
-                rows.batch(piece) for piece in micro_batches(range(size), rows.lengths, MaskOptions().micro_batch_size)
-            ]
-            search = MaskSearch(model.backbone, space, pre, ft, base, MaskOptions())
-            localize = LocalizeAndStitch(parameters, space.views(pre), space.views(ft - pre))
-            sft = ComposableSFT(parameters, space.views(mask))
+        seconds = alternate(contenders, turns=turns)
+    space.load_(model.backbone, pre)
+    return [
+        ratio(
+            f"mask step / plain forward and backward, {size} short rows, fp32",
+            seconds,
+            "ours",
+            "forward and backward",
+            at_most=at_most,
+            limit=1.0,
+        ),
+        *(
+            ratio(f"mask step / {peer}, {size} short rows, fp32", seconds, "ours", peer)
+            for peer in list(contenders)[2:]
+        ),
+    ]
 
-            def ours() -> None:
-                search.in_model = True  # what the others left there costs as much
-                search.step_(pieces, model, 1)
 
-            seconds = alternate(
-                {
-                    "ours": ours,
-                    "forward and backward": lambda: plain(model, pieces),
-                    "Localize-and-Stitch": lambda: localize.step(model, pieces),
-                    "composable-sft": lambda: sft.step(model, pieces),
-                },
-                turns=turns if size < 100 else max(3, turns // 3),
-            )
-            others = {"forward and backward": at_most, "Localize-and-Stitch": None, "composable-sft": None}
-            for other, most in others.items():
-                what = f"mask step / {other}, {size} short rows, fp32"
-                made.append(ratio(what, seconds, "ours", other, at_most=most, limit=1.0 if most else None))
-        space.load_(model.backbone, pre)
-    return made
+def figures(turns: int = 9) -> list[Figure]:
+    """Measure on short rows of the demo task SST-2 with minilm, in fp32."""
+    stream = load_stream("sst2", data="demo", model="minilm", readout="linear")
+    return [
+        *lines(stream, 32, 1.2, turns, peers=True),
+        *lines(stream, 256, 1.03, max(3, turns // 3), peers=False),
+    ]

@@ -6,8 +6,13 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -94,3 +99,30 @@ def ratio(
     low, median, high = np.quantile(seconds[ours] / seconds[other], [0.25, 0.5, 0.75])
     medians = {name: float(np.median(each)) for name, each in seconds.items()}
     return Figure(what, float(median), float(low), float(high), at_most, limit, "", medians)
+
+
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Measure the most bytes that tensors made inside held at one time: activations and gradients included.
+
+    What an operation needs only while it runs is not seen, nor is memory that the allocator keeps.
+
+    Args:
+        there: tensors that do not count, though they may be written to.
+    """
+
+    def __init__(self, *there: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._there = {tensor.untyped_storage()._cdata for tensor in there}
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, and count what it made."""
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._there:
+                storage = tensor.untyped_storage()
+                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+        self._live = {key: held for key, held in self._live.items() if not held[0].expired()}  # type: ignore[no-untyped-call]
+        self.bytes = max(self.bytes, sum(size for _, size in self._live.values()))
+        return made

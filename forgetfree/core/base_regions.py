@@ -38,7 +38,7 @@ def budget(space_size: int, sparsity: float) -> int:
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
     """Return the ``count`` highest of the eligible scores ``(N,)``; of equal scores, those with the lower index.
 
-    There are fewer if fewer are eligible.
+    There are fewer if fewer are eligible; an entry at −∞ never is.
     """
     if count <= 0:
         return Region.empty()
@@ -62,20 +62,21 @@ def _candidates(scores: Tensor, count: int, eligible: Tensor | None) -> tuple[Te
     expected = count / step
     likely = math.ceil(expected + 4 * math.sqrt(expected) + 8)  # four standard deviations above: seldom too few
     while likely < len(sample):
-        found = _at_least(torch.topk(sample, likely, sorted=False).values.min(), scores, eligible)
-        if len(found[0]) >= count:
+        threshold = float(torch.topk(sample, likely, sorted=False).values.min())
+        found = _at_least(threshold, scores, eligible)
+        if len(found[0]) >= count or threshold == -math.inf:
             return found
         likely *= 4
-    return _at_least(None, scores, eligible)
+    return _at_least(-math.inf, scores, eligible)
 
 
-def _at_least(threshold: Tensor | None, scores: Tensor, eligible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return indices, sorted, and values of eligible scores ``(N,)`` from a threshold on; of all of them for ``None``."""
+def _at_least(threshold: float, scores: Tensor, eligible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return indices, sorted, and values of the eligible scores ``(N,)`` from a threshold on."""
     length = stretch_of(scores.device)
     indices, values = [], []
     for start in range(0, max(1, len(scores)), length):
         stretch = scores[start : start + length]
-        held = torch.ones_like(stretch, dtype=torch.bool) if threshold is None else stretch >= threshold
+        held = stretch > threshold if threshold == -math.inf else stretch >= threshold
         if eligible is not None:
             held &= eligible[start : start + length]
         at = held.nonzero().squeeze(1)
@@ -91,7 +92,7 @@ def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | 
         return Region(among.indices[most_moved(theta_pre[at], theta_ft[at], count).indices])
     wide = at_least_float32(theta_ft.dtype)
     movement = theta_ft.to(wide, copy=True).sub_(theta_pre).abs_()
-    return top(movement, count, movement > 0)
+    return top(movement.masked_fill_(movement == 0, -math.inf), count)
 
 
 def base_region(

@@ -37,7 +37,6 @@ class MaskOptions(Options):
     learning_rate: float = option(1e7, "of SGD on S; the gradients of S are tiny, see score_init", above=0)
     steps: int = option(100, "SGD steps on S; 0 leaves the base region as it is", at_least=0)
     batch_size: int = option(1024, "rows per step", at_least=1)
-    micro_batch_size: int = option(16, "rows per forward pass; a step adds them up", at_least=1)
     score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5, so θ(γ) begins at the base region's graft")
     evaluate_every: int = option(10, "steps between evaluations of the hard mask", at_least=1)
     precision: Precision = option("fp32", "of forward and backward passes")
@@ -70,16 +69,16 @@ def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
     return torch.where(base, 1 - sigma, sigma)
 
 
-def hard_region(climbed: Tensor, start: float, base: Region, eligible: Tensor, count: int) -> Region:
-    """Return the at most ``count`` eligible entries with the highest γ, where S = ``start + climbed``.
+def hard_region(climbed: Tensor, start: float, base: Region, count: int) -> Region:
+    """Return the at most ``count`` entries with the highest γ, where S = ``start + climbed``.
 
-    Of equal entries those with the lower index win.
+    Of equal entries those with the lower index win. An entry at −∞ is never taken.
 
     γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. Outside, where
     most entries are, ``climbed`` alone ranks them, so no more than ``count`` of them meet those of the base in float64.
     """
-    inside = Region(base.indices[eligible[base.indices.to(eligible.device)].cpu()])
-    outside = top(climbed, count + len(inside), eligible) - inside  # the base's are at most as many as were added
+    inside = Region(base.indices[(climbed[base.indices.to(climbed.device)] > -math.inf).cpu()])
+    outside = top(climbed, count + len(inside)) - inside  # the base's are at most as many as were added
     candidates, order = torch.cat([inside.indices, outside.indices]).sort()
     rank = climbed[candidates.to(climbed.device)].double().add_(start)
     rank[(order < len(inside)).to(rank.device)] *= -1
@@ -102,9 +101,11 @@ class MaskSearch:
         self.device = self.tensors[0].device
         self.in_model = False  # whether the model holds θ(γ)
         self._model, self._space, self._how, self._base = model, space, how, base
-        self._pre, self._ft, self._moved = theta_pre, theta_ft, theta_ft != theta_pre
+        self._pre, self._ft = theta_pre, theta_ft
         wide = at_least_float32(space.dtype)
-        self._climbed = torch.zeros(len(space), dtype=wide, device=self.device)  # S − S_0
+        # S − S_0. What fine-tuning did not move carries nothing: it is at −∞, stays there, and is never taken.
+        self._climbed = torch.zeros(len(space), dtype=wide, device=self.device)
+        self._climbed[theta_ft == theta_pre] = -math.inf
         # float16 gradients of a mean over many rows would vanish without it.
         self._loss_scale = 1024.0 if how.precision == "fp16" else 1.0
         held = [tensor.detach() for tensor in self.tensors]
@@ -165,15 +166,16 @@ class MaskSearch:
         return total
 
     def region(self, step: int, count: int) -> Region:
-        """Return the hard mask after ``step`` steps. An entry that fine-tuning did not move carries nothing."""
+        """Return the hard mask after ``step`` steps."""
         if step == 0:  # nothing speaks for any entry outside the base region
-            moved = self._moved[self._base.indices.to(self.device)].cpu()
-            return Region(self._base.indices[moved][:count])
-        return hard_region(self._climbed, self._how.score_init, self._base, self._moved, count)
+            moved = self._climbed[self._base.indices.to(self.device)] > -math.inf
+            return Region(self._base.indices[moved.cpu()][:count])
+        return hard_region(self._climbed, self._how.score_init, self._base, count)
 
     def scores(self) -> Tensor:
         """Return S itself; the search is over then."""
-        return self._climbed.add_(self._how.score_init)
+        climbed = self._climbed.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=0.0)
+        return climbed.add_(self._how.score_init)
 
 
 def _cut(tensor: Tensor, like: Tensor) -> Sequence[Tensor]:

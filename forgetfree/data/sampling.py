@@ -113,8 +113,10 @@ def representative(labels: Sequence[int], count: int | None) -> list[int]:
     return sorted(held[label][place] for label, many in quota.items() for place in evenly(total[label], many))
 
 
-def micro_batches(rows: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Cut one large batch into pieces of at most ``size`` rows of nearly equal length, shortest rows first.
+def micro_batches(
+    rows: Sequence[int], lengths: Sequence[int], size: int, tokens: int | None = None
+) -> Iterator[list[int]]:
+    """Cut one large batch into pieces of rows of nearly equal length, shortest rows first.
 
     A step that adds up the pieces does not depend on how they are cut, but the shorter their padding, the faster it is.
 
@@ -122,7 +124,13 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], size: int) -> Ite
         rows: the row numbers of the batch.
         lengths: the lengths of all rows.
         size: the most rows of a piece.
+        tokens: the most tokens of a piece with its padding, if it has more than one row; default: any number.
     """
-    order = sorted(rows, key=lengths.__getitem__)
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+    piece: list[int] = []
+    for row in sorted(rows, key=lengths.__getitem__):
+        if len(piece) == size or (piece and tokens is not None and (len(piece) + 1) * lengths[row] > tokens):
+            yield piece
+            piece = []
+        piece.append(row)
+    if piece:
+        yield piece

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from forgetfree.core.base_regions import BaseKind, base_region, budget, most_moved, top
@@ -56,7 +58,11 @@ class LocalizationOptions(TrainingOptions):
         at_least=0,
     )
     mask_batch_size: int = option(1024, "rows per step on S", at_least=1)
-    mask_micro_batch_size: int = option(16, "rows per forward pass of such a step", at_least=1)
+    mask_micro_batch_size: int | None = option(
+        None,
+        "rows per forward pass of such a step; none: about 240 tokens on a CPU, which takes little memory; 64 rows elsewhere",
+        at_least=1,
+    )
     mask_score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5")
     mask_learning_rate: float = option(1e7, "of SGD on S", above=0)
     mask_evaluations: int = option(4, "hard masks tried on validation rows while S is learned", at_least=1)
@@ -79,7 +85,6 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
     return MaskOptions(
         steps=steps,
         batch_size=size,
-        micro_batch_size=options.mask_micro_batch_size,
         score_init=options.mask_score_init,
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // options.mask_evaluations)),
@@ -114,7 +119,7 @@ def choose_base(
         return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
     if kind == "fisher":
         read = rows.subset(representative(rows.labels.tolist(), fisher_rows))
-        return top(diagonal_fisher(model, model.space(), read), count, theta_ft != theta_pre)
+        return top(diagonal_fisher(model, model.space(), read).masked_fill_(theta_ft == theta_pre, -math.inf), count)
     return base_region(kind, theta_pre, theta_ft, count, seed)
 
 
@@ -200,7 +205,7 @@ def localize(
             space,
             theta_pre,
             theta_ft,
-            _batches(task.train, mask, derive_seed(seed, "batches")),
+            _batches(task.train, mask, derive_seed(seed, "batches"), _piece(options, device)),
             model,
             sparsities=sparsities,
             base=base,
@@ -210,12 +215,19 @@ def localize(
         )
 
 
-def _batches(rows: Examples, mask: MaskOptions, seed: int) -> Iterator[list[Batch]]:
+def _piece(options: LocalizationOptions, device: torch.device) -> dict[str, int]:
+    """Return how many rows, and how many tokens, a forward pass takes at most, as `micro_batches` asks."""
+    if options.mask_micro_batch_size is not None:
+        return {"size": options.mask_micro_batch_size}
+    return {"size": 64} | ({"tokens": 240} if device.type == "cpu" else {})
+
+
+def _batches(rows: Examples, mask: MaskOptions, seed: int, piece: dict[str, int]) -> Iterator[list[Batch]]:
     """Yield the mini-batches of each step."""
     # Each step changes every score, so it must not depend on rows of one length alone.
     lengths = rows.lengths
     for batch in plan_batches(lengths, mask.batch_size, mask.steps, seed, group_by_length=False):
-        yield [rows.batch(part) for part in micro_batches(batch, lengths, mask.micro_batch_size)]
+        yield [rows.batch(part) for part in micro_batches(batch, lengths, **piece)]
 
 
 @contextmanager

@@ -189,4 +189,12 @@ def test_a_large_batch_is_cut_into_rows_of_nearly_equal_length() -> None:
     """Of rows 4 to 8 with 9, 3, 5, 3 and 7 tokens, 5 and 7 are the shortest; every row stays."""
     lengths = [1, 1, 1, 1, 9, 3, 5, 3, 7]
     assert list(micro_batches([4, 5, 6, 7, 8], lengths, 2)) == [[5, 7], [6, 8], [4]]
-    assert list(micro_batches([6, 4, 5], [0] * 9, 2)) == [[6, 4], [5]]  # images have one length
+    assert list(micro_batches([6, 4, 5], [0] * 9, 2, tokens=1)) == [[6, 4], [5]]  # images have one length
+    assert list(micro_batches([], lengths, 2)) == []
+
+
+def test_a_piece_has_no_more_tokens_than_asked_for() -> None:
+    """Rows of 2, 3, 4, 5 and 90 tokens: three rows padded to 4 tokens are 12; a row alone may be longer."""
+    lengths = [90, 5, 4, 3, 2]
+    assert list(micro_batches(range(5), lengths, 8, tokens=12)) == [[4, 3, 2], [1], [0]]
+    assert list(micro_batches(range(5), lengths, 2, tokens=12)) == [[4, 3], [2, 1], [0]]

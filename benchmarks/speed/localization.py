@@ -1,0 +1,46 @@
+"""Localizing a task, all of it, beside fine-tuning it; and the memory that the search takes.
+
+python -m forgetfree.benchmarks.speed localization
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
+from forgetfree.data.sources import load_task
+from forgetfree.learning.fine_tuning import fine_tuned_state
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.models.loading import load_model
+from forgetfree.registry import MODELS
+
+#: Steps of fine-tuning that are timed; more take as much longer as they are more.
+STEPS = 20
+#: Steps of fine-tuning, and the most that localizing may take of their time.
+RATIOS = {60: None, 400: 0.25}
+
+
+def figures(turns: int = 9) -> list[Figure]:
+    """Measure on the demo task SST-2 with minilm and its recipe, in fp32."""
+    recipe = {name: value for name, value in MODELS["minilm"].recipe.items() if "." not in name}
+    options = LocalizationOptions(steps=STEPS, **recipe)
+    bench = SingleTask(load_model("minilm", "linear"), load_task("sst2", "demo"))
+    fine_tuned = fine_tuned_state(bench.loaded, bench.task, bench.pre, options, seed=0)
+
+    contenders = {
+        "localize": lambda: bench.localized(fine_tuned, options),
+        f"{STEPS} steps": lambda: fine_tuned_state(bench.loaded, bench.task, bench.pre, options, seed=0),
+    }
+    seconds = alternate(contenders, turns=max(1, turns // 3), warm_up=0)
+    made = []
+    for steps, at_most in RATIOS.items():
+        scaled = seconds | {"fine-tune": seconds[f"{STEPS} steps"] * (steps / STEPS)}
+        made.append(
+            ratio(f"localizing a task / {steps} steps of fine-tuning", scaled, "localize", "fine-tune", at_most=at_most)
+        )
+    pre = bench.pre.theta
+    with PeakMemory(pre, fine_tuned.theta, *bench.model.parameters()) as peak:
+        bench.localized(fine_tuned, replace(options, mask_steps=1))
+    vectors = peak.bytes / pre.nbytes
+    return [*made, Figure("peak of a mask search beside model, θ_pre, θ_ft", vectors, at_most=3.0, limit=2.0, unit="N")]
