@@ -132,6 +132,7 @@ MODELS: dict[str, ModelEntry] = {
             "mask_steps": 4,
             "mask_batch_size": 256,
             "mask_evaluations": 2,
+            "validation_rows": 128,
             # Chosen on validation rows of QNLI and AG News: see docs/results.md, "The baselines".
             "ewc.ewc_lambda": 1e5,
             "online-ewc.ewc_lambda": 1e5,
