@@ -551,6 +551,21 @@ def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypa
     assert len(capsys.readouterr().out.splitlines()) == 3  # an empty line is a text, too
 
 
+def test_predict_imports_only_what_answers(finished: Path) -> None:
+    """What reads data sets, trains or draws would make every start slower."""
+    arguments = ["predict", str(finished), "--task", "sst2", "a lovely film"]
+    code = (
+        "import sys\n"
+        "from forgetfree.cli import main\n"
+        f"assert main({arguments!r}) == 0\n"
+        "idle = ('avalanche', 'datasets', 'pandas', 'pyarrow', 'sklearn', 'matplotlib', 'peft')\n"
+        "print(*(name for name in idle if name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == [""]
+
+
 def test_predict_gives_the_logits_of_the_run(finished: Path, tiny_cli: Tiny) -> None:
     """Accuracy by predict on the test file is the accuracy in results.json, for every task and seed."""
     from forgetfree.data.sources import load_tasks
