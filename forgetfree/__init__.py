@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from forgetfree.learning.training import TrainingOptions as TrainingOptions
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
+    from forgetfree.ledger import MixedBatchModel as MixedBatchModel
     from forgetfree.models.loading import load_model as load_model
     from forgetfree.results.table import Results as Results
     from forgetfree.results.table import load_results as load_results
+    from forgetfree.serve.inference import Predictor as Predictor
 
 __version__ = "0.3.0.dev0"
 
@@ -32,7 +34,9 @@ _HOME = {
     "Ledger": "forgetfree.ledger",
     "LedgerSwitch": "forgetfree.ledger",
     "MaskOptions": "forgetfree.core.mask",
+    "MixedBatchModel": "forgetfree.ledger",
     "ParameterSpace": "forgetfree.core.parameters",
+    "Predictor": "forgetfree.serve.inference",
     "Region": "forgetfree.core.regions",
     "Results": "forgetfree.results.table",
     "Stream": "forgetfree.continual.streams",

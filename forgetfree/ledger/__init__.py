@@ -7,6 +7,7 @@ other compositions use fewer of these records, and never later ones.
 
 from forgetfree.ledger.belonging import check_binding, check_definitions, check_weights
 from forgetfree.ledger.ledger import Ledger
+from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 
@@ -14,6 +15,7 @@ __all__ = [
     "Composition",
     "Ledger",
     "LedgerSwitch",
+    "MixedBatchModel",
     "Record",
     "changed_buffers",
     "check_binding",

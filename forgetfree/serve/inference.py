@@ -18,7 +18,7 @@ from forgetfree.display import brief, is_text
 from forgetfree.errors import LedgerError, ModelError, RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.learning.training import predict
-from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
+from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel, check_binding, check_definitions
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.results.config_file import load_run, located
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -85,6 +85,7 @@ class Predictor:
                     "Load the model and readout the stream was trained with."
                 )
             load_tensors_(readout, stored)
+        self._mixed = MixedBatchModel(loaded.model, self._switch, pad=loaded.pad, precision=self._precision)
 
     @classmethod
     def of_run(
@@ -151,8 +152,37 @@ class Predictor:
         Raises:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
-        definition = self.definition(task)
-        wanted = len(definition.text_columns)
+        rows = self._rows(task, texts)
+        return [_answer(self._tasks[task], logits) for logits in self.logits(task, rows)] if len(rows) else []
+
+    def answer_mixed(self, tasks: Sequence[str], texts: Sequence[str | tuple[str, ...]]) -> list[Answer]:
+        """Return the labels of texts of any tasks, in about the time of as many texts of one: see `MixedBatchModel`.
+
+        Args:
+            tasks: the task of each text.
+            texts: as for `answer`.
+
+        Raises:
+            UsageError: there are more texts than tasks, or fewer; or a text does not fit its task.
+            TaskError: the ledger does not hold a task.
+        """
+        if len(tasks) != len(texts):
+            raise UsageError(f"Expected a task for each text: got {len(texts)} texts and {len(tasks)} tasks.")
+        encoded: dict[int, Tensor] = {}
+        for task in dict.fromkeys(tasks):
+            numbers = [number for number, other in enumerate(tasks) if other == task]
+            rows = self._rows(task, [texts[number] for number in numbers])
+            encoded |= zip(numbers, map(torch.tensor, self._loaded.encoder(self._tasks[task])(rows)), strict=True)
+        answers: list[Answer] = []
+        for start in range(0, len(tasks), 64):
+            named = tasks[start : start + 64]
+            logits = self._mixed.answer([encoded[start + i] for i in range(len(named))], named)
+            answers += [_answer(self._tasks[task], row) for task, row in zip(named, logits, strict=True)]
+        return answers
+
+    def _rows(self, task: str, texts: Sequence[str | tuple[str, ...]]) -> Rows:
+        """Return checked texts as rows of ``task``."""
+        wanted = len(self.definition(task).text_columns)
         if isinstance(texts, str):
             raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
         texts = [(text,) if isinstance(text, str) else text for text in texts]
@@ -167,15 +197,13 @@ class Predictor:
                     f"Task {task!r} reads {'one text' if wanted == 1 else 'pairs of texts'}, got {len(text)} text(s) in "
                     f"{text[0][:40]!r}. {'' if wanted == 1 else 'Separate the two by a tab, or give them as two arguments.'}"
                 )
-        if not texts:
-            return []
-        columns = [tuple(column) for column in zip(*texts, strict=True)]
-        rows = Rows(columns[0], columns[1] if wanted == 2 else (), (0,) * len(texts))
-        best = torch.softmax(self.logits(task, rows), dim=1).max(1)
-        return [
-            Answer(definition.labels[label], probability)
-            for probability, label in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
+        columns = [tuple(column) for column in zip(*texts, strict=True)] or [()]
+        return Rows(columns[0], columns[1] if wanted == 2 and texts else (), (0,) * len(texts))
+
+
+def _answer(task: TaskDefinition, logits: Tensor) -> Answer:
+    best = torch.softmax(logits, dim=0).max(0)
+    return Answer(task.labels[int(best.indices)], float(best.values))
 
 
 def _precision_of(config: Mapping[str, Any], strategy: str) -> Precision:

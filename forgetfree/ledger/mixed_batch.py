@@ -1,0 +1,185 @@
+"""Answering for rows of many tasks at once: large groups exactly, single rows by sparse corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
+from forgetfree.errors import UsageError
+from forgetfree.ledger.corrections import Change, Corrections, NotCorrected
+from forgetfree.ledger.switch import LedgerSwitch
+
+#: Above this share of the space, a row's corrections cost more than a pass of its own.
+_MOST = 1 / 300
+#: How far a corrected logit may be from the exact one, at a logit of 1 or less, and beyond in proportion.
+_CLOSE = 1e-4
+
+
+class MixedBatchModel:
+    """Answers a batch whose rows belong to any tasks of a ledger, in about the time of one batch of one task.
+
+    Rows of one task are answered together. A group of ``smallest_group`` rows or more gets the model switched to its task: its
+    logits are bit for bit those of that model for that group. The rows of smaller groups share one pass, in which every row is
+    corrected by the entries of its own task (`forgetfree.ledger.corrections`): their logits agree with the exact ones up
+    to rounding (5e-6 with minilm in float32). A task stays exact where corrections cannot follow it: in bfloat16, where it has
+    too many entries, its own buffers, or entries in other modules than linear layers and LayerNorms. When a batch uses a tensor
+    for the first time, its answers are compared with the exact ones; if they differ, this model answers exactly from then on.
+
+    In a ledger of unions, the small groups share the union up to the middle one of their tasks; only the records between
+    count as entries.
+
+    Args:
+        model: with a readout for every task that is asked for.
+        switch: of the ledger, for the model's backbone, which holds θ_pre.
+        pad: fills short rows of token ids; ``None``: rows have one shape.
+        precision: of forward passes.
+        smallest_group: rows of one task from which on they are answered exactly; 1: always.
+    """
+
+    def __init__(
+        self,
+        model: ReadoutModel,
+        switch: LedgerSwitch,
+        *,
+        pad: int | None = 0,
+        precision: Precision = "fp32",
+        smallest_group: int = 4,
+    ) -> None:
+        self._model, self._switch, self._ledger = model, switch, switch.ledger
+        self._pad, self._precision, self._smallest_group = pad, precision, smallest_group
+        self._corrections = Corrections(switch.ledger.space, model.backbone)
+        self._changes: dict[int, Change | None] = {}
+        self._labels: dict[str, int] = {}
+        self._compared: set[int] = set()
+        self._exact_only = precision != "fp32"
+
+    @torch.no_grad()
+    def answer(self, rows: Sequence[Tensor], tasks: Sequence[str]) -> list[Tensor]:
+        """Return the logits of every row, in the rows' order: float32 ``(n_labels of its task,)`` each.
+
+        The model is in evaluation mode meanwhile, and holds θ_pre afterwards.
+
+        Args:
+            rows: inputs without a batch dimension, such as token ids ``(L,)`` of different lengths.
+            tasks: the task of each row.
+
+        Raises:
+            UsageError: there are more rows than tasks, or fewer.
+            TaskError: the ledger or the model does not know a task.
+        """
+        if len(rows) != len(tasks):
+            raise UsageError(f"Expected a task for each row: got {len(rows)} rows and {len(tasks)} tasks.")
+        groups: dict[str, list[int]] = {}
+        for number, task in enumerate(tasks):
+            groups.setdefault(task, []).append(number)
+        for task in groups.keys() - self._labels.keys():
+            self._ledger.position(task)
+            self._labels[task] = self._model.task_label(task)
+        answers: dict[int, Tensor] = {}
+        if training := self._model.training:
+            self._model.eval()
+        try:
+            self._switch.to(0)
+            answers |= self._corrected(rows, groups)
+            left = [task for task, numbers in groups.items() if numbers[0] not in answers]
+            answers |= self._grouped(rows, {task: groups[task] for task in left})
+        finally:
+            self._switch.to(0)
+            if training:
+                self._model.train()
+        return [answers[number] for number in range(len(rows))]
+
+    def _grouped(self, rows: Sequence[Tensor], groups: dict[str, list[int]]) -> dict[int, Tensor]:
+        """Return the exact logits by row, group after group in the ledger's order."""
+        answers: dict[int, Tensor] = {}
+        for task in sorted(groups, key=self._ledger.position):
+            self._switch.to_task(task)
+            answers |= self._forward(rows, {task: groups[task]})
+        return answers
+
+    def _corrected(self, rows: Sequence[Tensor], groups: dict[str, list[int]]) -> dict[int, Tensor]:
+        """Return the logits of the rows whose groups are small, as far as they can be corrected."""
+        small = [task for task, numbers in groups.items() if len(numbers) < self._smallest_group]
+        if self._exact_only or len(small) < 2:
+            return {}
+        stage, changes = self._plan(sorted(small, key=self._ledger.position))
+        if len(changes) < 2:
+            return {}
+        held = {task: groups[task] for task in changes}
+        owners = [task for task, numbers in held.items() for _ in numbers]
+        runs = [(row, change, sign) for row, task in enumerate(owners) for change, sign in changes[task]]
+        entries = self._corrections.entries(runs, len(owners))
+        self._switch.to(stage)
+        try:
+            with self._corrections.applied(entries):
+                answers = self._forward(rows, held)
+        except NotCorrected:
+            self._exact_only = True
+            return {}
+        if not entries.keys() <= self._compared:
+            exact = self._grouped(rows, held)
+            if not all(_are_close(answers[number], exact[number]) for number in exact):
+                self._exact_only = True
+                return exact
+            self._compared |= entries.keys()
+        return answers
+
+    def _plan(self, tasks: list[str]) -> tuple[int, dict[str, list[tuple[Change, int]]]]:
+        """Return the stage of the model that all rows share, and what each task adds to it (+1) or takes from it (−1).
+
+        Tasks that cannot be corrected are left out.
+
+        Args:
+            tasks: in the ledger's order.
+        """
+        records, stage = self._ledger.records, 0
+        positions = {task: self._ledger.position(task) for task in tasks}
+        positions = {task: at for task, at in positions.items() if not records[at].buffers}
+        if self._ledger.composition == "union" and positions:
+            stage = list(positions.values())[len(positions) // 2] + 1
+        found = {}
+        for task, at in positions.items():
+            between = range(stage, at + 1) if at >= stage else range(at + 1, stage)
+            changes = self._between([at] if self._ledger.composition != "union" else between)
+            if changes is not None:
+                found[task] = [(change, 1 if at >= stage else -1) for change in changes]
+        return stage, found
+
+    def _between(self, positions: Sequence[int]) -> list[Change] | None:
+        """Return the changes of records; ``None`` if one cannot be corrected, or they have too many entries."""
+        found, size = [], 0
+        for at in positions:
+            if at not in self._changes:
+                record = self._ledger.records[at]
+                shares = self._ledger.composition == "selection"
+                self._changes[at] = self._corrections.change(
+                    self._ledger.graft(record.task) if shares else record.owned
+                )
+            change = self._changes[at]
+            size += 0 if change is None else len(change.delta)
+            if change is None or size > _MOST * len(self._ledger.space):
+                return None
+            found.append(change)
+        return found
+
+    def _forward(self, rows: Sequence[Tensor], groups: Mapping[str, list[int]]) -> dict[int, Tensor]:
+        """Return the logits by row of one pass, in which the rows stand group after group."""
+        batch = [rows[number] for numbers in groups.values() for number in numbers]
+        x = torch.stack(batch) if self._pad is None else pad_sequence(batch, batch_first=True, padding_value=self._pad)
+        device = next(self._model.parameters()).device
+        answers: dict[int, Tensor] = {}
+        with autocast(self._precision, device.type):
+            sizes = [len(numbers) for numbers in groups.values()]
+            features = torch.split(self._model.features(x.to(device)), sizes)
+            for (task, numbers), own in zip(groups.items(), features, strict=True):
+                logits = self._model.read(own, self._labels[task]).float().cpu()
+                answers |= zip(numbers, logits, strict=True)
+        return answers
+
+
+def _are_close(logits: Tensor, exact: Tensor) -> bool:
+    return bool(((logits - exact).abs() <= _CLOSE * exact.abs().clamp(min=1)).all())

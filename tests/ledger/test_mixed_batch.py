@@ -1,0 +1,252 @@
+"""Batches of many tasks: large groups have the switched model's bits, small ones its logits up to rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.graft import Graft
+from forgetfree.core.readout_model import ReadoutModel, TaskHead
+from forgetfree.core.regions import Region
+from forgetfree.errors import TaskError, UsageError
+from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel, Record
+from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.testing.tiny import HIDDEN
+
+TASKS = ("a", "b", "c", "d", "e")
+
+
+def ledger_of(model: ReadoutModel, composition: Any = "union", size: int = 12, **changes: Any) -> Ledger:
+    """A ledger of random regions that share entries; its tasks have two, three or four labels."""
+    space = model.space()
+    generator = torch.Generator().manual_seed(3)
+    ledger = Ledger(space, "unknown", composition)
+    for number, task in enumerate(TASKS):
+        drawn = torch.randint(len(space), (size + number,), generator=generator)
+        region = Region.of(torch.cat([drawn, torch.tensor([0, 5, len(space) - 1])]))
+        owned = ledger.free(region)
+        values = space.gather(model.backbone, owned.indices)
+        values = values + torch.randn(len(owned), generator=generator).to(values)
+        ledger.append(Record(task, region, Graft(owned, values), 0.1, **changes.get(task, {})))
+        model.add_task(TaskHead(task, 2 + number % 3), seed=number)
+    return ledger
+
+
+def mixed_of(model: ReadoutModel, ledger: Ledger, **options: Any) -> MixedBatchModel:
+    return MixedBatchModel(model, LedgerSwitch(ledger, model.backbone, check=False), **options)
+
+
+@torch.no_grad()
+def expected(model: ReadoutModel, ledger: Ledger, rows: list[Tensor], tasks: list[str], pad: int) -> list[Tensor]:
+    """The answers of the switched model, task by task, from the rows of each together."""
+    switch, answers = LedgerSwitch(ledger, model.backbone, check=False), {}
+    for task in set(tasks):
+        numbers = [number for number, other in enumerate(tasks) if other == task]
+        x = nn.utils.rnn.pad_sequence([rows[i] for i in numbers], batch_first=True, padding_value=pad)
+        with switch.task(task):
+            answers |= zip(numbers, model(x, model.task_label(task)), strict=True)
+    return [answers[number] for number in range(len(rows))]
+
+
+def rows_of(loaded: LoadedModel, tasks: list[str]) -> list[Tensor]:
+    """Rows of two to fourteen tokens."""
+    generator = torch.Generator().manual_seed(1)
+    words = sorted(set(range(len(loaded.tokenizer))) - set(loaded.tokenizer.all_special_ids))
+    drawn = [torch.randint(len(words), (2 + 5 * i % 13,), generator=generator) for i in range(len(tasks))]
+    return [torch.tensor(words)[each] for each in drawn]
+
+
+@pytest.fixture
+def loaded(model_directory: Any) -> LoadedModel:
+    found = load_model(str(model_directory("bert")), "linear")
+    found.model.eval()
+    return found
+
+
+def close(answers: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.allclose(one, other, atol=2e-5, rtol=0) for one, other in zip(answers, others, strict=True))
+
+
+def same(answers: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(answers, others, strict=True))
+
+
+# -- What it answers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("composition", ["union", "selection", "alone"])
+def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, composition: str) -> None:
+    ledger = ledger_of(loaded.model, composition)
+    tasks = list("abbacabacccabc")
+    rows = rows_of(loaded, tasks)
+    answers = mixed_of(loaded.model, ledger, pad=loaded.pad).answer(rows, tasks)
+    assert [len(row) for row in answers] == [{"a": 2, "b": 3, "c": 4}[task] for task in tasks]
+    assert same(answers, expected(loaded.model, ledger, rows, tasks, loaded.pad))
+
+
+@pytest.mark.parametrize("composition", ["union", "selection", "alone"])
+@pytest.mark.parametrize("tasks", ["eadbc", "aebbe", "ddabcccccd", "ac"])
+def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tasks: str, monkeypatch: Any) -> None:
+    """Before and after the task whose union all of them share; beside a large group."""
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    ledger = ledger_of(loaded.model, composition)
+    rows = rows_of(loaded, list(tasks))
+    mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
+    exact = expected(loaded.model, ledger, rows, list(tasks), loaded.pad)
+    for _ in range(2):  # compared with the exact ones, and then trusted
+        answers = mixed.answer(rows, list(tasks))
+        assert close(answers, exact)
+    assert not mixed._exact_only
+    assert not same(answers, exact)
+    bare = expected(loaded.model, ledger, rows, list(tasks), loaded.pad)
+    assert same(exact, bare)  # θ_pre was left as it was
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_every_family_is_corrected_or_answered_exactly(tmp_path: Path, name: str, monkeypatch: Any) -> None:
+    """Whatever a family has: shared layers, norms of other kinds, tensors of no layer, rows in the second dimension."""
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    loaded = load_model(str(families.write(name, tmp_path)), "linear")
+    loaded.model.eval()
+    ledger = ledger_of(loaded.model, size=200)
+    mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
+    for tasks in ("edcba", "abcde"):
+        rows = rows_of(loaded, list(tasks))
+        assert close(mixed.answer(rows, list(tasks)), expected(loaded.model, ledger, rows, list(tasks), loaded.pad))
+
+
+def test_prompts_are_read_too(model_directory: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    loaded = load_model(str(model_directory("bert-mlm")), "prompt")
+    model = loaded.model.eval()
+    monkeypatch.setattr(TaskHead, "label_words", (7, 9))
+    ledger = ledger_of(model)  # type: ignore[arg-type]
+    rows = [torch.cat([row, torch.tensor([loaded.tokenizer.mask_token_id])]) for row in rows_of(loaded, list("abcde"))]
+    mixed = mixed_of(model, ledger, pad=loaded.pad)  # type: ignore[arg-type]
+    assert close(mixed.answer(rows, list("abcde")), expected(model, ledger, rows, list("abcde"), loaded.pad))  # type: ignore[arg-type]
+
+
+# -- What stays exact ------------------------------------------------------------------------------------
+
+
+def test_large_changes_stay_exact(loaded: LoadedModel) -> None:
+    ledger = ledger_of(loaded.model, size=len(loaded.model.space()) // 100)
+    rows = rows_of(loaded, list("abcde"))
+    answers = mixed_of(loaded.model, ledger, pad=loaded.pad).answer(rows, list("abcde"))
+    assert same(answers, expected(loaded.model, ledger, rows, list("abcde"), loaded.pad))
+
+
+def test_all_is_exact_where_that_is_asked_for_or_in_half_precision(loaded: LoadedModel, monkeypatch: Any) -> None:
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    ledger = ledger_of(loaded.model)
+    rows = rows_of(loaded, list("abcde"))
+    exact = expected(loaded.model, ledger, rows, list("abcde"), loaded.pad)
+    assert same(mixed_of(loaded.model, ledger, pad=loaded.pad, smallest_group=1).answer(rows, list("abcde")), exact)
+    half = mixed_of(loaded.model, ledger, pad=loaded.pad, precision="bf16").answer(rows, list("abcde"))
+    monkeypatch.setattr(loaded.model, "precision", "bf16")
+    assert same(half, expected(loaded.model, ledger, rows, list("abcde"), loaded.pad))
+    assert not same(half, exact)
+
+
+class Vision(ReadoutModel):
+    """A convolution, a norm with buffers and two linear layers, of which one is used without being called."""
+
+    def __init__(self, *, called: bool = True) -> None:
+        backbone = nn.ModuleDict(
+            {"norm": nn.BatchNorm1d(6), "first": nn.Linear(6, HIDDEN), "second": nn.Linear(HIDDEN, HIDDEN)}
+        )
+        super().__init__(tiny.pre_trained(lambda: backbone), "linear")
+        self.called = called
+
+    @property
+    def hidden_size(self) -> int:
+        return HIDDEN
+
+    def features(self, x: Tensor) -> Tensor:
+        layers: Any = self.backbone
+        hidden = layers.first(layers.norm(x)).tanh()
+        second = layers.second
+        return second(hidden) if self.called else nn.functional.linear(hidden, second.weight, second.bias)
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_a_module_that_is_not_called_is_noticed(called: bool, monkeypatch: Any) -> None:
+    """Rows without a length: vectors, in a batch of them."""
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    model = Vision(called=called).eval()
+    ledger = ledger_of(model)
+    rows = list(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
+    mixed = mixed_of(model, ledger, pad=None)
+    tasks = list("edcba")
+    assert close(mixed.answer(rows, tasks), expected(model, ledger, rows, tasks, 0))
+    assert mixed._exact_only == (not called)
+
+
+def test_a_task_with_its_own_buffers_is_answered_with_them(monkeypatch: Any) -> None:
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    model = Vision().eval()
+    ledger = ledger_of(model, c={"buffers": {"norm.running_mean": torch.full((6,), 3.0)}})
+    rows = list(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
+    assert close(
+        mixed_of(model, ledger, pad=None).answer(rows, list("edcba")), expected(model, ledger, rows, list("edcba"), 0)
+    )
+
+
+def test_what_corrections_get_wrong_is_noticed(loaded: LoadedModel, monkeypatch: Any) -> None:
+    """A layer may not do what its class says: its answers are compared before they are trusted."""
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    ledger = ledger_of(loaded.model, size=500)
+    layer: Any = loaded.model.backbone.get_submodule("encoder.layer.0.intermediate.dense")
+    layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
+    mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
+    rows = rows_of(loaded, list("abcde"))
+    assert same(mixed.answer(rows, list("abcde")), expected(loaded.model, ledger, rows, list("abcde"), loaded.pad))
+    assert mixed._exact_only
+
+
+# -- What it leaves behind -------------------------------------------------------------------------------
+
+
+def test_the_model_is_left_as_it_was(loaded: LoadedModel, monkeypatch: Any) -> None:
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    ledger = ledger_of(loaded.model)
+    loaded.model.train()
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
+    with torch.random.fork_rng():
+        drawn = torch.get_rng_state()
+        mixed.answer(rows_of(loaded, list("abcde")), list("abcde"))
+        assert torch.equal(torch.get_rng_state(), drawn)
+    with pytest.raises(IndexError):
+        mixed.answer([torch.tensor([10**6])] * 2, ["a", "b"])
+    assert all(torch.equal(before[name], tensor) for name, tensor in loaded.model.state_dict().items())
+    assert loaded.model.training
+    assert not any(module._forward_hooks for module in loaded.model.modules())
+
+
+def test_the_ledger_may_grow_meanwhile(loaded: LoadedModel, monkeypatch: Any) -> None:
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    ledger = ledger_of(loaded.model)
+    mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
+    mixed.answer(rows_of(loaded, list("ab")), list("ab"))
+    owned = ledger.free(Region.of([1, 2, 3]))
+    ledger.append(Record("new", Region.of([1, 2, 3]), Graft(owned, torch.full((len(owned),), 2.0)), 0.1))
+    loaded.model.add_task(TaskHead("new", 2))
+    tasks = ["new", "a", "e"]
+    rows = rows_of(loaded, tasks)
+    assert close(mixed.answer(rows, tasks), expected(loaded.model, ledger, rows, tasks, loaded.pad))
+
+
+def test_nothing_is_answered_for_nothing(loaded: LoadedModel) -> None:
+    mixed = mixed_of(loaded.model, ledger_of(loaded.model))
+    assert mixed.answer([], []) == []
+    with pytest.raises(UsageError, match="got 1 rows and 2 tasks"):
+        mixed.answer([torch.tensor([1])], ["a", "b"])
+    with pytest.raises(TaskError, match="holds no task 'z'"):
+        mixed.answer([torch.tensor([1])], ["z"])
