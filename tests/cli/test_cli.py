@@ -551,6 +551,30 @@ def test_predict_answers_single_texts_and_pairs(finished: Path, capsys, monkeypa
     assert len(capsys.readouterr().out.splitlines()) == 3  # an empty line is a text, too
 
 
+def test_a_predictor_answers_texts_of_many_tasks_at_once(finished: Path) -> None:
+    """In the order of the texts, with the labels of each task; pairs among single texts, and more than one batch."""
+    from forgetfree import Predictor
+    from forgetfree.errors import UsageError
+
+    predictor = Predictor.of_run(finished)
+    texts: dict[str, Any] = {
+        "sst2": "a lovely film",
+        "qnli": ("who was it", "it was the river"),
+        "ag_news": "a dull story",
+    }
+    tasks = [*TASKS, *["sst2"] * 70, *TASKS]
+    answers = predictor.answer_mixed(tasks, [texts[task] for task in tasks])
+    for task, answer in zip(tasks, answers, strict=True):
+        (alone,) = predictor.answer(task, [texts[task]])
+        assert answer.label == alone.label
+        assert answer.probability == pytest.approx(alone.probability, abs=1e-5)
+    assert predictor.answer_mixed([], []) == []
+    with pytest.raises(UsageError, match="got 1 texts and 2 tasks"):
+        predictor.answer_mixed(["sst2", "sst2"], ["a"])
+    with pytest.raises(UsageError, match="reads pairs of texts"):
+        predictor.answer_mixed(["sst2", "qnli"], ["a", "b"])
+
+
 def test_predict_imports_only_what_answers(finished: Path) -> None:
     """What reads data sets, trains or draws would make every start slower."""
     arguments = ["predict", str(finished), "--task", "sst2", "a lovely film"]
