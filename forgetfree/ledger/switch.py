@@ -68,6 +68,7 @@ class LedgerSwitch:
         if stage != self._stage:
             self._entries.write_(self._pieces(stage))
             self._stage = stage
+            torch.clear_autocast_cache()  # a caller's autocast keeps weights in half precision, as they were
         self._restore_buffers()
 
     def _pieces(self, stage: int) -> list[tuple[Tensor, Tensor]]:

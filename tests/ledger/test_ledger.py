@@ -780,6 +780,21 @@ def test_a_task_is_answered_inside_and_the_base_model_is_there_after(model: Toy,
     assert_state(model, before)
 
 
+def test_a_switch_inside_a_callers_autocast_is_answered_anew(model: Toy, ledger: Ledger) -> None:
+    """There PyTorch keeps the weights it has cast, and would answer from those of the task before."""
+    switch, x = LedgerSwitch(ledger, model), torch.eye(model.a.in_features)
+    answers = {}
+    for outer in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+            for stage in (0, 3, 1):
+                switch.to(stage)
+                with torch.autocast("cpu", torch.bfloat16):
+                    answers[outer, stage] = model.a(x)
+    assert not torch.equal(answers[False, 0], answers[False, 3])
+    for stage in (0, 3, 1):
+        assert torch.equal(answers[True, stage], answers[False, stage])
+
+
 def test_buffers_are_those_of_the_task(model: Toy, ledger: Ledger) -> None:
     """Task one has none of its own, so it has θ_pre's; two and three have 200 and 300."""
     before, switch = state(model), LedgerSwitch(ledger, model)
