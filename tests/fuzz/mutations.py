@@ -229,7 +229,10 @@ def change_inner_json(data: bytes, rng: random.Random) -> bytes:
     if not texts:
         return change_metadata(data, rng)
     key = rng.choice(sorted(texts))
-    text = rng.choice(list(JSON.values()))(texts[key], rng)
+    lines = texts[key].split(b"\n") if key in frames else [texts[key]]
+    number = rng.randrange(len(lines))
+    lines[number] = rng.choice(list(JSON.values()))(lines[number], rng)
+    text = b"\n".join(lines)
     if key == "layout":
         with suppress(ValueError, RecursionError):
             canonical = json.dumps(json.loads(text), separators=(",", ":"))
