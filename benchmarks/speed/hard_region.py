@@ -17,11 +17,10 @@ ENTRIES = 10_000_000
 
 
 def figures(turns: int = 9) -> list[Figure]:
-    """Measure on normally distributed scores; a copy of them is the least that memory allows."""
+    """Measure on normally distributed scores; to read them once is the least that it takes."""
     generator = torch.Generator().manual_seed(0)
     climbed, pre = torch.randn(2, ENTRIES, generator=generator)
     ft = pre + climbed
-    place = torch.empty(ENTRIES)
     made = []
     for sparsity in (1e-4, 1e-3):
         count = int(sparsity * ENTRIES)
@@ -31,12 +30,12 @@ def figures(turns: int = 9) -> list[Figure]:
                 "ours": lambda: hard_region(climbed, -10.0, base, count),  # noqa: B023
                 "most moved": lambda: most_moved(pre, ft, count),  # noqa: B023
                 "torch.topk": lambda: torch.topk(climbed, count),  # noqa: B023
-                "copy": lambda: place.copy_(climbed),
+                "reading once": lambda: climbed.max(),
             },
             turns=turns,
         )
         low, median, high = np.quantile(1000 * seconds["ours"], [0.25, 0.5, 0.75])
-        limit = 1000 * float(np.median(seconds["copy"]))
+        limit = 1000 * float(np.median(seconds["reading once"]))
         name = f"hard region of 10 million scores, s = {sparsity:g}"
         made += [
             Figure(name, float(median), float(low), float(high), 25.0, limit, "ms"),

@@ -8,14 +8,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from forgetfree.core.parameters import at_least_float32, stretch_of
+from forgetfree.core.parameters import at_least_float32
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
 
 #: How γ_base is chosen; `forgetfree.learning.localization.choose_base` knows ``fisher`` and ``bias``, too.
 BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
-#: How many of many scores are looked at to guess how high the highest are.
-_SAMPLE = 2**16
+#: The most scores of which one maximum is taken.
+_BLOCK = 32
 
 
 def budget(space_size: int, sparsity: float) -> int:
@@ -40,49 +40,38 @@ def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
 
     There are fewer if fewer are eligible; an entry at −∞ never is.
     """
-    if count <= 0:
-        return Region.empty()
-    candidates, found = _candidates(scores, count, eligible)
-    if len(candidates) > count:
-        threshold = torch.topk(found, count, sorted=False).values.min()
-        chosen = found > threshold
-        ties = (found == threshold).nonzero().squeeze(1)
-        chosen[ties[: count - int(chosen.count_nonzero())]] = True
-        candidates = candidates[chosen]
-    return Region(candidates.cpu())
+    if eligible is not None:
+        scores = scores.masked_fill(~eligible, -math.inf)
+    return Region(_highest(scores, count).cpu()) if count > 0 and len(scores) else Region.empty()
 
 
-def _candidates(scores: Tensor, count: int, eligible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return indices, sorted, and values of eligible scores ``(N,)`` that hold the ``count`` highest, and few more.
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """Return the sorted indices of the ``count`` highest scores ``(N,)``, without −∞.
 
-    A sample shows how high they are likely to be. Where too few turn out to be that high, the guess is lowered.
+    Of many scores, most are ruled out by one quick pass. They lie in the ``count`` blocks of neighbours that have the highest
+    maxima: any other block's highest entry comes after the highest one of each of these.
     """
-    step = max(1, len(scores) // _SAMPLE)
-    sample = scores[::step] if eligible is None else scores[::step][eligible[::step]]
-    expected = count / step
-    likely = math.ceil(expected + 4 * math.sqrt(expected) + 8)  # four standard deviations above: seldom too few
-    while likely < len(sample):
-        threshold = float(torch.topk(sample, likely, sorted=False).values.min())
-        found = _at_least(threshold, scores, eligible)
-        if len(found[0]) >= count or threshold == -math.inf:
-            return found
-        likely *= 4
-    return _at_least(-math.inf, scores, eligible)
+    block = min(_BLOCK, len(scores) // (8 * count))
+    if block < 2:
+        return _chosen(scores, count).nonzero().squeeze(1)
+    whole = len(scores) // block * block
+    rows = scores[:whole].reshape(-1, block)
+    high = _highest(rows.amax(1), count)
+    chosen = _chosen(torch.cat([rows[high].view(-1), scores[whole:]]), count).nonzero().squeeze(1)
+    inside = chosen[chosen < len(high) * block]
+    rest = chosen[len(inside) :] + (whole - len(high) * block)
+    return torch.cat([high[inside // block] * block + inside % block, rest])
 
 
-def _at_least(threshold: float, scores: Tensor, eligible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return indices, sorted, and values of the eligible scores ``(N,)`` from a threshold on."""
-    length = stretch_of(scores.device)
-    indices, values = [], []
-    for start in range(0, max(1, len(scores)), length):
-        stretch = scores[start : start + length]
-        held = stretch > threshold if threshold == -math.inf else stretch >= threshold
-        if eligible is not None:
-            held &= eligible[start : start + length]
-        at = held.nonzero().squeeze(1)
-        values.append(stretch[at])
-        indices.append(at.add_(start))
-    return torch.cat(indices), torch.cat(values)
+def _chosen(scores: Tensor, count: int) -> Tensor:
+    """Return as a mask which scores ``(N,)`` are the ``count`` highest, without −∞; of equal ones the first."""
+    if count >= len(scores):
+        return scores > -math.inf
+    threshold = torch.topk(scores, count, sorted=False).values.min()
+    chosen = scores > threshold
+    ties = (scores == threshold).nonzero().squeeze(1)[: count - int(chosen.count_nonzero())]
+    chosen[ties] = threshold > -math.inf
+    return chosen
 
 
 def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:
