@@ -32,7 +32,7 @@ def figures(turns: int = 9) -> list[Figure]:
         "localize": lambda: bench.localized(fine_tuned, options),
         f"{STEPS} steps": lambda: fine_tuned_state(bench.loaded, bench.task, bench.pre, options, seed=0),
     }
-    seconds = alternate(contenders, turns=max(1, turns // 3), warm_up=0)
+    seconds = alternate(contenders, turns=max(1, turns // 4), warm_up=0)
     made = []
     for steps, at_most in RATIOS.items():
         scaled = seconds | {"fine-tune": seconds[f"{STEPS} steps"] * (steps / STEPS)}

@@ -124,5 +124,5 @@ def figures(turns: int = 9) -> list[Figure]:
     stream = load_stream("sst2", data="demo", model="minilm", readout="linear")
     return [
         *lines(stream, 32, 1.2, turns, peers=True),
-        *lines(stream, 256, 1.03, max(3, turns // 3), peers=False),
+        *lines(stream, 256, 1.03, max(2, turns // 4), peers=False),
     ]
