@@ -88,6 +88,11 @@ class RegionStrategy(ContinualStrategy):
     taskwise: ClassVar[bool] = True
     regions: TaskRegions
 
+    def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
+        """Return the learned tasks, unless tasks share a union: else θ_pre answers for what is not learned yet."""
+        alone = self.stream.scenario == "task" and self.regions.ledger.composition != "union"
+        return list(self.learned) if alone else None
+
 
 class TaskRegions:
     """The ledger of a strategy, and its model, which is switched between θ_pre and what the tasks are inferred with.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, ClassVar
@@ -54,6 +54,8 @@ class StrategyTemplate(SupervisedTemplate):
     training: Training | None
     #: What `begin` enters is left after `commit`; an error, or an interrupt, passes through it from then on.
     scope: ExitStack
+    #: Chooses those batches of a task that are evaluated; none: all.
+    choose_batches: Callable[[EncodedTask, list[list[int]]], list[list[int]]] | None = None
 
     # -- Training --------------------------------------------------------------------------------------------
 
@@ -236,6 +238,8 @@ class StrategyTemplate(SupervisedTemplate):
         rows = getattr(self.task, self.experience.origin_stream.name, None)
         lengths = rows.lengths if rows is not None and len(rows) == len(data) else lengths_of(data, self.model)
         batches = by_length(lengths, self.eval_mb_size)
+        if self.choose_batches is not None:
+            batches = self.choose_batches(self.task, batches)
         self._order = [row for batch in batches for row in batch]
         self.dataloader = loader(data, batches, num_workers)
 
@@ -249,7 +253,7 @@ class StrategyTemplate(SupervisedTemplate):
         showing = self.phase("evaluate", self.task, len(self.dataloader))
         with showing as self._on_evaluated, answer_for(self, self.task) as self._answer:
             super().eval_epoch(**kwargs)
-        in_order = torch.argsort(torch.tensor(self._order))
+        in_order = torch.argsort(torch.tensor(self._order))  # of some rows: those, in their order
         logits, labels = (torch.cat(column)[in_order].numpy() for column in zip(*self._collected, strict=True))
         self.predictions[self.task.name] = Predictions(logits, labels)
 

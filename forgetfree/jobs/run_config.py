@@ -26,6 +26,10 @@ class RunOptions(CommonOptions):
         "what is known at inference: the task; or not, with the labels of all tasks told apart (class), or the same "
         "labels in all tasks (domain)",
     )
+    upper_triangle: bool = option(
+        True,
+        "evaluate tasks before they are learned, too. false: long streams are evaluated faster, and there is no fwt",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

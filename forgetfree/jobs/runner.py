@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -32,6 +32,7 @@ from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_sco
 from forgetfree.results.stored import run_of_scores
 
 if TYPE_CHECKING:
+    from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
@@ -65,12 +66,14 @@ class Learned:
     Attributes:
         strategy: after the last task.
         rows: its answers before training, and after each task.
+        broken: see `StreamAnswers`.
         kept_bytes: after each task.
         seconds: that each task took to learn.
     """
 
     strategy: ContinualStrategy
     rows: list[Row]
+    broken: list[str]
     kept_bytes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
@@ -173,6 +176,7 @@ class RunJob(Job[RunConfig]):
             directory: where it keeps what it needs to answer later; default: nowhere.
             on_row: told of all rows so far, whenever there is one more.
         """
+        from forgetfree.continual.evaluation import StreamAnswers
         from forgetfree.models.state import StateStore
 
         stream = self.stream(seed)
@@ -184,8 +188,8 @@ class RunJob(Job[RunConfig]):
             monitor=monitor(f"{stream.name} · {name} · seed {seed}"),
             store=StateStore(self.cache),
         )
-        current = self._before_training(name, strategy)
-        learned = Learned(strategy, [dict(current)])
+        answers = StreamAnswers(strategy, upper_triangle=self.common.upper_triangle)
+        learned = Learned(strategy, [self._before_training(name, answers)], answers.broken)
         on_row(learned.rows)
         for experience in stream.benchmark.train_stream:
             begin = time.perf_counter()
@@ -193,35 +197,35 @@ class RunJob(Job[RunConfig]):
             learned.seconds.append(round(time.perf_counter() - begin, 3))
             if directory is not None:
                 strategy.save(directory)
-            current |= strategy.evaluate(strategy.changed_by(stream.task_of(experience)))
-            learned.rows.append(dict(current))
+            learned.rows.append(answers.after(stream.task_of(experience)))
             learned.kept_bytes.append(strategy.bytes_kept())
             on_row(learned.rows)
         return learned
 
-    def _before_training(self, name: str, strategy: ContinualStrategy) -> Row:
+    def _before_training(self, name: str, answers: StreamAnswers) -> Row:
         """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
         if name not in registry.STRATEGIES:
-            return dict(strategy.evaluate())
-        how = strategy.options.precision, strategy.options.evaluation_batch_size
-        if how not in self._first_rows:
-            self._first_rows[how] = dict(strategy.evaluate())
+            return answers.before()
+        options = self.checked.options[name]
+        how = options.precision, options.evaluation_batch_size
+        self._first_rows[how] = answers.before(self._first_rows.get(how))
         return dict(self._first_rows[how])
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
         """Learn the stream, and write scores, predictions, and what the strategy keeps."""
-        tasks = self.stream(key["seed"]).tasks
+        tasks, scores = self.stream(key["seed"]).tasks, list[Score]()
+
+        @cache
+        def measured(answers: Predictions, metric: str) -> tuple[tuple[str, float], ...]:
+            return (metric, answers.score(metric)), ("ece", answers.ece)
 
         def write(rows: Sequence[Row]) -> None:
-            scores = [
-                Score(key, task.name, after, metric, value, len(task.test))
-                for after, row in enumerate(rows)
+            scores.extend(
+                Score(key, task.name, len(rows) - 1, metric, value, len(task.test))
                 for task in tasks
-                for metric, value in (
-                    (task.definition.metric, row[task.name].score(task.definition.metric)),
-                    ("ece", row[task.name].ece),
-                )
-            ]
+                if task.name in rows[-1]
+                for metric, value in measured(rows[-1][task.name], task.definition.metric)
+            )
             write_scores(directory / SCORES_FILE, scores)
 
         learned = self.learn(key["strategy"], key["seed"], monitor, directory, write)
@@ -232,7 +236,7 @@ class RunJob(Job[RunConfig]):
             "options": asdict(strategy.options),
             "ledger": _ledger_summary(strategy),
             "kept_bytes": learned.kept_bytes,
-            "extra": strategy.extra_results(),
+            "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
             "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
         }
 

@@ -3,7 +3,7 @@
 Two kinds of function live here. The first kind reads the *learning matrix* R of one run, with T tasks:
 shape (T+1, T), values in [0, 1]; row 0 is measured before any training, row i after learning task i, and
 column k belongs to the k-th task. Counting from zero as Python does, task k is learned between row k and
-row k + 1. The second kind reads logits of shape (n, n_labels) and labels of shape (n,).
+row k + 1; before, values may be missing: None or NaN. The second kind reads logits and labels of n examples.
 
 All results are fractions, never percent. All arithmetic is in float64.
 """
@@ -80,7 +80,7 @@ def backward_transfer(matrix: npt.ArrayLike) -> float:
     return _mean((scores[-1] - _right_after_learning(scores))[:-1])
 
 
-def forward_transfer(matrix: npt.ArrayLike) -> float:
+def forward_transfer(matrix: npt.ArrayLike) -> float | None:
     """Return the mean over tasks but the first of row just before learning − row 0 (Lopez-Paz & Ranzato, 2017).
 
     Their baseline is a randomly initialised model; ours is the pre-trained model, which is row 0.
@@ -89,10 +89,12 @@ def forward_transfer(matrix: npt.ArrayLike) -> float:
         matrix: learning matrix, shape (T+1, T), in [0, 1].
 
     Returns:
-        A fraction in [-1, 1], positive where earlier tasks helped; 0.0 for a stream of one task.
+        A fraction in [-1, 1], positive where earlier tasks helped; 0.0 for a stream of one task; None where tasks were not
+        evaluated before they were learned.
     """
     scores = _learning_matrix(matrix)
-    return _mean((np.diagonal(scores) - scores[0])[1:])
+    transfer = _mean((np.diagonal(scores) - scores[0])[1:])
+    return None if np.isnan(transfer) else transfer
 
 
 def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> float | None:
@@ -130,8 +132,8 @@ def summarize(
         reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
 
     Returns:
-        Fractions under `average`, `forgetting`, `bwt`, `fwt`, `intransigence` (None without reference) and
-        `ece` (mean over tasks of the last row).
+        Fractions under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
+        without reference) and `ece` (mean over tasks of the last row).
     """
     scores, calibration = _learning_matrix(matrix), _learning_matrix(ece, "ece")
     if calibration.shape != scores.shape:
@@ -307,7 +309,7 @@ def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
     return _mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Predictions:
     """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``."""
 
@@ -332,8 +334,9 @@ class Predictions:
 
 
 def _learning_matrix(values: npt.ArrayLike, name: str = "matrix") -> Floats:
-    """Check a matrix, and return it, shape (T+1, T) with T ≥ 1."""
-    matrix = _fractions(values, name)
+    """Check a matrix, and return it, shape (T+1, T) with T ≥ 1; NaN for what is missing before a task is learned."""
+    matrix = _floats(values, name)
+    _fractions(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name)
     if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
         raise MetricError(
             f"{name} must have shape (T+1, T), a row before training and a row after each of T tasks; "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -80,7 +81,9 @@ def cell(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction in percent, with one decimal."""
+    """Return a fraction in percent, with one decimal; a dash where it is missing."""
+    if math.isnan(fraction):
+        return NULL
     return f"{100 * fraction:z.1f}"  # z: no minus sign before 0.0
 
 

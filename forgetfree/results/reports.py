@@ -192,7 +192,7 @@ def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
 
 def _matrix_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     stages = ("before training", *(f"after {task}" for task in comparison.tasks))
-    means = np.mean([run["matrix"] for run in entry.runs], axis=0)
+    means = np.mean(np.array([run["matrix"] for run in entry.runs], dtype=float), axis=0)
     return Table(
         title=f"Learning matrix of {entry.label} (in %, {_mean_over(len(entry.runs))})",
         header=("stage", *_task_headers(comparison)),
@@ -214,6 +214,10 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         yield f"Every strategy: {_count_seeds(seeds[0][1])}."
     elif seeds:
         yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
+    for entry in comparison.strategies:
+        for run in entry.runs:
+            for claim in run.get("broken_claims", ()):
+                yield f"Broken claim of {entry.label}, seed {run['seed']}: {claim}."
     for run in comparison.unfinished:
         done = max(0, len(run["matrix"]) - 1)
         yield (

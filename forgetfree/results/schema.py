@@ -42,9 +42,13 @@ Amount = Annotated[float, Field(ge=0)]
 Shares = Annotated[list[Share], _that(lambda v, c: len(v) == c["n"], "{n} numbers in [0, 1]")]
 Amounts = Annotated[list[Amount], _that(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0")]
 Matrix = Annotated[
-    list[list[Share]],
+    list[list[Share | None]],
     _that(
-        lambda v, c: len(v) == c["n"] + 1 and all(len(row) == c["n"] for row in v),
+        lambda v, c: (
+            len(v) == c["n"] + 1
+            and all(len(row) == c["n"] for row in v)
+            and all(None not in row[:learned] for learned, row in enumerate(v))
+        ),
         "a row before training and one after each task, each of {n} numbers in [0, 1]",
     ),
 ]
@@ -93,6 +97,7 @@ class _Run(_Part):
     seconds_per_task: Amounts | None = None
     agreement: Amounts | None = None
     union: _Union | None = None
+    broken_claims: list[str] = []
 
 
 class _Unfinished(_Part):

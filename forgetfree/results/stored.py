@@ -95,7 +95,7 @@ def scores_of_run(run: Json, results: Json) -> Iterator[Score]:
     rows = results["data"].get("test_rows", {})
     for after, (scores, eces) in enumerate(zip(run["matrix"], run["ece"], strict=True)):
         for i, task in enumerate(tasks):
-            found = {run["metric"][i]: scores[i], "ece": eces[i]}
+            found = {run["metric"][i]: scores[i], "ece": eces[i]} if scores[i] is not None else {}
             if after == len(tasks):
                 found |= {"agreement": run["agreement"][i]} if run.get("agreement") else {}
                 found |= {_UNION + name: values[i] for name, values in (run.get("union") or {}).items()}
@@ -106,20 +106,25 @@ def scores_of_run(run: Json, results: Json) -> Iterator[Score]:
 def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
     """Return ``metric``, ``matrix``, ``ece``, ``agreement`` and ``union`` of an entry of ``runs`` from its scores so far.
 
-    The matrices have a row before training and one after each task that was learned, and a column for each task.
+    The matrices have a row before training and one after each task that was learned, and a column for each task; ``None``
+    where a task was not evaluated before it was learned.
 
     Raises:
-        KeyError: a score is missing.
+        KeyError: a score of a learned task is missing.
     """
     values = {(score.metric, score.after, score.task): score.value for score in scores}
     last, metrics = max((after for _, after, _ in values), default=-1), {metric for metric, *_ in values}
-    metric = [next((m for m in TASK_METRICS if (m, 0, task) in values), TASK_METRICS[0]) for task in tasks]
-    stages = range(last + 1)
-    run: Json = {
-        "metric": metric,
-        "matrix": [[values[name, i, task] for name, task in zip(metric, tasks, strict=True)] for i in stages],
-        "ece": [[values["ece", i, task] for task in tasks] for i in stages],
-    }
+    scored = {(metric, task) for metric, _, task in values}
+    metric = [next((m for m in TASK_METRICS if (m, task) in scored), TASK_METRICS[0]) for task in tasks]
+
+    def matrix(names: Sequence[str]) -> list[list[float | None]]:
+        places = [(name, task, place) for place, (name, task) in enumerate(zip(names, tasks, strict=True))]
+        return [
+            [values[name, i, task] if place < i else values.get((name, i, task)) for name, task, place in places]
+            for i in range(last + 1)
+        ]
+
+    run: Json = {"metric": metric, "matrix": matrix(metric), "ece": matrix(["ece"] * len(tasks))}
     if "agreement" in metrics:
         run["agreement"] = [values["agreement", last, task] for task in tasks]
     if f"{_UNION}ece" in metrics:

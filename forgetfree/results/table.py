@@ -164,7 +164,8 @@ class Results:
             metric: ``score`` (accuracy, or F1 where the task is measured by it), or ``ece``.
 
         Returns:
-            Shape (T+1, T), fractions: row 0 before training, row i after learning task i.
+            Shape (T+1, T), fractions: row 0 before training, row i after learning task i; NaN where a task was not evaluated
+            before it was learned.
 
         Raises:
             UnknownNameError: no such strategy or metric.
@@ -175,8 +176,10 @@ class Results:
         if strategy not in self.strategies:
             raise UnknownNameError("strategy in these results:", strategy, self.strategies)
         held = self._of(metric, strategy=strategy, seed=seed)
-        table = held.pivot(index="after", columns="task", values="value").reindex(columns=self.tasks)
-        if list(table.index) != list(range(len(self.tasks) + 1)) or table.isna().to_numpy().any():
+        table = held.pivot(index="after", columns="task", values="value")
+        stages = range(len(self.tasks) + 1)
+        extra, table = set(table.index) - set(stages), table.reindex(index=stages, columns=self.tasks)
+        if extra or np.tril(table.isna().to_numpy(), -1).any():
             seeds = sorted(self.scores.loc[self.scores["strategy"] == strategy, "seed"].unique())
             raise ReportError(
                 f"There is no whole matrix of {metric} of {strategy} with seed {seed}: there are seeds "
@@ -286,7 +289,7 @@ class Results:
 
     @property
     def _are_runs(self) -> bool:
-        return "strategy" in self.units and bool((self.scores["after"] == 0).any())
+        return "strategy" in self.units and bool(self.scores["metric"].isin(TASK_METRICS).any())
 
     def _require_runs(self) -> None:
         if not self._are_runs and not self.scores.empty:

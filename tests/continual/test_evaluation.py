@@ -1,0 +1,146 @@
+"""What is reused from one row of the learning matrix to the next is what a full evaluation would give."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from forgetfree import registry
+from forgetfree.continual.evaluation import CHECKED_ROWS, StreamAnswers, sample
+from forgetfree.continual.strategy import ContinualStrategy, Training
+from forgetfree.continual.streams import EncodedTask
+from forgetfree.options import build
+from forgetfree.testing import tiny_stream
+
+SMALL = {"steps": 3, "batch_size": 4, "learning_rate": 0.05, "evaluation_batch_size": 5}
+NAMES = ("qnli", "ag_news", "sst2")
+
+
+def make(name: str, **how: Any) -> ContinualStrategy:
+    cls = registry.strategy(name)
+    known = cls.Options.__dataclass_fields__
+    stream = tiny_stream(how.pop("tasks", NAMES), **how.pop("of", {}))
+    options = {"sparsity": 0.05, "mask_steps": 1, "rank": 2} | SMALL | how
+    return cls(stream=stream, options=build(cls.Options, {k: v for k, v in options.items() if k in known}, name))
+
+
+def learn(strategy: ContinualStrategy, answers: StreamAnswers) -> list[dict[str, Any]]:
+    rows = [answers.before()]
+    for task, experience in zip(strategy.stream.tasks, strategy.stream.benchmark.train_stream, strict=True):
+        strategy.train(experience)
+        rows.append(answers.after(task))
+    return rows
+
+
+def count_rows(strategy: ContinualStrategy) -> list[tuple[str, int]]:
+    """What is evaluated from now on: task and rows."""
+    counted: list[tuple[str, int]] = []
+    evaluate = strategy.evaluate
+
+    def counting(tasks: Any = None) -> Any:
+        found = evaluate(tasks)
+        counted.extend((name, len(each.labels)) for name, each in found.items())
+        return found
+
+    strategy.evaluate = counting  # type: ignore[method-assign]
+    return counted
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"of": {"scenario": "class"}}, {"of": {"scenario": "class"}, "task_inference": "router"}]
+)
+@pytest.mark.parametrize(
+    "name",
+    ["fine-tune", "continual-ft", "grafting-continual", "graft-retrain", "bitfit", "wsn", "packnet", "lora", "joint"],
+)
+def test_rows_are_those_of_a_full_evaluation(name: str, how: dict[str, Any]) -> None:
+    if "task_inference" in how and not registry.strategy(name).taskwise:
+        pytest.skip("one model for all tasks")
+    strategy = make(name, **dict(how))
+    answers = StreamAnswers(strategy)
+    full: list[dict[str, Any]] = [strategy.evaluate()]
+    rows = [answers.before()]
+    for task, experience in zip(strategy.stream.tasks, strategy.stream.benchmark.train_stream, strict=True):
+        strategy.train(experience)
+        rows.append(answers.after(task))
+        full.append(strategy.evaluate())
+    assert not answers.broken
+    for row, expected in zip(rows, full, strict=True):
+        assert list(row) == list(expected)
+        for task_name, found in row.items():
+            assert torch.equal(torch.from_numpy(found.logits), torch.from_numpy(expected[task_name].logits))
+            assert np.array_equal(found.labels, expected[task_name].labels)
+
+
+@pytest.mark.parametrize("name", ["grafting-continual", "packnet", "bitfit"])
+def test_a_learned_task_is_evaluated_once_and_then_sampled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forgetfree.continual.evaluation.CHECKED_ROWS", 4)
+    strategy = make(name, evaluation_batch_size=2)
+    counted = count_rows(strategy)
+    learn(strategy, StreamAnswers(strategy, upper_triangle=False))
+    size = len(strategy.stream.tasks[0].test)
+    assert size > 4
+    assert counted == [(NAMES[j], size if i == j else 4) for i in range(3) for j in range(i + 1)]
+
+
+def test_without_the_upper_triangle_only_learned_tasks_are_answered() -> None:
+    for name in ("continual-ft", "grafting-continual", "joint"):
+        upper = learn(one := make(name), StreamAnswers(one))
+        lower = learn(other := make(name), StreamAnswers(other, upper_triangle=False))
+        assert [list(row) for row in lower] == [list(NAMES[:i]) for i in range(4)]
+        for with_it, without in zip(upper, lower, strict=True):
+            for task, found in without.items():
+                assert np.array_equal(found.logits, with_it[task].logits)
+
+
+class Forgetful(ContinualStrategy):
+    """Claims to forget nothing, and trains one model for all tasks."""
+
+    forget_free: ClassVar[bool] = True
+
+    def begin(self, task: EncodedTask) -> Training:
+        return self.everything(task)
+
+    @contextmanager
+    def answering(self, task: EncodedTask) -> Iterator[None]:
+        yield
+
+
+def test_a_broken_claim_is_told_and_scored_as_it_is() -> None:
+    stream = tiny_stream(NAMES)
+    strategy = Forgetful(stream=stream, options=build(Forgetful.Options, SMALL, "it"))
+    answers = StreamAnswers(strategy)
+    answers.before()
+    for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
+        strategy.train(experience)
+        row = answers.after(task)
+        for name, found in strategy.evaluate().items():
+            assert np.array_equal(found.logits, row[name].logits)
+    assert answers.broken == [
+        "forget_free: claimed as True, but learning ag_news changed the answers for qnli",
+        "forget_free: claimed as True, but learning sst2 changed the answers for qnli, ag_news",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(1, 64), (31, 64), (65, 64), (400, 64), (400, 8), (403, 8), (50, 1), (33, 32)]
+)
+def test_samples_are_whole_batches_spread_evenly(rows: int, size: int) -> None:
+    batches = [list(range(rows))[i : i + size] for i in range(0, rows, size)]
+    seen: set[int] = set()
+    for seed in range(60):
+        chosen = sample(batches, seed)
+        assert all(batch in batches for batch in chosen) and len({batch[0] for batch in chosen}) == len(chosen)
+        held = sum(map(len, chosen))
+        assert min(rows, CHECKED_ROWS) <= held and held - len(chosen[-1]) < CHECKED_ROWS
+        seen |= {row for batch in chosen for row in batch}
+        places = sorted(batches.index(batch) for batch in chosen)
+        if size == 8 and rows == 400:
+            assert min(b - a for a, b in itertools.pairwise(places)) >= 12 - 2
+    assert seen == set(range(rows))
