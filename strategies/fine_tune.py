@@ -50,7 +50,8 @@ class FineTune(ContinualStrategy):
     @contextmanager
     def answering(self, task: EncodedTask) -> Iterator[None]:
         """Answer with the task's own model."""
-        with self.holding(self.models.of(task)):
+        at_rest = self.pre_trained if self.training is None else None
+        with self.holding(self.models.of(task), at_rest):
             yield
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:

@@ -33,7 +33,7 @@ Json = dict[str, Any]
 #: Options of ``--set`` that have a flag of their own, too.
 _PLAIN = {
     **{"learning_rate": "step size of the optimizer", "batch_size": "rows per update"},
-    "precision": "fp32, bf16, or on a GPU fp16",
+    "precision": "fp32, bf16, on a GPU fp16, or auto: bf16 where it is native",
     **{name: CommonOptions.__dataclass_fields__[name].metadata["help"] for name in ("test_limit", "cache", "threads")},
 }
 #: Options that a flag gives, and ``--set`` could give, too.

@@ -32,7 +32,7 @@ from forgetfree.errors import OptionError
 from forgetfree.files import StrPath
 from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training import TrainingOptions, settled
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.metrics import Predictions
@@ -122,9 +122,9 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     @contextmanager
-    def holding(self, state: ModelState | None = None) -> Iterator[None]:
-        """Inside, the model holds ``state`` (default: what it held before); after, what it held before, buffers included."""
-        before = ModelState.of(self.model)
+    def holding(self, state: ModelState | None = None, before: ModelState | None = None) -> Iterator[None]:
+        """Inside, the model holds ``state``; after, what it held ``before`` (default: a copy is made), buffers included."""
+        before = before or ModelState.of(self.model)
         try:
             if state is not None:
                 state.load_(self.model)
@@ -247,7 +247,7 @@ class ContinualStrategy(StrategyTemplate):
         eval_every: int = -1,
         peval_mode: str = "epoch",
     ) -> None:
-        self.options = options or self.Options()
+        self.options = settled(options or self.Options(), device)
         self.check(self.options, stream)
         if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
             raise OptionError(

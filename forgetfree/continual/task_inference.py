@@ -10,7 +10,8 @@ the last. Labels of no such task get the lowest logit there is; before any task,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,17 +38,21 @@ class TaskwiseOptions(TrainingOptions):
     )
 
 
-def answer_for(strategy: Any, task: EncodedTask) -> AbstractContextManager[Answer | None]:
+def answer_for(
+    strategy: Any, task: EncodedTask, batches: Iterable[tuple[Tensor, Any]] = ()
+) -> AbstractContextManager[Answer | None]:
     """Return a context in which the model answers for ``task``; it yields what answers in the model's place, if anything.
 
     Args:
         strategy: a `ContinualStrategy`, at rest or during training.
         task: whose rows.
+        batches: inputs and task labels that are going to be answered, in their order, as far as that is known. The router
+            answers them task by task, and so switches models once a task and not once a batch and task.
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
         routed = strategy.options.task_inference == "router" and strategy.learned
-        return _by_router(strategy) if routed else _by_last(strategy)
+        return _by_router(strategy, batches) if routed else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
     context: AbstractContextManager[Answer | None] = strategy.answering(task)
@@ -80,23 +85,38 @@ def _by_last(strategy: Any) -> Iterator[Answer]:
 
 
 @contextmanager
-def _by_router(strategy: Any) -> Iterator[Answer]:
+def _by_router(strategy: Any, batches: Iterable[tuple[Tensor, Any]]) -> Iterator[Answer]:
     """Answer each row by the task whose answer has the least entropy, as a share of its labels' largest entropy."""
+    known = list(batches)
+    ahead = deque(zip((x for x, _ in known), _routed(strategy, known), strict=True))
 
     def route(x: Tensor, labels: Any) -> Tensor:
-        answers, entropies = [], []
-        for task in strategy.learned:
-            with _readout_kept(strategy), strategy.answering(task) as answer:
-                load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
-                answers.append(_among(task, (answer or strategy.model)(x, labels)))
-            entropies.append(_share_of_entropy(task, answers[-1]))
-        if (training := strategy.training) is not None:
-            answers.append(_among(training.task, (training.answer or strategy.model)(x, labels)))
-            entropies.append(_share_of_entropy(training.task, answers[-1]))
-        best = torch.stack(entropies).argmin(0)
-        return torch.stack(answers)[best, torch.arange(len(best), device=best.device)]
+        if ahead and torch.equal(x, ahead[0][0]):
+            return ahead.popleft()[1]
+        return _routed(strategy, [(x, labels)])[0]
 
     yield route
+
+
+def _routed(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+    """Return the logits of each batch, every row's by the task that is surest of it."""
+    answers: list[list[Tensor]] = []
+    tasks = list(strategy.learned)
+    for task in tasks:
+        with _readout_kept(strategy), strategy.answering(task) as answer:
+            load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
+            answers.append([_among(task, (answer or strategy.model)(x, labels)) for x, labels in batches])
+    if (training := strategy.training) is not None:
+        tasks.append(training.task)
+        answers.append([_among(training.task, (training.answer or strategy.model)(x, t)) for x, t in batches])
+    return [_surest(tasks, torch.stack(of_batch)) for of_batch in zip(*answers, strict=True)]
+
+
+def _surest(tasks: Sequence[EncodedTask], answers: Tensor) -> Tensor:
+    """Return of answers ``(tasks, rows, labels)`` each row's with the least entropy ``(rows, labels)``."""
+    entropies = [_share_of_entropy(task, logits) for task, logits in zip(tasks, answers, strict=True)]
+    best = torch.stack(entropies).argmin(0)
+    return answers[best, torch.arange(len(best), device=best.device)]
 
 
 def _among(task: EncodedTask, logits: Tensor) -> Tensor:

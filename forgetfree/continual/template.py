@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import torch
+from avalanche.models import DynamicModule
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.utils import cycle
@@ -226,11 +227,20 @@ class StrategyTemplate(SupervisedTemplate):
         """Evaluate on one experience, or on several in turn; see Avalanche."""
         check_experiences(experiences)
         current = self.model.current_task  # during training, that in training
+        # Asked once: to look through all modules for every task takes longer with every further readout.
+        self.model.to(self.device)
+        self._grows = any(isinstance(module, DynamicModule) for module in self.model.modules())
         try:
             with _at_work(self):
                 return super().eval(experiences, **kwargs)
         finally:
             self.model.current_task = current
+
+    def model_adaptation(self, model: Any = None) -> Any:
+        """Let modules grow that grow with the classes, and put the model on its device; nothing to do in evaluation without."""
+        if not self.is_training and not self._grows:
+            return self.model
+        return super().model_adaptation(model)
 
     def make_eval_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """Plan all rows once, rows of similar length together."""
@@ -250,8 +260,9 @@ class StrategyTemplate(SupervisedTemplate):
     def eval_epoch(self, **kwargs: Any) -> None:
         """Answer all rows of one task by the model that answers for it, and keep the answers in the rows' order."""
         self._collected: list[tuple[Tensor, Tensor]] = []
+        batches = ((b[0].to(self.device), b[-1].to(self.device) if len(b) > 2 else 0) for b in self.dataloader)
         showing = self.phase("evaluate", self.task, len(self.dataloader))
-        with showing as self._on_evaluated, answer_for(self, self.task) as self._answer:
+        with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
         in_order = torch.argsort(torch.tensor(self._order))  # of some rows: those, in their order
         logits, labels = (torch.cat(column)[in_order].numpy() for column in zip(*self._collected, strict=True))

@@ -61,8 +61,8 @@ class WholeModel:
 
     def bytes_kept(self) -> int:
         """Count the model once something is learned, and what stands beside it."""
-        strategy = self._strategy
-        return ModelState.of(strategy.model).size_in_bytes + self._beside() if strategy.learned else 0
+        # All that a state of the model holds is as large as it was before training.
+        return self._strategy.pre_trained.size_in_bytes + self._beside() if self._strategy.learned else 0
 
 
 def tasks_named(stream: Stream, names: Iterable[str], path: Path) -> list[EncodedTask]:

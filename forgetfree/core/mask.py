@@ -21,7 +21,7 @@ from forgetfree.core.base_regions import budget, top
 from forgetfree.core.examples import Batch
 from forgetfree.core.graft import Graft, grafted
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries, stretch_of
-from forgetfree.core.readout_model import Precision, autocast
+from forgetfree.core.readout_model import PrecisionChoice, autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep, check_loss, trainable
 from forgetfree.errors import OptionError, RegionError
@@ -39,7 +39,7 @@ class MaskOptions(Options):
     batch_size: int = option(1024, "rows per step", at_least=1)
     score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5, so θ(γ) begins at the base region's graft")
     evaluate_every: int = option(10, "steps between evaluations of the hard mask", at_least=1)
-    precision: Precision = option("fp32", "of forward and backward passes")
+    precision: PrecisionChoice = option("fp32", "of forward and backward passes")
 
 
 @dataclass(frozen=True)

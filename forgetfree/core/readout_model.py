@@ -20,6 +20,8 @@ ReadoutKind = Literal["linear", "prompt", "causal", "classifier"]
 READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
 #: The precision of forward passes, see `autocast`.
 Precision = Literal["fp32", "bf16", "fp16"]
+#: As it is asked for: ``auto`` is what `native_precision` says of the device.
+PrecisionChoice = Literal["auto", "fp32", "bf16", "fp16"]
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
 
@@ -200,8 +202,18 @@ class ReadoutModel(nn.Module):
         return ParameterSpace.of(self.backbone, include=(self._graftable,))
 
 
+def native_precision(device: str) -> Precision:
+    """Return ``bf16`` where a type of device computes in it natively, ``fp32`` where it does not or cannot tell."""
+    if device == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    told = (getattr(torch.cpu, name, bool) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return "bf16" if device == "cpu" and any(supported() for supported in told) else "fp32"
+
+
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:
     """Compute forward passes in mixed precision on ``device``, except for fp32; losses stay outside, in float32."""
+    if precision == "auto":
+        precision = native_precision(device)
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device, dtype=torch.float16 if precision == "fp16" else torch.bfloat16)

@@ -6,10 +6,11 @@ them under the same names.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -18,6 +19,7 @@ from pydantic import Field
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
+from forgetfree.jobs.environment import find_device
 from forgetfree.options import Options, build, faults_in, option
 from forgetfree.results.config_file import PLACES, portable
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
@@ -109,6 +111,33 @@ class JobConfig:
         """Return those options of a job itself that ``--set`` gives."""
         given = {key: value for key, value in self.settings.items() if key in options.__dataclass_fields__}
         return build(options, given, f"the {self.command}")
+
+
+C = TypeVar("C", bound=JobConfig)
+
+
+def settled(config: C) -> C:
+    """Return the configuration with what ``precision=auto`` means: what it meant when ``out`` was begun, else on this device.
+
+    config.json names what was taken, so that whoever goes on with it or repeats it computes alike.
+    """
+    keys = [key for key, value in config.settings.items() if (key.rpartition(".")[2], value) == ("precision", "auto")]
+    if not keys:
+        return config
+    from forgetfree.core.readout_model import native_precision
+
+    begun, native = _begun_with(config), native_precision(find_device(config.device))
+    return replace(config, settings={**config.settings, **{key: begun.get(key, native) for key in keys}})
+
+
+def _begun_with(config: JobConfig) -> Mapping[str, Any]:
+    """Return the settings in the config.json of ``out``; nothing where there is none to be read."""
+    try:
+        held = json.loads((Path(config.out) / "config.json").read_text(encoding="utf-8"))
+        settings = held["setting"]["options"] if config.command == "experiment" else held[config.command]["set"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def key_of(field: str) -> str:

@@ -7,20 +7,22 @@ end with the same bits (a test compares them).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.examples import Examples
-from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
+from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel, autocast, native_precision
 from forgetfree.core.steps import OnStep, check_loss
 from forgetfree.core.trained import Trained, WholeTensors, in_training
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.options import Options, option
 from forgetfree.seeds import derive_seed
+
+Settled = TypeVar("Settled", bound="TrainingOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +53,19 @@ class TrainingOptions(Options):
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
     dropout: bool = option(True, "the backbone's own dropout while training")
-    precision: Precision = option(
+    precision: PrecisionChoice = option(
         "fp32",
-        "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it",
+        "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it; auto: bf16 "
+        "where the device computes in it natively, else fp32",
     )
     evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
+
+
+def settled(options: Settled, device: str | torch.device) -> Settled:
+    """Return the options with what ``precision=auto`` means on a device."""
+    if options.precision != "auto":
+        return options
+    return replace(options, precision=native_precision(torch.device(device).type))
 
 
 #: The number of shots that determines the number of updates if there are thousands.

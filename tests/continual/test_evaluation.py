@@ -15,6 +15,8 @@ from forgetfree import registry
 from forgetfree.continual.evaluation import CHECKED_ROWS, StreamAnswers, sample
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask
+from forgetfree.continual.task_inference import answer_for
+from forgetfree.models.state import ModelState
 from forgetfree.options import build
 from forgetfree.testing import tiny_stream
 
@@ -144,3 +146,36 @@ def test_samples_are_whole_batches_spread_evenly(rows: int, size: int) -> None:
         if size == 8 and rows == 400:
             assert min(b - a for a, b in itertools.pairwise(places)) >= 12 - 2
     assert seen == set(range(rows))
+
+
+def test_the_router_enters_each_model_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = make("fine-tune", of={"scenario": "class"}, task_inference="router", evaluation_batch_size=2)
+    learn(strategy, StreamAnswers(strategy, upper_triangle=False))
+    entered: list[str] = []
+    answering = strategy.answering
+    monkeypatch.setattr(strategy, "answering", lambda task: entered.append(task.name) or answering(task))
+    ahead = strategy.evaluate()
+    assert entered == list(NAMES) * len(NAMES)
+    monkeypatch.setattr(
+        "forgetfree.continual.template.answer_for", lambda strategy, task, _: answer_for(strategy, task)
+    )
+    for name, answers in strategy.evaluate().items():  # batch by batch
+        assert np.array_equal(answers.logits, ahead[name].logits)
+    assert len(entered) > 2 * len(NAMES) ** 2
+
+
+def test_counting_what_is_kept_copies_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = make("continual-ft")
+    learn(strategy, StreamAnswers(strategy))
+    expected = ModelState.of(strategy.model).size_in_bytes
+    monkeypatch.setattr(ModelState, "of", None)
+    assert strategy.bytes_kept() == expected
+
+
+def test_a_model_of_its_own_is_entered_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = make("fine-tune")
+    learn(strategy, StreamAnswers(strategy))
+    before = {name: tensor.clone() for name, tensor in strategy.model.state_dict().items()}
+    monkeypatch.setattr(ModelState, "of", None)
+    strategy.evaluate()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in strategy.model.state_dict().items())

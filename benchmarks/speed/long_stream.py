@@ -1,0 +1,77 @@
+"""A stream of 50 tasks, run as ``forgetfree run`` does: the time of a task does not grow with those before it.
+
+python -m forgetfree.benchmarks.speed long_stream
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from forgetfree.benchmarks.speed.evaluation import small_tasks
+from forgetfree.benchmarks.speed.measurement import Figure
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.runner import RunJob
+from forgetfree.jobs.unit import Unit
+from forgetfree.learning.monitor import Monitor
+from forgetfree.results.scores import SCORES_FILE, Score, write_scores
+from forgetfree.testing.tiny_streams import tiny_model
+
+TASKS, STEPS = 50, 60
+
+
+@contextmanager
+def small_run(strategy: str) -> Iterator[RunJob]:
+    """Give a run of 50 small tasks on a tiny BERT into a directory that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as out:
+        settings: dict[str, Any] = {"upper_triangle": False, "evaluation_batch_size": 32}
+        if strategy == "grafting-continual":
+            settings |= {"sparsity": 1e-3, "mask_steps": 4}
+        config = RunConfig(stream="sst2", data="demo", strategies=(strategy,), steps=STEPS, settings=settings, out=out)
+        job = RunJob(config)
+        job.tasks = small_tasks(TASKS, train=64, test=256)
+        with patch("forgetfree.models.loading.load_model", lambda *_, **__: tiny_model(positions=128)):
+            yield job
+
+
+def seconds_per_task(strategy: str) -> np.ndarray:
+    """Return how long each task took: training, evaluation, saving, and what is written after it."""
+    times: list[float] = []
+    with small_run(strategy) as job:
+        unit = Unit({"strategy": strategy, "seed": 0}, Path(job.out) / strategy / "seed-0")
+        job.stream(0)
+
+        def written(path: Path, scores: Sequence[Score]) -> None:
+            write_scores(path, scores)
+            times.append(time.perf_counter())
+
+        with patch("forgetfree.jobs.runner.write_scores", written):
+            job(unit, lambda _: Monitor(), debug=True)
+        assert json.loads((unit.directory / "unit.json").read_text())["status"] == "done"
+        assert (unit.directory / SCORES_FILE).is_file()
+    return np.diff(times)
+
+
+def figures(turns: int = 9) -> list[Figure]:
+    """Measure one stream of each strategy for three turns."""
+    found = []
+    for strategy in ("grafting-continual", "fine-tune"):
+        ratios, first, last = [], [], []
+        for _ in range(max(1, turns // 3)):
+            seconds = seconds_per_task(strategy)
+            first.append(float(np.median(seconds[:10])))
+            last.append(float(np.median(seconds[-10:])))
+            ratios.append(last[-1] / first[-1])
+        low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+        medians = {"first ten": float(np.median(first)), "last ten": float(np.median(last))}
+        what = f"{strategy}: one of the last ten of {TASKS} tasks / one of the first ten"
+        found.append(Figure(what, float(median), float(low), float(high), 1.2, 1.0, "", medians))
+    return found
