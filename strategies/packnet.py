@@ -18,7 +18,7 @@ from forgetfree.core.parameters import at_least_float32, entries, weight_matrice
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import WholeTensors
-from forgetfree.learning.training import TrainingOptions, fine_tune
+from forgetfree.learning.training import TrainingOptions, fine_tune, scheduled_rate
 from forgetfree.options import option
 
 
@@ -106,6 +106,7 @@ class PackNet(RegionStrategy):
         frozen = [(flat, at, flat[at]) for flat, at in places]
         readout = model.readout_module(task.label)
         with self.holding(), self.phase("fine_tune", task, steps) as on_step:
+            self.monitor.learning_rate(scheduled_rate(self.options, steps))
             load_tensors_(readout, self.pre_trained.readouts[task.name])
 
             def after_update(step: int, loss: float) -> None:

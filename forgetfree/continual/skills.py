@@ -39,6 +39,7 @@ def learn_region(strategy: ContinualStrategy, task: EncodedTask, fine_tuned: Mod
     mask = mask_options(options, len(task.train), strategy.full_steps(task))
     seed = strategy.phase_seed("localize", task)
     with strategy.phase("localize", task, mask.steps) as on_step:
+        strategy.monitor.learning_rate(lambda step: mask.learning_rate)
         return localize(
             strategy.model,
             task,

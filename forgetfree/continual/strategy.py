@@ -32,7 +32,7 @@ from forgetfree.errors import OptionError
 from forgetfree.files import StrPath
 from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.training import TrainingOptions, settled
+from forgetfree.learning.training import TrainingOptions, scheduled_rate, settled
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.metrics import Predictions
@@ -115,8 +115,7 @@ class ContinualStrategy(StrategyTemplate):
         usual: dict[str, Any] = {
             "trained": WholeTensors(self.space.parameters(self.model.backbone)),
             "readout": list(self.model.readout_module(task.label).parameters()),
-            "steps": self.full_steps(task),
-            "options": self.options,
+            **{"steps": self.full_steps(task), "options": self.options},
         }
         return Training(task, **(usual | changes))
 
@@ -145,14 +144,15 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def fine_tuned(self, task: EncodedTask) -> ModelState:
-        """Return θ_ft of ``task``: θ_pre fine-tuned on it alone, without plugins.
+        """Return θ_ft of ``task``: θ_pre fine-tuned on it alone, without plugins; the model holds θ_pre afterwards.
 
-        Made once, shared by all strategies through the store, if one was given. The model holds θ_pre afterwards.
+        Made once, shared by all strategies through the store, if one was given.
         """
 
         def make() -> ModelState:
-            seed = self.phase_seed("fine_tune", task)
-            with self.phase("fine_tune", task, self.full_steps(task)) as on_step:
+            seed, steps = self.phase_seed("fine_tune", task), self.full_steps(task)
+            with self.phase("fine_tune", task, steps) as on_step:
+                self.monitor.learning_rate(scheduled_rate(self.options, steps))
                 return fine_tuned_state(self.stream.loaded, task, self.pre_trained, self.options, seed, on_step)
 
         return self.store.get_or_make(self.fine_tuned_key(task), make) if self.shares_store else make()

@@ -214,10 +214,12 @@ class StrategyTemplate(SupervisedTemplate):
         """Move the weights."""
         trained = _training_of(self).trained
         trained.collect()
+        rate = self._update.rate
         self._update.before_step()
         self._update.step()
         trained.write()
         self._step += 1
+        self.monitor.learning_rate(lambda _: rate)
         self._on_step(self._step, self._step_loss)
         self._step_loss = 0.0
 

@@ -1,7 +1,7 @@
 """A unit: the smallest piece of a job that is run, kept and resumed by itself. It writes into its own folder alone.
 
 scores.csv       its scores, see `forgetfree.results.scores`
-history.jsonl    task, phase, step, loss and seconds since the unit began, of at most about a hundred steps a phase
+history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
 …                what else it makes: a ledger, predictions, a graft
 unit.json        written last: how it ended, with the size and SHA-256 of each file beside it
 """
@@ -166,11 +166,13 @@ class History(Monitor):
 
     def __init__(self, monitor: Monitor, directory: Path, begin: float) -> None:
         self._monitor, self._path, self._begin = monitor, directory / HISTORY, begin
+        self._rate: Callable[[int], float] = lambda step: math.nan
 
     @contextmanager
     def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
         """Pass a phase of a task on, and log its steps."""
         every = max(1, steps // _LOGGED)
+        self._rate = lambda step: math.nan  # until it is told
         with (
             self._monitor.phase(task, phase, steps) as on_step,
             self._path.open("a", encoding="utf-8", buffering=1) as file,
@@ -180,7 +182,15 @@ class History(Monitor):
                 on_step(step, loss)
                 if math.isfinite(loss) and (step % every == 0 or step in (1, steps)):
                     seconds = round(time.perf_counter() - self._begin, 3)
-                    line = {"task": task, "phase": phase, "step": step, "loss": loss, "seconds": seconds}
+                    rate = self._rate(step)
+                    line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": seconds}
+                    if math.isnan(rate):
+                        del line["rate"]
                     file.write(json.dumps(line) + "\n")
 
             yield log
+
+    def learning_rate(self, of_step: Callable[[int], float]) -> None:
+        """Log it with each step; pass it on."""
+        self._rate = of_step
+        self._monitor.learning_rate(of_step)

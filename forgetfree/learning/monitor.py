@@ -40,6 +40,9 @@ class Monitor:
         """
         yield lambda step, loss: None
 
+    def learning_rate(self, of_step: Callable[[int], float]) -> None:
+        """Hear how to tell the learning rate of a step of the phase that has begun, by its number."""
+
 
 class Stopwatch(Monitor):
     """Passes everything on to another monitor, and sums up the seconds of each phase.
@@ -61,6 +64,10 @@ class Stopwatch(Monitor):
                 yield on_step
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+    def learning_rate(self, of_step: Callable[[int], float]) -> None:
+        """Pass it on."""
+        self._monitor.learning_rate(of_step)
 
 
 class PlainMonitor(Monitor):

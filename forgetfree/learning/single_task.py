@@ -35,7 +35,7 @@ from forgetfree.learning.localization import (
     searches,
 )
 from forgetfree.learning.monitor import Monitor
-from forgetfree.learning.training import TrainingOptions, fine_tune, predict
+from forgetfree.learning.training import TrainingOptions, fine_tune, predict, scheduled_rate
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore
@@ -87,7 +87,9 @@ class SingleTask:
 
         def make() -> ModelState:
             seed = derive_seed(self.seed, "fine_tune", self.task.name)
-            with self.monitor.phase(self.task.name, "fine_tune", full_steps(options, self.task)) as on_step:
+            steps = full_steps(options, self.task)
+            with self.monitor.phase(self.task.name, "fine_tune", steps) as on_step:
+                self.monitor.learning_rate(scheduled_rate(options, steps))
                 return fine_tuned_state(self.loaded, self.task, self.pre, options, seed, on_step)
 
         return self._store.get_or_make(self.key(options), make)
@@ -120,6 +122,7 @@ class SingleTask:
         seed = derive_seed(self.seed, "localize", self.task.name)
         steps = mask.steps * searches(options, wanted, base, len(self.space))
         with self.monitor.phase(self.task.name, "localize", steps) as on_step:
+            self.monitor.learning_rate(lambda step: mask.learning_rate)
             return localize(
                 self.model,
                 self.task,
@@ -173,6 +176,7 @@ class SingleTask:
         with self.holding(replace(start, theta=self.pre.theta)):
             trained = RegionParameters(self.model.backbone, self.space, region)
             with self.monitor.phase(self.task.name, "train", steps) as on_step:
+                self.monitor.learning_rate(scheduled_rate(options, steps))
                 fine_tune(
                     self.model, self.task.train, options, steps=steps, seed=seed, on_step=on_step, trained=trained
                 )

@@ -89,6 +89,11 @@ def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
     return 1.0 if options.schedule == "constant" else max(0.0, (steps - done) / max(1, steps - rising))
 
 
+def scheduled_rate(options: TrainingOptions, steps: int) -> Callable[[int], float]:
+    """Return what tells the backbone's learning rate in a step of `fine_tune`, by its number from 1."""
+    return lambda step: options.learning_rate * rate_at(step - 1, steps, options)
+
+
 class Update:
     """One optimizer with its schedule, penalty and precision: `backward` per mini-batch, `step` per update.
 
@@ -151,6 +156,11 @@ class Update:
                 parameter.grad.add_((parameter.detach() - anchor).sign_(), alpha=self._options.l1)
         if self._options.max_gradient_norm is not None:
             nn.utils.clip_grad_norm_(self.trained, self._options.max_gradient_norm)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step, of the first group of parameters: the backbone's, if it is trained."""
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def step(self) -> None:
         """Update the weights."""

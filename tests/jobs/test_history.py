@@ -1,0 +1,56 @@
+"""history.jsonl tells loss and learning rate of the steps of every phase."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forgetfree.jobs.unit import HISTORY, History
+from forgetfree.learning.monitor import Monitor, Stopwatch
+from forgetfree.learning.training import rate_at
+from forgetfree.options import build
+from forgetfree.registry import strategy
+from forgetfree.testing import tiny_stream
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / HISTORY).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "packnet", "ewc"])
+def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
+    cls = strategy(name)
+    how = {
+        "steps": 7,
+        "learning_rate": 0.3,
+        "region_learning_rate": 0.2,
+        "warmup": 0.3,
+        "schedule": "linear",
+        "sparsity": 0.05,
+    }
+    how |= {"mask_steps": 2, "mask_learning_rate": 5.0, "region_steps": 5}
+    options = build(cls.Options, {key: how[key] for key in how if key in cls.Options.__dataclass_fields__}, name)
+    stream = tiny_stream()
+    made = cls(stream=stream, options=options, monitor=Stopwatch(History(Monitor(), tmp_path, 0.0)))
+    made.train(stream.benchmark.train_stream[0])
+    made.evaluate()
+    region = getattr(options, "region_steps", None) is not None
+    for phase, steps, rate in (("fine_tune", 7, 0.3), ("train", 5 if region else 7, 0.2 if region else 0.3)):
+        found = [(line["step"], line["rate"]) for line in lines(tmp_path) if line["phase"] == phase]
+        expected = [(step, pytest.approx(rate * rate_at(step - 1, steps, options))) for step in range(1, steps + 1)]
+        assert found == expected or (phase == "fine_tune" and not region and not found)
+    searched = [line["rate"] for line in lines(tmp_path) if line["phase"] == "localize"]
+    assert searched == ([5.0, 5.0] if name == "grafting-continual" else [])
+
+
+def test_a_phase_that_tells_no_rate_has_none(tmp_path: Path) -> None:
+    history = History(Monitor(), tmp_path, 0.0)
+    with history.phase("a", "train", 2) as on_step:
+        history.learning_rate(lambda step: step / 10)
+        on_step(1, 0.5)
+    with history.phase("a", "localize", 2) as on_step:
+        on_step(1, 0.5)
+    assert [line.get("rate") for line in lines(tmp_path)] == [0.1, None]
