@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.trained import Trained
+from forgetfree.display import brief
+from forgetfree.errors import ConformanceError
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
@@ -54,6 +56,15 @@ class Training:
         parameters = [*self.trained.parameters, *self.trained.touched, *self.readout]
         wrong = [type(each).__name__ for each in parameters if not isinstance(each, nn.Parameter)]
         return [f"expected trained and readout to list parameters, got a {wrong[0]} among them"] if wrong else []
+
+
+def checked_training(strategy: str, given: Any) -> Training:
+    """Return what the `begin` of a strategy gave; raise ``ConformanceError`` where it cannot be trained."""
+    faults = given.faults() if isinstance(given, Training) else [f"expected a Training, got {brief(given)}"]
+    if not isinstance(given, Training) or faults:
+        remedy = "Return self.everything(task) to train everything."
+        raise ConformanceError(strategy, [f"begin(task): {fault}. {remedy}" for fault in faults])
+    return given
 
 
 @contextmanager

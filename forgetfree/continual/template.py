@@ -24,13 +24,12 @@ from forgetfree.continual.batches import lengths_of, loader, seed_generators
 from forgetfree.continual.experiences import check_experiences, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import answer_for
-from forgetfree.continual.task_training import Training
+from forgetfree.continual.task_training import Training, checked_training
 from forgetfree.core.steps import check_loss
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
-from forgetfree.display import brief
-from forgetfree.errors import ConformanceError, UsageError
+from forgetfree.errors import UsageError
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import Part, Update, parts, plan, training_mode
 from forgetfree.results.metrics import Predictions
@@ -91,7 +90,7 @@ class StrategyTemplate(SupervisedTemplate):
     def _before_training_exp(self, **kwargs: Any) -> None:
         task = self.check_experience(self.experience)
         seed_generators(self.phase_seed("train", task))
-        self.training = training = _checked(type(self).__name__, self.begin(task))
+        self.training = training = checked_training(type(self).__name__, self.begin(task))
         self.model.current_task = task.label
         self._updates = training.steps
         if part_of(self.experience) is not None:  # a part's share, by rows
@@ -239,10 +238,8 @@ class StrategyTemplate(SupervisedTemplate):
             self.model.current_task = current
 
     def model_adaptation(self, model: Any = None) -> Any:
-        """Let modules grow that grow with the classes, and put the model on its device; nothing to do in evaluation without."""
-        if not self.is_training and not self._grows:
-            return self.model
-        return super().model_adaptation(model)
+        """Let modules grow with the classes, and put the model on its device; in evaluation only if there are such modules."""
+        return super().model_adaptation(model) if self.is_training or self._grows else self.model
 
     def make_eval_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """Plan all rows once, rows of similar length together."""
@@ -291,14 +288,6 @@ def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
 def _training_of(strategy: StrategyTemplate) -> Training:
     assert strategy.training is not None
     return strategy.training
-
-
-def _checked(strategy: str, given: Any) -> Training:
-    faults = given.faults() if isinstance(given, Training) else [f"expected a Training, got {brief(given)}"]
-    if not isinstance(given, Training) or faults:
-        remedy = "Return self.everything(task) to train everything."
-        raise ConformanceError(strategy, [f"begin(task): {fault}. {remedy}" for fault in faults])
-    return given
 
 
 def silent_evaluator() -> EvaluationPlugin:
