@@ -181,6 +181,7 @@ class StrategyTemplate(SupervisedTemplate):
         torch.manual_seed(derive_seed(self.phase_seed(training.phase, training.task), "dropout"))
         self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
         with self.phase(training.phase, training.task, self._updates) as self._on_step:
+            self.monitor.learning_rate(lambda step: self._update.rate)
             yield
 
     def _before_training_iteration(self, **kwargs: Any) -> None:
@@ -213,12 +214,10 @@ class StrategyTemplate(SupervisedTemplate):
         """Move the weights."""
         trained = _training_of(self).trained
         trained.collect()
-        rate = self._update.rate
         self._update.before_step()
         self._update.step()
         trained.write()
         self._step += 1
-        self.monitor.learning_rate(lambda _: rate)
         self._on_step(self._step, self._step_loss)
         self._step_loss = 0.0
 

@@ -6,6 +6,7 @@ end with the same bits (a test compares them).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -105,7 +106,12 @@ class Update:
         anchors: θ_pre of ``backbone``, tensor by tensor, towards which the ℓ1 penalty pulls.
         optimizer: makes an optimiser from parameter groups (the backbone's, the readout's); default: that of the options.
         schedule: gives the factor on the learning rate after a number of updates; default: that of the options.
+
+    Attributes:
+        rate: the learning rate of the last update: the backbone's, if it is trained.
     """
+
+    rate = math.nan
 
     def __init__(
         self,
@@ -157,13 +163,9 @@ class Update:
         if self._options.max_gradient_norm is not None:
             nn.utils.clip_grad_norm_(self.trained, self._options.max_gradient_norm)
 
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next step, of the first group of parameters: the backbone's, if it is trained."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
     def step(self) -> None:
         """Update the weights."""
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
         scale = self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
