@@ -1,4 +1,4 @@
-"""A training step of a region of minilm, beside a step of the whole model, and LoRA's and SHiRA's in PEFT.
+"""A training step of a region of minilm, its time and memory, beside steps of the whole model, of LoRA and of SHiRA in PEFT.
 
 python -m forgetfree.benchmarks.speed region_step
 """
@@ -17,7 +17,7 @@ from peft import LoraConfig, ShiraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from forgetfree.benchmarks.speed.measurement import Figure, PeakMemory, alternate, ratio
 from forgetfree.continual.streams import load_stream
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
@@ -92,6 +92,28 @@ def all_of(step: Callable[[Batch], None], batches: list[Batch]) -> None:
         step(batch)
 
 
+def whole(model: Any) -> list[nn.Parameter]:
+    """Return all that a task may train: graftable tensors and its readout."""
+    return [*model.space().parameters(model.backbone), *model.readout_module(0).parameters()]
+
+
+#: Makes the step of a model, which has it until the stack is left.
+Step = Callable[[ExitStack, Any], Callable[[Batch], None]]
+
+
+def step_memory(base: Any, batch: Batch, step: Step) -> float:
+    """Return the most bytes that steps hold beside model and activations, as multiples of all graftable entries'.
+
+    They are steps on one row of 4 tokens, whose activations take next to nothing.
+    """
+    model = copy.deepcopy(base)
+    entries = len(base.space())
+    row: Any = tuple(each[:1, :4] if each.dim() > 1 else each[:1] for each in batch)
+    with PeakMemory(*model.parameters()) as peak, ExitStack() as stack:
+        all_of(step(stack, model), [row] * STEPS)
+    return float(peak.bytes / (4 * entries))
+
+
 def input_gradients(stack: ExitStack, model: Any) -> Callable[[Batch], None]:
     """Return a forward pass with the gradients of all layers' inputs alone."""
     stack.enter_context(trainable(model, []))
@@ -132,14 +154,17 @@ def figures(turns: int = 9) -> list[Figure]:
             steps[name] = region_step(stack, copy.deepcopy(base), region, options)
         for name, optimizer in (("dense", "adamw"), ("dense by SGD", "sgd")):
             model = copy.deepcopy(base)
-            whole = [*space.parameters(model.backbone), *model.readout_module(0).parameters()]
-            steps[name] = plain_step(stack, model, whole, optimizer)
+            steps[name] = plain_step(stack, model, whole(model), optimizer)
         steps["limit"] = input_gradients(stack, copy.deepcopy(base))
         steps["LoRA"] = plain_step(stack, *adapted(base, LoraConfig(r=8, target_modules=MATRICES)), "adamw")
         steps["SHiRA"] = plain_step(stack, *adapted(base, ShiraConfig(r=1, target_modules=MATRICES)), "adamw")
         seconds = alternate({name: partial(all_of, step, batches) for name, step in steps.items()}, turns=turns)
 
     what = f"step of a region, s = {SPARSITY:g}, {{}} / of the whole model, fp32"
+    adamw = TrainingOptions(optimizer="adamw", learning_rate=1e-5, schedule="constant")
+    ours = step_memory(base, batches[0], lambda stack, model: region_step(stack, model, found, adamw))
+    dense = step_memory(base, batches[0], lambda stack, model: plain_step(stack, model, whole(model), "adamw"))
+    memory = "most memory of an AdamW step beside model and activations:"
     limit, slow = (ratio("", seconds, "limit", name).value for name in ("dense", "dense by SGD"))
     return [
         ratio(what.format("AdamW, fp32"), seconds, "region", "dense", at_most=0.66, limit=limit),
@@ -148,4 +173,6 @@ def figures(turns: int = 9) -> list[Figure]:
         ratio(what.format("AdamW, fp32, entries anywhere"), seconds, "region anywhere", "dense", limit=limit),
         ratio("step of a region, fp32 / of LoRA (PEFT), rank 8", seconds, "region", "LoRA"),
         ratio("step of a region, fp32 / of SHiRA (PEFT), rank 1", seconds, "region", "SHiRA"),
+        Figure(f"{memory} of a region", ours, at_most=0.05, unit="N"),
+        Figure(f"{memory} of the whole model", dense, limit=3.0, unit="N"),
     ]
