@@ -18,12 +18,13 @@ import torch
 from avalanche.training.plugins import LRSchedulerPlugin
 from torch import Tensor, nn
 
+from forgetfree.continual.evaluator import silent_evaluator
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.old_hooks import check_hooks
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
-from forgetfree.continual.template import StrategyTemplate, silent_evaluator
+from forgetfree.continual.template import StrategyTemplate
 from forgetfree.continual.whole_model import Kept, WholeModel
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.steps import OnStep

@@ -7,7 +7,6 @@ optimiser, the loops with their callbacks. Their order is Avalanche's own; a tes
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -15,7 +14,6 @@ from typing import Any, ClassVar
 
 import torch
 from avalanche.models import DynamicModule
-from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from avalanche.training.utils import cycle
 from torch import Tensor
@@ -30,6 +28,7 @@ from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import UsageError
+from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.training import Part, Update, parts, plan, training_mode
 from forgetfree.results.metrics import Predictions
@@ -180,7 +179,8 @@ class StrategyTemplate(SupervisedTemplate):
         training_mode(self.model, self.options.dropout)
         torch.manual_seed(derive_seed(self.phase_seed(training.phase, training.task), "dropout"))
         self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
-        with self.phase(training.phase, training.task, self._updates) as self._on_step:
+        showing = self.phase(training.phase, training.task, self._updates)
+        with lower_layers_kept(self.model, training.options.cache_lower_layers), showing as self._on_step:
             self.monitor.learning_rate(lambda step: self._update.rate)
             yield
 
@@ -287,13 +287,6 @@ def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
 def _training_of(strategy: StrategyTemplate) -> Training:
     assert strategy.training is not None
     return strategy.training
-
-
-def silent_evaluator() -> EvaluationPlugin:
-    """Return Avalanche's evaluation without metrics and loggers."""
-    with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
-        warnings.simplefilter("ignore")
-        return EvaluationPlugin()
 
 
 # Avalanche gives each class a constructor that calls its own, past that of a strategy a class also inherits from.

@@ -20,6 +20,8 @@ from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel, autocas
 from forgetfree.core.steps import OnStep, check_loss
 from forgetfree.core.trained import Trained, WholeTensors, in_training
 from forgetfree.data.sampling import by_length, plan_batches
+from forgetfree.errors import OptionError
+from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.options import Options, option
 from forgetfree.seeds import derive_seed
 
@@ -54,12 +56,24 @@ class TrainingOptions(Options):
     )
     max_gradient_norm: float | None = option(None, "clip the gradient to this length", above=0)
     dropout: bool = option(True, "the backbone's own dropout while training")
+    cache_lower_layers: bool = option(
+        False,
+        "keep, for each row, what leaves the layers below all that is trained, and compute those once: rows × tokens × width "
+        "numbers of memory. It needs graftable=… that names upper layers alone, and dropout=false",
+    )
     precision: PrecisionChoice = option(
         "fp32",
         "of forward and backward passes; weights stay fp32. bf16 is up to twice as fast where the device has it; auto: bf16 "
         "where the device computes in it natively, else fp32",
     )
     evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_lower_layers and self.dropout:
+            raise OptionError(
+                "cache_lower_layers=true needs dropout=false: what leaves a layer is then the same every time."
+            )
 
 
 def settled(options: Settled, device: str | torch.device) -> Settled:
@@ -233,7 +247,7 @@ def fine_tune(
     readout = list(model.readout_module(rows.task).parameters())
     anchors = [parameter.detach().clone() for parameter in trained.parameters] if options.l1 else []
     device = next(model.parameters()).device
-    with in_training(model, trained, readout):
+    with in_training(model, trained, readout), lower_layers_kept(model, options.cache_lower_layers):
         update = Update(trained.parameters, readout, options, steps, anchors)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)

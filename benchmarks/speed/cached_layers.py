@@ -1,0 +1,63 @@
+"""A training step of a region in the upper layers of minilm whose lower layers are kept, beside a step of the whole model.
+
+python -m forgetfree.benchmarks.speed cached_layers
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from forgetfree.benchmarks.speed.region_step import (
+    SPARSITY,
+    STEPS,
+    all_of,
+    found_region,
+    plain_step,
+    region_step,
+    whole,
+)
+from forgetfree.continual.streams import load_stream
+from forgetfree.core.regions import Region
+from forgetfree.learning.lower_layers import lower_layers_kept
+from forgetfree.learning.training import TrainingOptions, plan, training_mode
+
+#: The layers that hold the region, and the most that a step may take of a step of the whole model.
+LAYERS = {"3 to 5": ("345", 0.35), "5": ("5", None)}
+
+
+def figures(turns: int = 9) -> list[Figure]:
+    """Measure on the demo task QNLI, 8 rows a step, without dropout, in fp32."""
+    stream = load_stream("qnli,ag_news", data="demo", model="minilm", readout="linear")
+    base: Any = stream.model
+    rows: Any = stream.tasks[0].train
+    batches = [rows.batch(batch) for batch in plan(rows.lengths, TrainingOptions(), STEPS, 0)]
+    space = base.space()
+    found = found_region(space)
+    options = TrainingOptions(optimizer="adamw", learning_rate=1e-5, schedule="constant", dropout=False)
+    training_mode(base, dropout=False)
+    with ExitStack() as stack:
+        steps: dict[str, Any] = {}
+        for name, (layers, _) in LAYERS.items():
+            inside = [spec for spec in space.tensors if any(f"layer.{layer}." in spec.name for layer in layers)]
+            first, last = inside[0].offset, inside[-1].offset + inside[-1].size
+            region = Region(found.indices[(found.indices >= first) & (found.indices < last)])
+            steps[f"layers {name}, computed"] = region_step(stack, copy.deepcopy(base), region, options)
+            model = copy.deepcopy(base)
+            steps[f"layers {name}, kept"] = region_step(stack, model, region, options)
+            stack.enter_context(lower_layers_kept(model, True))
+        model = copy.deepcopy(base)
+        steps["dense"] = plain_step(stack, model, whole(model), "adamw")
+        seconds = alternate({name: partial(all_of, step, batches) for name, step in steps.items()}, turns=turns)
+
+    made = []
+    for name, (_, at_most) in LAYERS.items():
+        what = f"step of a region in layers {name}, s = {SPARSITY:g}, lower layers {{}} / of the whole model"
+        made += [
+            ratio(what.format("kept"), seconds, f"layers {name}, kept", "dense", at_most=at_most),
+            ratio(what.format("computed"), seconds, f"layers {name}, computed", "dense"),
+        ]
+    return made
