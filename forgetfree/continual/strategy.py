@@ -44,8 +44,7 @@ class ContinualStrategy(StrategyTemplate):
     """Base of all strategies. A strategy is one class that writes `begin` and `answering`, and of the rest what it needs.
 
     Args:
-        stream: tasks and model. The model is trained in place, from the stream's θ_pre. Several strategies on one stream take
-            turns: whichever is used finds in the model what it left there itself.
+        stream: tasks and model, which is trained in place. Several strategies on one stream take turns in it.
         options: how, see the subclass's ``Options``; default: its defaults.
         seed: of batches, dropout and everything else that is drawn.
         device: where to train.
@@ -92,8 +91,8 @@ class ContinualStrategy(StrategyTemplate):
     def answering(self, task: EncodedTask) -> AbstractContextManager[Answer | None]:
         """Return a context manager: inside, the model is the one that answers for ``task``; after, it is what it was before.
 
-        It is asked during the training of another task too (`training` says of which), and for tasks that are not learned
-        yet. It yields nothing, or a function from inputs and task labels to logits that answers in the model's place.
+        It is also asked during the training of another task (see `training`), and for tasks that are not learned yet.
+        It yields nothing, or a function from inputs and task labels to logits that answers in the model's place.
         """
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
