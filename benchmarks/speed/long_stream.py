@@ -5,7 +5,6 @@ python -m forgetfree.benchmarks.speed long_stream
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -55,7 +54,6 @@ def seconds_per_task(strategy: str) -> np.ndarray:
 
         with patch("forgetfree.jobs.runner.write_scores", written):
             job(unit, lambda _: Monitor(), debug=True)
-        assert json.loads((unit.directory / "unit.json").read_text())["status"] == "done"
         assert (unit.directory / SCORES_FILE).is_file()
     return np.diff(times)
 

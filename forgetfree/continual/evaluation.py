@@ -8,17 +8,15 @@ evaluations of learned tasks in place of T².
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 
-import numpy as np
 import torch
 
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import EncodedTask
+from forgetfree.data.sampling import evenly
 from forgetfree.results.metrics import Predictions
-from forgetfree.seeds import derive_seed
 
-#: The rows of a learned task that are answered again, at least.
+#: The rows of a learned task that are answered again, at most.
 CHECKED_ROWS = 32
 
 
@@ -39,6 +37,7 @@ class StreamAnswers:
         self.answers: dict[str, Predictions] = {}
         self.broken: list[str] = []
         self._learned: list[EncodedTask] = []
+        self._sampled: dict[str, Predictions] = {}  # answers to the samples, from right after learning
 
     def before(self, known: dict[str, Predictions] | None = None) -> dict[str, Predictions]:
         """Return the answers before the first task, on all tasks or on none.
@@ -69,46 +68,33 @@ class StreamAnswers:
             self.broken.append(
                 f"forget_free: claimed as True, but learning {task.name} changed the answers for {names}"
             )
-        unchanged = [each for each in proved if each not in changed]
-        self.answers |= strategy.evaluate([each for each in wanted if each not in unchanged])
+        self.answers |= strategy.evaluate([each for each in wanted if each not in proved or each in changed])
+        if claimed:
+            self._sampled |= self._answer_sample([task, *changed])
         return dict(self.answers)
 
     def _changed(self, tasks: Sequence[EncodedTask]) -> list[EncodedTask]:
-        """Return the tasks of which a sample of rows is answered otherwise than before, in any bit."""
-        strategy, rows = self._strategy, dict[str, list[int]]()
+        """Return the tasks whose sample is answered otherwise than right after they were learned, in any bit."""
+        again = self._answer_sample(tasks)
+        return [task for task in tasks if not _same(self._sampled[task.name], again[task.name])]
 
-        def some(task: EncodedTask, batches: list[list[int]]) -> list[list[int]]:
-            chosen = sample(batches, derive_seed(strategy.seed, "check", task.name, len(self._learned)))
-            rows[task.name] = sorted(row for batch in chosen for row in batch)
-            return chosen
-
-        strategy.choose_batches = some
+    def _answer_sample(self, tasks: Sequence[EncodedTask]) -> dict[str, Predictions]:
+        self._strategy.choose_batches = lambda task, batches: sample(batches)
         try:
-            again = strategy.evaluate(tasks)
+            return self._strategy.evaluate(tasks) if tasks else {}
         finally:
-            strategy.choose_batches = None
-        return [task for task in tasks if not _same(self.answers[task.name].logits[rows[task.name]], again[task.name])]
+            self._strategy.choose_batches = None
 
 
-def sample(batches: list[list[int]], seed: int) -> list[list[int]]:
-    """Return as many of the batches, spread evenly, as hold `CHECKED_ROWS` rows, if there are so many.
+def sample(batches: list[list[int]]) -> list[list[int]]:
+    """Return `CHECKED_ROWS` rows, spread evenly over batches that stand in the order of length, in batches no larger.
 
-    They are whole, since the bits of a row's logits depend on the rows beside it.
-
-    Args:
-        batches: row numbers, each batch but the last of one size.
-        seed: chooses the first.
+    They are the same at every call, since the bits of a row's logits depend on the rows beside it.
     """
-    count = len(batches)
-    first = Random(seed).randrange(count)
-    apart = min(count, max(1, count * len(batches[0]) // CHECKED_ROWS))
-    chosen: list[list[int]] = []
-    for i in sorted(range(count), key=lambda i: ((i - first) % count % apart, (i - first) % count)):
-        if sum(map(len, chosen)) >= CHECKED_ROWS:
-            break
-        chosen.append(batches[i])
-    return chosen
+    rows, size = [row for batch in batches for row in batch], max(map(len, batches))
+    chosen = [rows[place] for place in evenly(len(rows), CHECKED_ROWS)]
+    return [chosen[i : i + size] for i in range(0, len(chosen), size)]
 
 
-def _same(held: np.ndarray, again: Predictions) -> bool:
-    return torch.equal(torch.from_numpy(held), torch.from_numpy(again.logits))
+def _same(one: Predictions, other: Predictions) -> bool:
+    return torch.equal(torch.from_numpy(one.logits), torch.from_numpy(other.logits))

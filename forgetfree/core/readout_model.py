@@ -21,7 +21,7 @@ READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
 #: The precision of forward passes, see `autocast`.
 Precision = Literal["fp32", "bf16", "fp16"]
 #: As it is asked for: ``auto`` is what `native_precision` says of the device.
-PrecisionChoice = Literal["auto", "fp32", "bf16", "fp16"]
+PrecisionChoice = Literal["fp32", "bf16", "fp16", "auto"]
 #: The logit of a label that a row's task does not have.
 LOWEST = torch.finfo(torch.float32).min
 

@@ -6,7 +6,6 @@ them under the same names.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,8 +17,9 @@ from pydantic import Field
 
 from forgetfree import registry
 from forgetfree.display import brief
-from forgetfree.errors import OptionError, UnknownNameError, UsageError
+from forgetfree.errors import OptionError, ReportError, UnknownNameError, UsageError
 from forgetfree.jobs.environment import find_device
+from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, option
 from forgetfree.results.config_file import PLACES, portable
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
@@ -133,9 +133,9 @@ def settled(config: C) -> C:
 def _begun_with(config: JobConfig) -> Mapping[str, Any]:
     """Return the settings in the config.json of ``out``; nothing where there is none to be read."""
     try:
-        held = json.loads((Path(config.out) / "config.json").read_text(encoding="utf-8"))
+        held = read_json(Path(config.out) / "config.json", ReportError, "")
         settings = held["setting"]["options"] if config.command == "experiment" else held[config.command]["set"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ReportError, LookupError, TypeError):
         return {}
     return settings if isinstance(settings, dict) else {}
 

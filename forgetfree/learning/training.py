@@ -147,14 +147,13 @@ class Update:
             {"params": list(readout), "lr": options.readout_learning_rate or rate},
         ]
         groups = [group for group in groups if group["params"]]
-        # One pass over memory an update, where the device has it.
-        fused = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group["params"])
         self.optimizer: torch.optim.Optimizer
         if optimizer is not None:
             self.optimizer = optimizer(groups)
         elif options.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay, fused=fused)
-        else:
+            self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
+        else:  # one pass over memory an update, where the device has it
+            fused = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group["params"])
             self.optimizer = torch.optim.AdamW(groups, weight_decay=decay, fused=fused)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, schedule or (lambda done: rate_at(done, steps, options))

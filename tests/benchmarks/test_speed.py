@@ -42,8 +42,8 @@ def test_an_unknown_script_is_refused(capsys: pytest.CaptureFixture[str], monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("name", speed.SCRIPTS)
 def test_no_ratio_doubled(name: str) -> None:
-    """Times depend on the machine and on its other work: only a doubling fails."""
+    """Ratios vary with what else a machine does, so only a doubling fails; milliseconds tell of the machine alone."""
     figures: list[Figure] = import_module(f"forgetfree.benchmarks.speed.{name}").figures(turns=3)
     assert figures
-    doubled = [figure for figure in figures if figure.at_most is not None and figure.value > 2 * figure.at_most]
+    doubled = [figure for figure in figures if figure.at_most and not figure.unit and figure.value > 2 * figure.at_most]
     assert not doubled

@@ -463,7 +463,7 @@ CASES = [
             ("--learning-rate fast", "learning_rate must be a number, got 'fast'."),
             ("--learning-rate 1 --set learning_rate=2", "--learning-rate and --set learning_rate=2 are both given."),
             ("--batch-size 0", "batch_size must be at least 1, got 0."),
-            ("--precision fp8", "precision must be fp32 or bf16 or fp16, got 'fp8'."),
+            ("--precision fp8", "precision must be fp32 or bf16 or fp16 or auto, got 'fp8'."),
             ("--test-limit 0", "test_limit must be at least 1, got 0."),
             ("--threads 0", "threads must be at least 1, got 0."),
             ("--cache model/config.json", "--cache 'model/config.json' cannot be written: File exists."),

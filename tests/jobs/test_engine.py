@@ -166,7 +166,7 @@ def test_a_unit_says_how_it_ended_and_what_it_wrote(command: Command, tmp_path: 
         }
         assert {name: file["bytes"] for name, file in record["files"].items()} == written
         history = [json.loads(line) for line in (tmp_path / "out" / folder / "history.jsonl").read_text().splitlines()]
-        assert all(set(line) == {"task", "phase", "step", "loss", "seconds"} for line in history) and history
+        assert all(set(line) == {"task", "phase", "step", "loss", "rate", "seconds"} for line in history) and history
 
 
 def test_an_interrupted_job_goes_on_to_the_same_bytes(
