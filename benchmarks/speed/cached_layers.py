@@ -16,6 +16,7 @@ from forgetfree.benchmarks.speed.region_step import (
     STEPS,
     all_of,
     found_region,
+    input_gradients,
     plain_step,
     region_step,
     whole,
@@ -26,7 +27,7 @@ from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.training import TrainingOptions, plan, training_mode
 
 #: The layers that hold the region, and the most that a step may take of a step of the whole model.
-LAYERS = {"3 to 5": ("345", 0.35), "5": ("5", None)}
+LAYERS = {"3 to 5": ("345", 0.35), "5 to 5": ("5", None)}
 
 
 def figures(turns: int = 9) -> list[Figure]:
@@ -49,6 +50,9 @@ def figures(turns: int = 9) -> list[Figure]:
             model = copy.deepcopy(base)
             steps[f"layers {name}, kept"] = region_step(stack, model, region, options)
             stack.enter_context(lower_layers_kept(model, True))
+            above = copy.deepcopy(base)
+            above.backbone.encoder.layer = above.backbone.encoder.layer[int(layers[0]) :]
+            steps[f"layers {name}, limit"] = input_gradients(stack, above)
         model = copy.deepcopy(base)
         steps["dense"] = plain_step(stack, model, whole(model), "adamw")
         seconds = alternate({name: partial(all_of, step, batches) for name, step in steps.items()}, turns=turns)
@@ -56,8 +60,9 @@ def figures(turns: int = 9) -> list[Figure]:
     made = []
     for name, (_, at_most) in LAYERS.items():
         what = f"step of a region in layers {name}, s = {SPARSITY:g}, lower layers {{}} / of the whole model"
+        limit = ratio("", seconds, f"layers {name}, limit", "dense").value
         made += [
-            ratio(what.format("kept"), seconds, f"layers {name}, kept", "dense", at_most=at_most),
+            ratio(what.format("kept"), seconds, f"layers {name}, kept", "dense", at_most=at_most, limit=limit),
             ratio(what.format("computed"), seconds, f"layers {name}, computed", "dense"),
         ]
     return made
