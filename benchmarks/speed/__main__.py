@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from pkgutil import iter_modules
 
 import torch
 
 from forgetfree.benchmarks import speed
-from forgetfree.benchmarks.speed.measurement import Figure
+from forgetfree.benchmarks.speed.measurement import Figure, measured
 
 #: The scripts: each has a function ``figures(turns) -> list[Figure]`` and says in its first line what it measures.
 SCRIPTS = tuple(found.name for found in iter_modules(speed.__path__) if found.name not in ("__main__", "measurement"))
@@ -48,20 +49,27 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(SCRIPTS)):
         parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join(SCRIPTS)}")
-    torch.set_num_threads(options.threads)
     machine = f"{platform.processor() or platform.machine()}, {options.threads} threads, PyTorch {torch.__version__}"
     pages, written = [], {}
     for name in options.names or SCRIPTS:
-        script = import_module(f"forgetfree.benchmarks.speed.{name}")
-        figures = script.figures(options.turns)
+        # A process for each, so that none finds memory that another left.
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            title, figures = process.submit(measured, name, options.turns, options.threads).result()
         written[name] = [asdict(figure) for figure in figures]
-        pages.append(f"## {(script.__doc__ or name).splitlines()[0]}\n\n{table(figures)}\n")
+        pages.append(f"## {title.rstrip('.')}\n\n{table(figures)}\n")
         print(pages[-1], flush=True)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine, "figures": written}, indent=1) + "\n")
     if options.document:
         command = "python -m forgetfree.benchmarks.speed --document docs/performance.md"
-        head = f"# Performance\n\nWritten by `{command}` ({machine}). A ratio is the median of turns that alternate.\n"
+        head = f"""# Performance
+
+Written by `{command}` ({machine}).
+
+Contenders take turns in one process; a ratio is the median of the turns' ratios, beside their quartiles. "To reach" is what
+we aim at, "limit" the least that we know to be possible. Milliseconds are those of this machine. The models are minilm on the
+embedded data, or tiny ones where the script says so. What a row compares stands in `benchmarks/speed/`, one script a section.
+"""
         options.document.write_text("\n".join([head, *pages]))
 
 

@@ -6,9 +6,11 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +29,7 @@ class Figure:
         at_most: the most that the project accepts; None where it only reports.
         limit: the least that is possible, where it is known.
         unit: of the value; a ratio has none.
-        seconds: the median time of every contender, in seconds.
+        seconds: the median times of the two that are compared, in seconds.
     """
 
     what: str
@@ -97,8 +99,15 @@ def ratio(
         limit: the least that is possible.
     """
     low, median, high = np.quantile(seconds[ours] / seconds[other], [0.25, 0.5, 0.75])
-    medians = {name: float(np.median(each)) for name, each in seconds.items()}
+    medians = {name: float(np.median(seconds[name])) for name in (ours, other)}
     return Figure(what, float(median), float(low), float(high), at_most, limit, "", medians)
+
+
+def measured(name: str, turns: int, threads: int) -> tuple[str, list[Figure]]:
+    """Return what a script measures, in words, and its figures."""
+    torch.set_num_threads(threads)
+    script = import_module(f"forgetfree.benchmarks.speed.{name}")
+    return (script.__doc__ or name).splitlines()[0], script.figures(turns)
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
