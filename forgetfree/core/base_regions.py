@@ -38,7 +38,7 @@ def budget(space_size: int, sparsity: float) -> int:
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
     """Return the ``count`` highest of the eligible scores ``(N,)``; of equal scores, those with the lower index.
 
-    There are fewer if fewer are eligible; an entry at −∞ never is.
+    There are fewer if fewer are eligible; an entry at −∞ or NaN never is.
     """
     if eligible is not None:
         scores = scores.masked_fill(~eligible, -math.inf)
@@ -46,7 +46,7 @@ def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:
-    """Return the sorted indices of the ``count`` highest scores ``(N,)``, without −∞.
+    """Return the sorted indices of the ``count`` highest scores ``(N,)``, without −∞ and NaN.
 
     Of many scores, most are ruled out by one quick pass. They lie in the ``count`` blocks of neighbours that have the highest
     maxima: any other block's highest entry comes after the highest one of each of these.
@@ -56,7 +56,11 @@ def _highest(scores: Tensor, count: int) -> Tensor:
         return _chosen(scores, count).nonzero().squeeze(1)
     whole = len(scores) // block * block
     rows = scores[:whole].reshape(-1, block)
-    high = _highest(rows.amax(1), count)
+    maxima = rows.amax(1)
+    # A NaN hides its neighbours. Few blocks have one, so only these are read again.
+    hidden = maxima.isnan().nonzero().squeeze(1)
+    maxima[hidden] = _without_nan(rows[hidden]).amax(1)
+    high = _highest(maxima, count)
     chosen = _chosen(torch.cat([rows[high].view(-1), scores[whole:]]), count).nonzero().squeeze(1)
     inside = chosen[chosen < len(high) * block]
     rest = chosen[len(inside) :] + (whole - len(high) * block)
@@ -64,7 +68,8 @@ def _highest(scores: Tensor, count: int) -> Tensor:
 
 
 def _chosen(scores: Tensor, count: int) -> Tensor:
-    """Return as a mask which scores ``(N,)`` are the ``count`` highest, without −∞; of equal ones the first."""
+    """Return as a mask which scores ``(N,)`` are the ``count`` highest, without −∞ and NaN; of equal ones the first."""
+    scores = _without_nan(scores)
     if count >= len(scores):
         return scores > -math.inf
     threshold = torch.topk(scores, count, sorted=False).values.min()
@@ -72,6 +77,10 @@ def _chosen(scores: Tensor, count: int) -> Tensor:
     ties = (scores == threshold).nonzero().squeeze(1)[: count - int(chosen.count_nonzero())]
     chosen[ties] = threshold > -math.inf
     return chosen
+
+
+def _without_nan(scores: Tensor) -> Tensor:
+    return scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
 
 
 def most_moved(theta_pre: Tensor, theta_ft: Tensor, count: int, among: Region | None = None) -> Region:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import compress
-from operator import is_, lt
+from operator import attrgetter, is_, lt
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from forgetfree.core.parameters import ParameterSpace
 
 #: Tensors begin at a multiple of this many bytes, as those that PyTorch allocates do: kernels may round otherwise elsewhere.
 _ALIGNMENT = 64
+_dtype = attrgetter("dtype")
 
 
 class FlatTensors:
@@ -35,7 +36,8 @@ class FlatTensors:
         self._tensors: list[nn.Parameter] = []
         self._homes: list[dict[str, Any]] = []  # the modules' dictionaries that they stand in,
         self._names: list[str] = []  # by these names,
-        self._addresses: list[int] = []  # and where their memory begins
+        self._addresses: list[int] = []  # where their memory begins,
+        self._layouts: list[Any] = []  # and how they lie in it
         self._flat: Tensor | None = None
 
     def gather(self, indices: Tensor) -> Tensor:
@@ -75,7 +77,11 @@ class FlatTensors:
     def _is_laid_out(self) -> bool:
         # This is asked before every use, so the loops are those of C.
         now = list(map(dict.get, self._homes, self._names))
-        return all(map(is_, now, self._tensors)) and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        return (
+            all(map(is_, now, self._tensors))
+            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+            and _layouts(self._tensors) == self._layouts
+        )
 
     def _buffer(self) -> Tensor | None:
         """Return the buffer; ``None`` where the tensors need their own storage."""
@@ -105,7 +111,7 @@ class FlatTensors:
         places = [spec.name.rpartition(".") for spec in space.tensors]
         self._homes = [self._model.get_submodule(path)._parameters for path, _, _ in places]
         self._names = [name for _, _, name in places]
-        self._addresses = [tensor.data_ptr() for tensor in tensors]
+        self._addresses, self._layouts = [tensor.data_ptr() for tensor in tensors], _layouts(tensors)
         self._flat = flat
 
     def _positions(self, indices: Tensor) -> Tensor:
@@ -114,6 +120,10 @@ class FlatTensors:
             return indices
         counts = torch.searchsorted(indices, self._space.boundaries).diff()
         return indices + torch.repeat_interleave(self._shifts, counts)
+
+
+def _layouts(tensors: list[nn.Parameter]) -> list[Any]:
+    return [*map(Tensor.stride, tensors), *map(Tensor.numel, tensors), *map(_dtype, tensors)]
 
 
 def _may_move(model: nn.Module, tensors: list[nn.Parameter]) -> bool:

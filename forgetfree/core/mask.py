@@ -24,7 +24,7 @@ from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.readout_model import PrecisionChoice, autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep, check_loss, trainable
-from forgetfree.errors import OptionError, RegionError
+from forgetfree.errors import OptionError, RegionError, TrainingError
 from forgetfree.options import Options, option
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -108,24 +108,34 @@ class MaskSearch:
         self._climbed[theta_ft == theta_pre] = -math.inf
         # float16 gradients of a mean over many rows would vanish without it.
         self._loss_scale = 1024.0 if how.precision == "fp16" else 1.0
+        self._where: list[tuple[int, tuple[int, ...]]] = []
+        self._cut_()
+
+    def _cut_(self) -> None:
+        """Cut θ(γ), θ_pre, θ_ft and S − S_0 into stretches; again if a tensor got other storage, as `FlatTensors` gives it."""
+        where = [(tensor.data_ptr(), tensor.stride()) for tensor in self.tensors]
+        if where == self._where:
+            return
         held = [tensor.detach() for tensor in self.tensors]
-        flat = zip(held, *map(space.views, (theta_pre, theta_ft, self._climbed)), strict=True)
+        flat = zip(held, *map(self._space.views, (self._pre, self._ft, self._climbed)), strict=True)
         self._stretches = [list(zip(*(_cut(tensor, like[0]) for tensor in like), strict=True)) for like in flat]
-        self._scratch = torch.empty(
-            2,
-            max(each[0].numel() for stretches in self._stretches for each in stretches),
-            dtype=wide,
-            device=self.device,
-        )
+        most = max(each[0].numel() for stretches in self._stretches for each in stretches)
+        self._scratch = torch.empty(2, most, dtype=self._climbed.dtype, device=self.device)
+        self._where = where
 
     @torch.no_grad()
-    def graft_(self, rate: float = 0.0) -> None:
+    def graft_(self, rate: float = 0.0, step: int = 0) -> None:
         """Take a step down the loss by the gradients in the model (eq. 3), and put θ(γ) there (eq. 4): in one pass.
 
         With D = θ_ft − θ_pre, γ = σ(S) outside the base region: S −= rate · ∂L/∂θ ⊙ D ⊙ σ′(S), and θ(γ) = θ_pre + σ(S) ⊙ D.
         Inside, γ = 1 − σ(S) turns the sign of the gradient and lets θ_pre and θ_ft change places.
+
+        Raises:
+            TrainingError: a gradient is not finite; S and the model are of no use then.
         """
+        self._cut_()
         start = self._how.score_init
+        gradient_sum = self._climbed.new_zeros(())  # NaN or infinite where a gradient is
         if rate:
             for i, local, _ in self._space.split(self._base.indices):
                 if (gradient := self.tensors[i].grad) is not None:
@@ -140,9 +150,15 @@ class MaskSearch:
                     torch.add(climbed, start, out=sigma).sigmoid_()
                     slope = sigmoid_backward(move, sigma, grad_input=sigma)  # D ⊙ σ′(S), σ′ = (1 − σ) σ
                     climbed.addcmul_(slope, gradient, value=-rate)
+                    gradient_sum += gradient.sum(dtype=climbed.dtype)
                 torch.add(climbed, start, out=sigma).sigmoid_()
                 torch.addcmul(pre, sigma, move, out=theta)
             parameter.grad = None
+        if not math.isfinite(total := float(gradient_sum)):
+            raise TrainingError(
+                f"The gradients at step {step} of the mask search add up to {total}, expected finite ones. Localize in fp32 "
+                "(or bf16 instead of fp16), or fine-tune with a lower learning rate."
+            )
         at = self._base.indices.to(self.device)
         sigma, wide = torch.sigmoid(self._climbed[at] + start), self._climbed.dtype
         self._space.scatter_(
@@ -162,7 +178,7 @@ class MaskSearch:
             loss = F.cross_entropy(logits.float(), y.to(self.device), reduction="sum") / rows
             (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
             total += check_loss(loss, step)
-        self.graft_(self._how.learning_rate / self._loss_scale)
+        self.graft_(self._how.learning_rate / self._loss_scale, step)
         return total
 
     def region(self, step: int, count: int) -> Region:
@@ -222,7 +238,7 @@ def learn_regions(
     Raises:
         RegionError: θ_pre or θ_ft do not fit the space.
         OptionError: there is neither a base region nor a step to learn one.
-        TrainingError: the loss is not finite.
+        TrainingError: the loss or a gradient is not finite.
     """
     if len(theta_pre) != len(space) or len(theta_ft) != len(space):
         raise RegionError(

@@ -108,7 +108,15 @@ def _narrowed(model: nn.Module) -> None:
     model.to(torch.bfloat16)
 
 
-@pytest.mark.parametrize("change", [_replaced, _assigned, _moved, _narrowed])
+def _turned_in_place(model: nn.Module) -> None:
+    model.c.data = model.c.data.t()
+
+
+def _read_as_half(model: nn.Module) -> None:
+    model.b.data = model.b.data.view(torch.float16).flatten()[: model.b.numel()].view(model.b.shape)
+
+
+@pytest.mark.parametrize("change", [_replaced, _assigned, _moved, _narrowed, _turned_in_place, _read_as_half])
 def test_other_storage_is_noticed(change: Callable[[nn.Module], None]) -> None:
     model = Odd()
     space = ParameterSpace.of(model)

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from forgetfree.benchmarks.speed.measurement import PeakMemory
 from forgetfree.core import mask
-from forgetfree.core.base_regions import base_region, budget, top
+from forgetfree.core.base_regions import base_region, budget, most_moved, top
 from forgetfree.core.body import body_space
+from forgetfree.core.flat import FlatTensors
 from forgetfree.core.graft import Graft, grafted
 from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region, soft_mask
 from forgetfree.core.parameters import ParameterSpace
@@ -148,6 +149,21 @@ def test_the_highest_scores_equal_those_of_a_slow_sort(size: int, spread: str) -
     eligible = torch.rand(size, generator=generator) < 0.9
     for count in (1, 7, size // 100 + 1, size // 3, size):
         assert top(scores.clone(), count, eligible).indices.tolist() == slow_top(scores, count, eligible)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [50, 8192, 10_007])
+def test_nan_is_never_taken_and_hides_nothing(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    ft = torch.randn(size, generator=generator).to(dtype)
+    ft[[7, size // 2, size - 1]] = math.nan
+    numbers = (~ft.isnan()).nonzero().squeeze(1)
+    ft[numbers[-1]] = math.inf
+    for count in (1, 10, size // 3, size):
+        assert top(ft, count).indices.tolist() == slow_top(ft, count, ~ft.isnan())
+        assert most_moved(torch.zeros_like(ft), ft, count).indices.tolist() == slow_top(ft.abs(), count, ~ft.isnan())
+        assert hard_region(ft, -10.0, Region.of([3, 7]), count) - Region.of(numbers) == Region.empty()
+    assert top(torch.full((size,), math.nan), 3) == Region.empty()
 
 
 @pytest.mark.parametrize(
@@ -590,6 +606,21 @@ def test_evaluation_does_not_change_the_mask() -> None:
     assert torch.equal(often.scores, never.scores)
 
 
+def test_validation_may_give_the_tensors_other_storage() -> None:
+    """As a switch does at its first use."""
+    model, space, pre, ft, batches = problem(steps=4)
+    flat = FlatTensors(model, space)
+
+    def validate() -> float:
+        flat.gather(torch.tensor([0]))
+        return 0.0
+
+    never = learn(model, space, pre, ft, batches, Region.empty(), validate=lambda: 0.0, evaluate_every=1)
+    laid_out = learn(model, space, pre, ft, batches, Region.empty(), validate=validate, evaluate_every=1)
+    assert laid_out.losses == never.losses
+    assert torch.equal(laid_out.scores, never.scores)
+
+
 def test_dropout_stays_off_if_validation_leaves_the_model_in_training_mode() -> None:
     model, space, pre, ft, batches = problem()
     modes = []
@@ -650,6 +681,25 @@ def test_a_loss_that_is_not_finite_stops_the_search_and_restores_the_model() -> 
     x, y, t = batches[1]
     batches[1] = (x * float("nan"), y, t)
     with pytest.raises(TrainingError, match="The loss became nan at step 2"):
+        learn(model, space, pre, ft, batches, Region.empty())
+    assert torch.equal(space.flatten(model), pre)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("entry", [0, 38])
+def test_a_gradient_that_is_not_finite_stops_the_search_and_restores_the_model(entry: int, odd: float) -> None:
+    """Even where the loss is finite, and at an entry that did not move."""
+    model, space, pre, ft, batches = problem()
+    ft[0] = pre[0]
+    number = next(i for i, spec in enumerate(space.tensors) if entry < spec.offset + spec.size)
+
+    def spoil(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        gradient.view(-1)[entry - space.tensors[number].offset] = odd
+        return gradient
+
+    space.parameters(model)[number].register_hook(spoil)
+    with pytest.raises(TrainingError, match="The gradients at step 1 of the mask search add up to"):
         learn(model, space, pre, ft, batches, Region.empty())
     assert torch.equal(space.flatten(model), pre)
 
