@@ -37,7 +37,7 @@ class FlatTensors:
         self._homes: list[dict[str, Any]] = []  # the modules' dictionaries that they stand in,
         self._names: list[str] = []  # by these names,
         self._addresses: list[int] = []  # where their memory begins,
-        self._layouts: list[Any] = []  # and how they lie in it
+        self._sizes: list[int] = []  # and how many entries it holds
         self._flat: Tensor | None = None
 
     def gather(self, indices: Tensor) -> Tensor:
@@ -80,7 +80,9 @@ class FlatTensors:
         return (
             all(map(is_, now, self._tensors))
             and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-            and _layouts(self._tensors) == self._layouts
+            and list(map(Tensor.numel, self._tensors)) == self._sizes
+            and all(map(Tensor.is_contiguous, self._tensors))
+            and set(map(_dtype, self._tensors)) == {self._space.dtype}
         )
 
     def _buffer(self) -> Tensor | None:
@@ -111,7 +113,7 @@ class FlatTensors:
         places = [spec.name.rpartition(".") for spec in space.tensors]
         self._homes = [self._model.get_submodule(path)._parameters for path, _, _ in places]
         self._names = [name for _, _, name in places]
-        self._addresses, self._layouts = [tensor.data_ptr() for tensor in tensors], _layouts(tensors)
+        self._addresses, self._sizes = [tensor.data_ptr() for tensor in tensors], [spec.size for spec in space.tensors]
         self._flat = flat
 
     def _positions(self, indices: Tensor) -> Tensor:
@@ -120,10 +122,6 @@ class FlatTensors:
             return indices
         counts = torch.searchsorted(indices, self._space.boundaries).diff()
         return indices + torch.repeat_interleave(self._shifts, counts)
-
-
-def _layouts(tensors: list[nn.Parameter]) -> list[Any]:
-    return [*map(Tensor.stride, tensors), *map(Tensor.numel, tensors), *map(_dtype, tensors)]
 
 
 def _may_move(model: nn.Module, tensors: list[nn.Parameter]) -> bool:
