@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.tensors import DTYPES
 from forgetfree.errors import ModelError, RegionError
 from forgetfree.json_file import check, parse_json
 
@@ -113,9 +114,13 @@ class ParameterSpace:
             check("the layout", rows, isinstance(rows, list) and bool(rows), "a list of tensors")
             for row in rows:
                 check("a tensor of it", row, _is_row(row), "its name, shape and floating-point dtype")
-                specs.append(TensorSpec(row[0], tuple(row[1]), getattr(torch, row[2]), offset))
+                specs.append(TensorSpec(row[0], tuple(row[1]), DTYPES[row[2]], offset))
                 offset += math.prod(row[1])
             check("its number of entries", offset, offset <= MOST_ENTRIES, f"at most {MOST_ENTRIES:,}")
+            narrow = [str(spec.dtype) for spec in specs if spec.dtype.itemsize == 1]
+            check(
+                "its dtypes", narrow[:1], not narrow or len({s.dtype for s in specs}) == 1, "float8 alone or not at all"
+            )
             names = {spec.name for spec in specs}
             check("its number of names", len(names), len(names) == len(specs), f"{len(specs)}, one a tensor")
         except ValueError as error:
@@ -243,9 +248,9 @@ def _is_row(row: Any) -> bool:
     """Return whether a JSON value describes a tensor of a layout."""
     if not (isinstance(row, list) and [type(part) for part in row] == [str, list, str]):
         return False
-    dtype = getattr(torch, row[2], None)
+    dtype = DTYPES.get(row[2])
     sides = all(type(side) is int and side >= 0 for side in row[1])
-    return sides and isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return sides and dtype is not None and dtype.is_floating_point
 
 
 def entries(tensor: Tensor, local: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

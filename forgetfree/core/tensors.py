@@ -9,6 +9,16 @@ from torch import Tensor, nn
 
 from forgetfree.errors import RegionError
 
+#: The dtypes that files hold, by name.
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.bool),
+        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    )
+}
+
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of a module's parameters and persistent buffers, on the CPU."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -33,6 +34,7 @@ from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
+from forgetfree.core.tensors import DTYPES, not_finite
 from forgetfree.display import brief
 from forgetfree.errors import RegionError
 from forgetfree.files import check_metadata, signed_bytes
@@ -50,6 +52,8 @@ Class = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**48)]
 #: A tensor's name, dtype and shape.
 _Kind = tuple[str, str, tuple[Count, ...]]
+#: The most dimensions of a tensor.
+_MOST_SIDES = 16
 _METADATA = ("format", "schema", "composition", "layout_hash", "fingerprint", "checksum")
 
 
@@ -245,7 +249,7 @@ def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Recor
         raise RegionError(f"{row.owned} and {row.shared} entries do not fit a space of {len(space)} entries.")
     kinds = [(gap, count), (gap, row.shared), *zip(dtypes, row.owned, strict=True)]
     others = [(name, _dtype(dtype), shape) for name, dtype, shape in (*row.readout, *row.buffers)]
-    kinds += [(dtype, torch.Size(shape).numel()) for _, dtype, shape in others]
+    kinds += [(dtype, _numel(shape)) for _, dtype, shape in others]
     owned_gaps, shared_gaps, *tensors = restored(frame, kinds)
     owned, shared = (_region(space, gaps) for gaps in (owned_gaps, shared_gaps))
     values = torch.empty(count, dtype=space.dtype)
@@ -257,6 +261,10 @@ def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Recor
         (name, tensor.view(shape)) for (name, _, shape), tensor in zip(others, tensors[len(dtypes) :], strict=True)
     ]
     readout, buffers = dict(named[: len(row.readout)]), dict(named[len(row.readout) :])
+    if len(readout) < len(row.readout) or len(buffers) < len(row.buffers):
+        raise RegionError("two of its tensors have one name.")
+    if damaged := not_finite({"values": values, **readout, **buffers}):
+        raise RegionError(f"tensor {damaged!r} holds NaN or infinity.")
     region = joined(task, owned, shared)
     return Record(task, region, Graft(owned, values), row.sparsity, readout, buffers, row.definition, row.classes)
 
@@ -333,7 +341,13 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise RegionError(f"{brief(name)} is no dtype.")
-    return dtype
+    if name not in DTYPES:
+        raise RegionError(f"{brief(name)} is no dtype of a ledger's tensors.")
+    return DTYPES[name]
+
+
+def _numel(shape: Sequence[int]) -> int:
+    # The strides of an empty tensor must fit an int64, too.
+    if len(shape) > _MOST_SIDES or math.prod(max(side, 1) for side in shape) >= 2**48:
+        raise RegionError(f"a tensor of shape {brief(str(list(shape)))} is larger than any.")
+    return math.prod(shape)

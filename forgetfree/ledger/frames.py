@@ -7,6 +7,7 @@ mantissa are noise, which zstd leaves as it is.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cache
 
@@ -16,8 +17,17 @@ from torch import Tensor
 
 from forgetfree.errors import RegionError, first_line
 
-#: The longest text that a file may hold: names, labels and prompts of 10,000 tasks take a hundredth of it.
-MOST_TEXT = 2**28
+#: The longest text that a file may hold: names, labels and prompts of 10,000 tasks take a fiftieth of it.
+MOST_TEXT = 2**27
+#: How many bytes a byte of a frame holds at the most, beyond `_FREE`. zstd itself packs zeros 32,000-fold, so that a small
+#: file could ask for any memory. Trained values are noise, which does not shrink; the gaps of a region that owns a whole
+#: tensor are zeros, but its values stand beside them. Only what shares a whole large space is packed better, or values that
+#: are all equal: then `compressed` ends a block often enough to stay below.
+_MOST_RATIO = 2000
+#: The bytes that even the smallest frame may hold: all of a small model.
+_FREE = 2**24
+#: The bytes of a block then; it takes four or more.
+_SHORT = 4096
 
 
 @cache
@@ -27,14 +37,32 @@ def _parameters() -> zstandard.ZstdCompressionParameters:
 
 
 def compressed(tensors: Sequence[Tensor]) -> bytes:
-    """Return the frame of tensors on the CPU, of any dtypes and shapes."""
+    """Return the frame of tensors on the CPU, of any dtypes and shapes.
+
+    Raises:
+        RegionError: this machine puts high bytes first.
+    """
+    _check_byte_order()
     planes = [plane for tensor in tensors if tensor.numel() for plane in _planes(tensor)]
+    frame, size = _in_blocks(planes), sum(map(len, planes))
+    if size > _most(frame):
+        frame = _in_blocks([plane[i : i + _SHORT] for plane in planes for i in range(0, len(plane), _SHORT)])
+    return frame
+
+
+def _in_blocks(pieces: Sequence[bytes]) -> bytes:
+    """Return the frame of pieces, each with a code of its own."""
     compressor = zstandard.ZstdCompressor(compression_params=_parameters())
-    stream = compressor.compressobj(size=sum(map(len, planes)))
+    stream = compressor.compressobj(size=sum(map(len, pieces)))
     parts = []
-    for plane in planes:
-        parts += [stream.compress(plane), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    for piece in pieces:
+        parts += [stream.compress(piece), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
     return b"".join([*parts, stream.flush()])
+
+
+def _most(frame: bytes) -> int:
+    """Return the most bytes that a frame may hold."""
+    return _FREE + _MOST_RATIO * len(frame)
 
 
 def restored(frame: bytes, kinds: Sequence[tuple[torch.dtype, int]]) -> list[Tensor]:
@@ -45,8 +73,9 @@ def restored(frame: bytes, kinds: Sequence[tuple[torch.dtype, int]]) -> list[Ten
         kinds: dtype and number of entries of each tensor.
 
     Raises:
-        RegionError: the frame is damaged, or holds something else.
+        RegionError: the frame is damaged, or holds something else; or this machine puts high bytes first.
     """
+    _check_byte_order()
     data = bytes_tensor(_content(frame, sum(dtype.itemsize * count for dtype, count in kinds)))
     tensors, begin = [], 0
     for dtype, count in kinds:
@@ -84,6 +113,11 @@ def bytes_tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
+def _check_byte_order() -> None:
+    if sys.byteorder != "little":
+        raise RegionError("frames are written and read on little-endian machines only. Use such a machine.")
+
+
 def _planes(tensor: Tensor) -> list[bytes]:
     each = tensor.detach().reshape(-1, 1).contiguous().view(torch.uint8)  # (s, bytes of an entry)
     return [plane.tobytes() for plane in each.numpy().T]
@@ -94,6 +128,8 @@ def _content(frame: bytes, size: int) -> bytes:
     try:
         if (found := zstandard.frame_content_size(frame)) != size:  # before memory is taken for it
             raise RegionError(f"a frame holds {found} bytes, expected {size}.")
+        if size > _most(frame):
+            raise RegionError(f"a frame of {len(frame)} bytes claims to hold {size}, expected at most {_most(frame)}.")
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise RegionError(f"it cannot be decompressed ({first_line(error)}).") from error

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
+import zstandard
 from torch import Tensor
 
 from forgetfree.errors import RegionError
@@ -38,6 +41,34 @@ def test_tensors_come_back_bit_for_bit_in_any_order(shift: int) -> None:
         assert bits(one) == bits(other)
     assert compressed(tensors) == frame
     assert len(frame) < 1000  # the long one is all alike
+
+
+def test_what_is_all_alike_comes_back_from_any_size() -> None:
+    """Such as the gaps of a region that shares a whole model."""
+    tensor = torch.zeros(2**23 + 5)
+    frame = compressed([torch.ones(3), tensor])
+    assert torch.equal(restored(frame, [(torch.float32, 3), (torch.float32, len(tensor))])[1], tensor)
+    assert len(frame) < 2**16
+
+
+def test_a_frame_that_holds_more_than_tensors_can_is_refused() -> None:
+    for size in (2**25, 2**40):
+        stream = zstandard.ZstdCompressor().compressobj(size=size)
+        frame = b"".join(stream.compress(bytes(2**20)) for _ in range(32)) + (stream.flush() if size == 2**25 else b"")
+        with pytest.raises(RegionError, match=f"a frame of {len(frame)} bytes claims to hold {size}"):
+            restored(frame, [(torch.uint8, size)])
+    with pytest.raises(RegionError, match="bytes claims to hold 33554432"):
+        restored_text(compressed_text("[" * 2**25))
+    with pytest.raises(RegionError, match="it claims a text of"):
+        restored_text(compressed_text("[" * (2**27 + 1)))
+
+
+def test_a_machine_that_puts_high_bytes_first_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = compressed([torch.ones(3)])
+    monkeypatch.setattr(sys, "byteorder", "big")
+    for call in (lambda: compressed([torch.ones(3)]), lambda: restored(frame, [(torch.float32, 3)])):
+        with pytest.raises(RegionError, match="little-endian machines only"):
+            call()
 
 
 def test_nothing_is_a_frame_too() -> None:

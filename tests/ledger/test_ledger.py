@@ -533,6 +533,18 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "a readout of another dtype": (
         told(0, readout=[["weight", "float64", [2, 3]], ["bias", "float32", [2]]]), "holds 56 bytes, expected 80"),
     "a readout of no dtype": (told(0, readout=[["weight", "nn", [2, 3]]]), "task 'one': 'nn' is no dtype"),
+    **{
+        f"a readout of {dtype}": (told(0, readout=[["weight", dtype, [2, 3]]]), f"task 'one': '{dtype}' is no dtype")
+        for dtype in ("qint8", "quint4x2", "uint1", "int4", "bits8", "float4_e2m1fn_x2", "float")
+    },
+    "a layout of dtypes that have none in common": (
+        put("layout", compressed_text('[["a",[2],"float8_e5m2"],["b",[2],"float32"]]')), "its dtypes must be float8 alone"),
+    "two tensors of one name": (
+        told(0, readout=[["bias", "float32", [2, 3]], ["bias", "float32", [2]]]), "two of its tensors have one name"),
+    **{
+        f"a shape of {shape}": (told(0, readout=[["weight", "float32", shape]]), "task 'one': a tensor of shape")
+        for shape in ([2**32, 2**32], [2**40, 2**40, 0], [0, 2**47, 2**47], [1] * 99)
+    },
     "a readout of another shape": (
         told(0, readout=[["weight", "float32", [2, 4]], ["bias", "float32", [2]]]), "holds 56 bytes, expected 64"),
     "a shape below 0": (told(0, readout=[["weight", "float32", [-2, -3]]]), "must be at least 0, got -2"),
@@ -629,6 +641,14 @@ def _is_refused(file: Path, change: Change, reason: str) -> None:
         Ledger.load(file)
     assert str(caught.value).startswith(f"{file} is not a sound ledger: ")
     assert str(caught.value).endswith("Restore it from a copy, or run the stream again.")
+
+
+@pytest.mark.parametrize("damage", ["NaN", "infinity in a readout"])
+def test_a_damaged_record_is_refused_where_it_alone_is_read(file: Path, damage: str) -> None:
+    change, reason = DAMAGE[damage]
+    rewrite(file, change)
+    with pytest.raises(LedgerError, match=reason):
+        Ledger.read_record(file, "one" if damage == "NaN" else "three")
 
 
 def test_metadata_that_says_nothing_is_refused(file: Path) -> None:
