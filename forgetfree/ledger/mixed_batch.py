@@ -17,6 +17,8 @@ from forgetfree.ledger.switch import LedgerSwitch
 _MOST = 1 / 300
 #: How far a corrected logit may be from the exact one, at a logit of 1 or less, and beyond in proportion.
 _CLOSE = 1e-4
+#: And how far at most, as a share of how far the corrections moved the task's logits.
+_CLOSE_TO_MOVED = 1e-3
 
 
 class MixedBatchModel:
@@ -27,8 +29,8 @@ class MixedBatchModel:
     corrected by the entries of its own task (`forgetfree.ledger.corrections`): their logits agree with the exact ones up
     to rounding (measured with minilm: 8e-6 at logits up to 15). A task stays exact where corrections cannot follow it: in
     bfloat16, where it has too many entries, its own buffers, or entries in other modules than linear layers and LayerNorms.
-    When a batch uses a tensor for the first time, its answers are compared with the exact ones; if they differ, this model
-    answers exactly from then on.
+    The first time that a task is corrected by a record, its answers are compared with the exact ones. If they differ, this
+    model answers exactly from then on; if the record moves them too little to tell, the task is compared again next time.
 
     In a ledger of unions, the small groups share the union up to the middle one of their tasks; only the records between
     count as entries.
@@ -55,7 +57,7 @@ class MixedBatchModel:
         self._corrections = Corrections(switch.ledger.space, model.backbone)
         self._changes: dict[int, Change | None] = {}
         self._labels: dict[str, int] = {}
-        self._compared: set[int] = set()
+        self._proven: set[tuple[str, int]] = set()  # tasks, and the changes that they were corrected by
         self._exact_only = precision != "fp32"
 
     @torch.no_grad()
@@ -81,7 +83,7 @@ class MixedBatchModel:
             self._ledger.position(task)
             self._labels[task] = self._model.task_label(task)
         answers: dict[int, Tensor] = {}
-        if training := self._model.training:
+        if training := [module for module in self._model.modules() if module.training]:
             self._model.eval()
         try:
             self._switch.to(0)
@@ -90,8 +92,8 @@ class MixedBatchModel:
             answers |= self._grouped(rows, {task: groups[task] for task in left})
         finally:
             self._switch.to(0)
-            if training:
-                self._model.train()
+            for module in training:
+                module.training = True
         return [answers[number] for number in range(len(rows))]
 
     def _grouped(self, rows: Sequence[Tensor], groups: dict[str, list[int]]) -> dict[int, Tensor]:
@@ -121,12 +123,18 @@ class MixedBatchModel:
         except NotCorrected:
             self._exact_only = True
             return {}
-        if not entries.keys() <= self._compared:
-            exact = self._grouped(rows, held)
+        used = {task: {(task, id(change)) for change, _ in changes[task]} for task in held}
+        if new := {task: held[task] for task in held if not used[task] <= self._proven}:
+            bare, exact = self._forward(rows, new), self._grouped(rows, new)
             if not all(_are_close(answers[number], exact[number]) for number in exact):
                 self._exact_only = True
                 return exact
-            self._compared |= entries.keys()
+            for task, numbers in new.items():
+                error, moved = (max(_apart(one[i], exact[i]) for i in numbers) for one in (answers, bare))
+                if error < _CLOSE_TO_MOVED * moved:
+                    self._proven |= used[task]
+                else:
+                    answers |= {number: exact[number] for number in numbers}
         return answers
 
     def _plan(self, tasks: list[str]) -> tuple[int, dict[str, list[tuple[Change, int]]]]:
@@ -180,6 +188,10 @@ class MixedBatchModel:
                 logits = self._model.read(own, self._labels[task]).float().cpu()
                 answers |= zip(numbers, logits, strict=True)
         return answers
+
+
+def _apart(logits: Tensor, exact: Tensor) -> float:
+    return float((logits - exact).abs().max())
 
 
 def _are_close(logits: Tensor, exact: Tensor) -> bool:
