@@ -14,7 +14,10 @@ from typing import Any, ClassVar
 
 import torch
 from avalanche.models import DynamicModule
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates import SupervisedTemplate
+from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import cycle
 from torch import Tensor
 
@@ -133,7 +136,9 @@ class StrategyTemplate(SupervisedTemplate):
             schedule=training.schedule,
         )
         self.optimizer = self._update.optimizer
-        self.scope.enter_context(in_training(self.model, training.trained, readout))
+        # Plugins beside Avalanche's own may read and change the tensors' gradients.
+        alone = all(isinstance(plugin, (EvaluationPlugin, PeriodicEval, Clock)) for plugin in self.plugins)
+        self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone))
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Take all steps of one task, with Avalanche's callbacks around each.

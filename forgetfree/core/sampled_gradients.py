@@ -1,26 +1,23 @@
 """The gradient of a few entries of a weight matrix: of y = x Wᵀ, only those of ∂L/∂W = (∂L/∂y)ᵀ x that a region holds.
 
-The matrix itself needs no gradient, so PyTorch computes none and back-propagates no further than to the lowest layer in
-training. Instead, each product with the matrix keeps x, and takes the entries when ∂L/∂y comes by.
+Each product takes the matrix as a constant, so PyTorch computes no gradient of its size and back-propagates no further than to
+the lowest layer in training. A node of PyTorch's graph behind the product keeps x, and gives the entries when ∂L/∂y comes by.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
-
-#: Takes ``left (N, rows)`` and ``right (N, columns)``, of whose product ``leftᵀ right`` a matrix's gradient is the sum.
-Sample = Callable[[Tensor, Tensor], None]
 
 
-class Entries:
+class EntriesOfProduct:
     """Some entries of a product ``leftᵀ right``, computed without the others where that is faster.
 
     Args:
@@ -57,79 +54,84 @@ class Entries:
         return block.flatten()[self._at]
 
 
-class SampledWeight(nn.Parameter):
-    """A matrix ``W`` in ``x Wᵀ`` (`nn.Linear`) or ``x W`` (GPT-2's ``Conv1D``) whose gradient is taken by ``sample``.
+class _Sampled(torch.autograd.Function):
+    """The identity of ``y``, a product of ``x`` with a matrix some entries of which are ``leaf``: it gives those gradients."""
 
-    A parameter becomes one by its class, for a time (`sampled`), so that every use of it is seen, in whatever module. A use
-    that is no such product makes it need its whole gradient, as any parameter does, beside what was sampled already.
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, leaf: Tensor, entries: EntriesOfProduct, transposed: bool) -> Tensor:
+        """Return ``y`` as a tensor of its own, which the model may change in place."""
+        ctx.save_for_backward(x.to(y.dtype))  # under autocast a copy, as PyTorch keeps; else PyTorch notices changes
+        ctx.matrix = leaf, entries, transposed
+        return y.data
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        """Return ``dy`` for ``y``, and the entries of ``dyᵀ x`` (or ``xᵀ dy``) for ``leaf``."""
+        (x,) = ctx.saved_tensors
+        leaf, entries, transposed = ctx.matrix
+        left, right = (each.reshape(-1, each.shape[-1]).to(dy.dtype) for each in ((x, dy) if transposed else (dy, x)))
+        dx = None  # y passes it on; but who differentiates that, dx = dy W, differentiates by W too
+        if torch.is_grad_enabled():
+            dx = _Sampled.apply(torch.zeros_like(x), dy, leaf, entries, not transposed)
+        return dy, dx, entries.of(left, right).to(leaf.dtype), None, None
+
+
+#: Where the products have their matrix among their arguments, after x.
+_PLACES = {F.linear: 1, torch.addmm: 2}
+
+
+class SampledWeight(nn.Parameter):
+    """A matrix ``W`` of which some entries are trained; ``leaf (s,)`` gets their gradients.
+
+    It takes part in ``x Wᵀ`` (`nn.Linear`) and ``x W`` (GPT-2's ``Conv1D``) as a constant, and in all else as any parameter,
+    which gets its whole gradient. A parameter becomes one by its class, for a time (`sampled`), so that these products are
+    seen in whatever module. Copies of it, and what is pickled, are parameters.
     """
 
-    sample: Sample
+    leaf: Tensor
+    entries: EntriesOfProduct
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ``func`` on tensors among which is such a matrix."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            if not torch.is_grad_enabled():
+            at = _PLACES.get(func, len(args))
+            weight = args[at] if at < len(args) else None
+            if (
+                not isinstance(weight, SampledWeight)
+                or not (weight.requires_grad and torch.is_grad_enabled())
+                or (func is torch.addmm and kwargs)  # β, α
+                or torch.compiler.is_compiling()
+                or torch._C._are_functorch_transforms_active()
+            ):
                 return func(*args, **kwargs)
-            if func is F.linear and _is_factor(args, 1):
-                x, weight = args[:2]
-                return _watched(func(*args, **kwargs), x, lambda dy, x: weight.sample(dy, x))
-            if func is torch.addmm and _is_factor(args, 2) and not kwargs:
-                x, weight = args[1:]
-                return _watched(func(*args), x, lambda dy, x: weight.sample(x, dy))
-            result = func(*args, **kwargs)
-            weights = [each for each in tree_leaves((args, kwargs)) if isinstance(each, SampledWeight)]
-            derived = any(
-                isinstance(each, Tensor) and not isinstance(each, SampledWeight) for each in tree_leaves(result)
-            )
-            if not derived or all(weight.requires_grad for weight in weights):
-                return result
-            for weight in weights:
-                weight.requires_grad_()
-            return func(*args, **kwargs)
+            y = func(*args[:at], weight.detach(), *args[at + 1 :], **kwargs)
+            return _Sampled.apply(y, args[at - 1], weight.leaf, weight.entries, func is torch.addmm)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        return copy.deepcopy(self._as_parameter(), memo)
 
-def _is_factor(args: tuple[Any, ...], position: int) -> bool:
-    """Return whether the only matrix that is sampled is the argument at ``position``."""
-    weight = args[position] if len(args) > position else None
-    others = [*args[:position], *args[position + 1 :]]
-    return (
-        isinstance(weight, SampledWeight)
-        and not weight.requires_grad
-        and not any(isinstance(each, SampledWeight) for each in others)
-    )
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._as_parameter().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-
-def _watched(y: Tensor, x: Tensor, sample: Sample) -> Tensor:
-    """Return ``y``, whose gradient is given to ``sample`` with ``x``, both as matrices of one row a token."""
-    if not y.requires_grad:  # back-propagation ends here; at a copy, which the model may change in place
-        y = y.requires_grad_().clone()
-    kept = [x.detach()]
-
-    def take(dy: Tensor | None) -> None:
-        x = kept.pop()  # the loss lives on until the next one
-        if dy is not None:
-            sample(dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1]).to(dy.dtype))
-
-    y.register_hook(take)  # type: ignore[no-untyped-call]
-    return y
+    def _as_parameter(self) -> nn.Parameter:
+        return nn.Parameter(self.detach(), self.requires_grad)
 
 
 @contextmanager
-def sampled(samples: Iterable[tuple[nn.Parameter, Sample]]) -> Iterator[None]:
-    """Let each matrix give its gradient to its function inside, and need none itself; restore all afterwards."""
-    before: list[tuple[Any, bool]] = []
+def sampled(matrices: Iterable[tuple[nn.Parameter, Tensor, EntriesOfProduct]]) -> Iterator[None]:
+    """Let each matrix, inside, give the gradients of its entries to the leaf beside it."""
+    made: list[Any] = []
     try:
-        for matrix, sample in samples:
-            before.append((matrix, matrix.requires_grad))
-            weight: Any = matrix.requires_grad_(False)
+        for matrix, leaf, entries in matrices:
+            weight: Any = matrix
+            made.append(weight)
             weight.__class__ = SampledWeight
-            weight.sample = sample
+            weight.leaf, weight.entries = leaf, entries
         yield
     finally:
-        for weight, flag in before:
+        for weight in made:
             weight.__class__ = nn.Parameter
-            weight.__dict__.pop("sample", None)
-            weight.requires_grad_(flag)
+            for name in SampledWeight.__annotations__:
+                weight.__dict__.pop(name, None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
 from forgetfree.core.regions import Region
-from forgetfree.core.sampled_gradients import Entries, Sample, sampled
+from forgetfree.core.sampled_gradients import EntriesOfProduct, sampled
 from forgetfree.core.steps import trainable
 
 
@@ -72,17 +72,23 @@ class RegionParameters:
     def sampling(self) -> AbstractContextManager[None]:
         """Take the gradients of weight matrices entry by entry inside: there is none of the size of a matrix."""
         return sampled(
-            (tensor, self._sample(Entries(tensor.shape, local, self.values.dtype), where))
+            (tensor, self._leaf(where), EntriesOfProduct(tensor.shape, local, self.values.dtype))
             for tensor, local, where in self._pieces
             if type(tensor) is nn.Parameter and tensor.dim() == 2
         )
 
-    def _sample(self, entries: Entries, where: slice) -> Sample:
-        @torch.no_grad()
-        def sample(left: Tensor, right: Tensor) -> None:
-            self._gradient()[where] += entries.of(left, right)
+    def _leaf(self, where: slice) -> Tensor:
+        """Return these values as a leaf, whose gradients go on to ``values``."""
+        leaf = self.values.detach()[where].requires_grad_()
 
-        return sample
+        @torch.no_grad()
+        def hand_on(leaf: Tensor) -> None:
+            assert leaf.grad is not None
+            self._gradient()[where] += leaf.grad
+            leaf.grad = None
+
+        leaf.register_post_accumulate_grad_hook(hand_on)  # type: ignore[no-untyped-call]
+        return leaf
 
     def _gradient(self) -> Tensor:
         """Return the gradient ``(s,)`` that is being added up since the last update."""
@@ -111,8 +117,13 @@ class RegionParameters:
 
 
 @contextmanager
-def in_training(model: nn.Module, trained: Trained, readout: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let what is trained have gradients inside the block and nothing else; restore the model's flags and mode afterwards."""
-    sampling = trained.sampling() if isinstance(trained, RegionParameters) else nullcontext()
-    with trainable(model, [*trained.touched, *readout]), sampling:
+def in_training(
+    model: nn.Module, trained: Trained, readout: Iterable[nn.Parameter], *, sampling: bool = True
+) -> Iterator[None]:
+    """Let what is trained have gradients inside the block and nothing else; restore the model's flags and mode afterwards.
+
+    With ``sampling``, a region's gradients are taken entry by entry: the model's matrices get none.
+    """
+    region = trained if sampling and isinstance(trained, RegionParameters) else None
+    with trainable(model, [*trained.touched, *readout]), region.sampling() if region else nullcontext():
         yield

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.sampled_gradients import SampledWeight
 from forgetfree.errors import OptionError
 
 
@@ -107,7 +106,7 @@ class LowerLayers:
             shape = hidden.shape[:-1] if isinstance(hidden, Tensor) else None
             if shape != (len(x), longest) or any(each is not None for each in beside):
                 raise _refusal(f"layers that return hidden states and nothing else, and those of {self._kind} do not")
-            if hidden.requires_grad or any(map(_is_trained, layer.parameters())):
+            if hidden.requires_grad or any(parameter.requires_grad for parameter in layer.parameters()):
                 break
             self._beside.append(tuple(beside) if isinstance(output, tuple) else None)
         if not self._beside:
@@ -177,10 +176,6 @@ def _stack_of(backbone: nn.Module) -> nn.ModuleList | None:
         if isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(each) for each in module}) == 1:
             return module
     return None
-
-
-def _is_trained(parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad or isinstance(parameter, SampledWeight)
 
 
 def _refusal(needs: str, remedy: str = "") -> OptionError:

@@ -22,7 +22,7 @@ from forgetfree.core.graft import Graft, grafted
 from forgetfree.core.mask import LearnedRegion, MaskOptions, hard_region, learn_region, soft_mask
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import RegionParameters
+from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.errors import GraftError, OptionError, RegionError, TrainingError
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -720,19 +720,21 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.parametrize("sampling", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_only_the_region_moves_with_any_optimizer(name: str) -> None:
+def test_only_the_region_moves_with_any_optimizer(name: str, sampling: bool) -> None:
     model, space, pre, _, batches = problem()
     indices = torch.tensor([0, 7, 21, 38])
     region = Region.of(indices)
     trained = RegionParameters(model, space, region)
     optimizer = OPTIMIZERS[name]([trained.values])
-    for x, y, t in batches:
-        F.cross_entropy(model(x, t), y).backward()
-        trained.collect()
-        optimizer.step()
-        trained.write()
-        assert all(p.grad is None for p in trained.touched)
+    with in_training(model, trained, [], sampling=sampling):
+        for x, y, t in batches:
+            F.cross_entropy(model(x, t), y).backward()
+            trained.collect()
+            optimizer.step()
+            trained.write()
+            assert all(p.grad is None for p in trained.touched)
     after = space.flatten(model)
     outside = ~region.mask(len(space))
     assert torch.equal(after[outside], pre[outside])

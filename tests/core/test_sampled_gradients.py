@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
+import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
-from forgetfree.core.sampled_gradients import Entries, SampledWeight
+from forgetfree.core.sampled_gradients import EntriesOfProduct, SampledWeight
 from forgetfree.core.steps import trainable
 from forgetfree.core.trained import RegionParameters, WholeTensors, in_training
 
@@ -78,6 +81,21 @@ def test_every_family_has_the_gradients_of_whole_tensors(name: str, dropout: boo
 # -- Uses of a matrix ------------------------------------------------------------------------------------
 
 
+class Product(torch.autograd.Function):
+    """A product whose matrix no call shows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        dw = dy.reshape(-1, 6).T @ x.reshape(-1, 6).to(dy.dtype) if ctx.needs_input_grad[1] else None
+        return (dy @ weight.to(dy.dtype)).to(x.dtype), dw
+
+
 class Odd(nn.Module):
     """Matrices in all sorts of uses, and a last one that is simple."""
 
@@ -87,6 +105,9 @@ class Odd(nn.Module):
         self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
         self.conv = Conv1D(6, 6)
         self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        with warnings.catch_warnings():  # there are newer ways
+            warnings.simplefilter("ignore")
+            self.script = torch.jit.script(nn.Linear(6, 6))
         self.norm = nn.LayerNorm(6)
         self.last = nn.Linear(6, 3)
         for parameter in self.parameters():
@@ -118,6 +139,16 @@ class Odd(nn.Module):
             x = self.two(x) + self.one(x).detach()
         elif name == "its dtype and shape":
             x = self.two(x.to(two.dtype)) * two.shape[0] * float(two.detach().norm()) * two.requires_grad
+        elif name == "looked at":
+            x = self.two(x) * float(two.data[0, 0]) + len(self.state_dict())
+        elif name == "function of its own":
+            x = Product.apply(x, two)
+        elif name == "script":
+            x = self.script(x)
+        elif name == "input changed in place":
+            x = self.one(x).float() * 1.0
+            y = self.two(x)
+            x = x.add_(y) if y.dtype != x.dtype else x + y  # PyTorch keeps what it has rounded, and so allows it
         elif name == "checkpoint":
             x = checkpoint(lambda x: self.two(torch.tanh(self.one(x))), x, use_reentrant=False)
         elif name == "reentrant checkpoint":
@@ -137,6 +168,11 @@ USES = {
     "conv": 0,
     "changed in place": 0,
     "kept apart": 0,
+    "its dtype and shape": 0,
+    "looked at": 0,
+    "function of its own": 1,
+    "script": 1,
+    "input changed in place": 0,
     "checkpoint": 0,
     "reentrant checkpoint": 0,
 }
@@ -214,19 +250,135 @@ def test_an_update_starts_from_nothing_and_parts_add_up() -> None:
         torch.testing.assert_close(trained.values.grad, expected)
 
 
-def test_parameters_are_what_they_were_after_an_error_and_in_copies() -> None:
+def test_an_input_changed_in_place_is_noticed() -> None:
+    """As with whole gradients, where the product would be with what is there no more."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    trained = RegionParameters(model, ParameterSpace.of(model), Region.of([0, 20]))
+    with in_training(model, trained, []):
+        h = model[0](torch.ones(2, 4))
+        y = model[1](h)
+        h.add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Conv1D(7, 5), nn.Tanh(), nn.Linear(7, 6))
+
+
+X = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+
+
+def twice(model: nn.Module) -> None:
+    loss = model(X).sin().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def another_gradient_first(model: nn.Module) -> None:
+    y = model(X)
+    torch.autograd.grad(y.sum(), [next(p for p in model.parameters() if p.dim() == 1)], retain_graph=True)
+    y.sin().sum().backward()
+
+
+def another_gradient_beside(model: nn.Module) -> None:
+    x = X.clone().requires_grad_()
+    assert torch.autograd.grad(model(x).sum(), [x])[0].any()
+    model(X).sin().sum().backward()
+
+
+def of_gradients(model: nn.Module) -> None:
+    x = X.clone().requires_grad_()
+    y = model(x).sin()
+    (dx,) = torch.autograd.grad(y.sum(), [x], create_graph=True)
+    (y.sum() + dx.square().sum()).backward()
+
+
+def of_gradients_of_gradients(model: nn.Module) -> None:
+    x = X.clone().requires_grad_()
+    (dx,) = torch.autograd.grad(model(x).sum(), [x], create_graph=True)
+    (dx,) = torch.autograd.grad(dx.square().sum(), [x], create_graph=True)
+    dx.square().sum().backward()
+
+
+def with_a_graph(model: nn.Module) -> None:
+    with warnings.catch_warnings():  # of cycles
+        warnings.simplefilter("ignore")
+        model(X).sin().sum().backward(create_graph=True)
+
+
+def compiled(model: nn.Module) -> None:
+    torch.compile(model, backend="eager")(X).sin().sum().backward()
+
+
+def mapped(model: nn.Module) -> None:
+    torch.func.vmap(model)(X).sin().sum().backward()
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        twice,
+        another_gradient_first,
+        another_gradient_beside,
+        of_gradients,
+        of_gradients_of_gradients,
+        with_a_graph,
+        compiled,
+        mapped,
+    ],
+)
+def test_every_way_to_take_gradients(backward: Callable[[nn.Module], None]) -> None:
+    """What a backward pass adds to the gradients of parameters, and it alone, counts."""
+    found = []
+    for sampling in (True, False):
+        model = net()
+        trained = RegionParameters(model, ParameterSpace.of(model), random_region(ParameterSpace.of(model), 0.5))
+        with in_training(model, trained, [], sampling=sampling):
+            for _ in range(2):
+                backward(model)
+                trained.collect()
+        found.append(trained.values.grad)
+    assert_close(*found)
+
+
+def test_parameters_are_what_they_were_after_an_error() -> None:
     model = nn.Linear(4, 3)
     trained = RegionParameters(model, ParameterSpace.of(model), Region.of([0]))
     with pytest.raises(ZeroDivisionError), in_training(model, trained, []):
         assert type(model.weight) is SampledWeight
         assert isinstance(model.weight, nn.Parameter)
         assert dict(model.named_parameters())["weight"] is model.weight
-        twin = copy.deepcopy(model)
-        assert torch.equal(twin(torch.ones(4)), model(torch.ones(4)))
         raise ZeroDivisionError
     assert type(model.weight) is nn.Parameter
     assert model.weight.requires_grad
     assert vars(model.weight) == {}
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved_and_loaded])
+def test_copies_are_models_of_their_own(copied: Callable[[nn.Module], Any]) -> None:
+    """Inside and after: trained by themselves, with tensors that are tied as they were."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    trained = RegionParameters(model, ParameterSpace.of(model), Region.of([0]))
+    with in_training(model, trained, []):
+        twin = copied(model)
+        assert torch.equal(twin(torch.ones(4)), model(torch.ones(4)))
+    assert all(type(parameter) is nn.Parameter for parameter in twin.parameters())
+    assert twin[1].weight is twin[0].weight
+    assert twin[0].weight.data_ptr() != model[0].weight.data_ptr()
+    twin(torch.ones(4)).sum().backward()
+    assert bool(twin[0].weight.grad.any())
+    assert model[0].weight.grad is None and trained.values.grad is None
 
 
 def test_whole_tensors_stay_parameters() -> None:
@@ -250,7 +402,7 @@ def test_entries_of_a_product(rows: int, dtype: torch.dtype, share: float) -> No
     block[: math.ceil(70 * share), 5 : 5 + math.ceil(20 * share)] = True
     for mask in (scattered, block):
         local = mask.flatten().nonzero().squeeze(1)
-        found = Entries(mask.shape, local, torch.promote_types(dtype, torch.float32)).of(left, right).double()
+        found = EntriesOfProduct(mask.shape, local, torch.promote_types(dtype, torch.float32)).of(left, right).double()
         expected = (left.double().t() @ right.double())[mask]
         tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype]
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * math.sqrt(rows))
@@ -258,6 +410,6 @@ def test_entries_of_a_product(rows: int, dtype: torch.dtype, share: float) -> No
 
 def test_a_scattered_region_and_one_in_a_block_take_different_roads() -> None:
     scattered = torch.randperm(384 * 384, generator=torch.Generator().manual_seed(0))[:1500].sort().values
-    assert Entries(torch.Size((384, 384)), scattered)._pattern is not None
+    assert EntriesOfProduct(torch.Size((384, 384)), scattered)._pattern is not None
     block = (torch.arange(0, 384, 6)[:, None] * 384 + torch.arange(0, 384, 30)).flatten()
-    assert Entries(torch.Size((384, 384)), block)._pattern is None
+    assert EntriesOfProduct(torch.Size((384, 384)), block)._pattern is None

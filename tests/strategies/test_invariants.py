@@ -20,7 +20,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics, bwt_metrics, forgetting_metrics, loss_metrics
 from avalanche.logging import InteractiveLogger, TextLogger
-from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins import AGEMPlugin, EvaluationPlugin
 from torch import Tensor
 
 from forgetfree import registry
@@ -615,6 +615,69 @@ def _counting(name: str) -> Callable[..., None]:
 for _name in dir(SupervisedPlugin):
     if _name.startswith(("before_", "after_")):
         setattr(Count, _name, _counting(_name))
+
+
+class Gradients(SupervisedPlugin):
+    """Notes which matrices have gradients, and sets all gradients to zero if asked to."""
+
+    def __init__(self, zero: bool) -> None:
+        super().__init__()
+        self.zero, self.matrices = zero, 0
+
+    def after_backward(self, strategy: Any, **_: Any) -> None:
+        for parameter in strategy.model.parameters():
+            if parameter.grad is not None:
+                self.matrices += parameter.dim() == 2
+                if self.zero:
+                    parameter.grad.zero_()
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_plugins_may_change_gradients(tiny_stream: MakeStream, zero: bool) -> None:
+    """They find each tensor's gradient in its place, and what they leave there is what moves a region."""
+    stream = tiny_stream("bert", "linear")
+    gradients, watch = Gradients(zero), Watch()
+    how = {"optimizer": "sgd", "weight_decay": 0.0, "momentum": 0.0}
+    strategy = make("grafting-continual", stream, plugins=[watch, gradients], **how)
+    strategy.train(stream.benchmark.train_stream[0])
+    assert gradients.matrices > 0 and watch.updates > 0
+    assert bool(watch.moved.any()) != zero
+
+
+class Projected(AGEMPlugin):
+    """A-GEM, which notes whether it has changed a matrix's gradient."""
+
+    projected = 0
+
+    def after_backward(self, strategy: Any, **kwargs: Any) -> None:
+        before = [p.grad.clone() for p in strategy.model.parameters() if p.grad is not None and p.dim() == 2]
+        super().after_backward(strategy, **kwargs)
+        after = [p.grad for p in strategy.model.parameters() if p.grad is not None and p.dim() == 2]
+        self.projected += any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_plugins_that_project_gradients_project_those_of_matrices(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("bert", "linear")
+    plugin = Projected(8, 8)
+    strategy = make("grafting-continual", stream, plugins=[plugin], steps=10)
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+    assert plugin.projected > 0
+
+
+def test_without_plugins_no_matrix_has_a_gradient(tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = tiny_stream("bert", "linear")
+    strategy = make("grafting-continual", stream, eval_every=1)
+    plugin, step = Gradients(False), strategy.optimizer_step
+
+    def look() -> None:
+        plugin.after_backward(strategy)
+        step()
+
+    monkeypatch.setattr(strategy, "optimizer_step", look)
+    strategy.train(stream.benchmark.train_stream[0])
+    updates = strategy.full_steps(stream.tasks[0])
+    assert plugin.matrices == updates  # the readout's
 
 
 @pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
