@@ -33,7 +33,7 @@ from forgetfree.errors import OptionError
 from forgetfree.files import StrPath
 from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.training import TrainingOptions, scheduled_rate, settled
+from forgetfree.learning.training import TrainingOptions, for_device, scheduled_rate
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.metrics import Predictions
@@ -247,7 +247,7 @@ class ContinualStrategy(StrategyTemplate):
         eval_every: int = -1,
         peval_mode: str = "epoch",
     ) -> None:
-        self.options = settled(options or self.Options(), device)
+        self.options = for_device(options or self.Options(), device)
         self.check(self.options, stream)
         if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
             raise OptionError(

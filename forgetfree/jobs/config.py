@@ -116,7 +116,7 @@ class JobConfig:
 C = TypeVar("C", bound=JobConfig)
 
 
-def settled(config: C) -> C:
+def with_precision(config: C) -> C:
     """Return the configuration with what ``precision=auto`` means: what it meant when ``out`` was begun, else on this device.
 
     config.json names what was taken, so that whoever goes on with it or repeats it computes alike.

@@ -27,7 +27,7 @@ from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import settled
+from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.graft_config import GraftConfig
@@ -101,7 +101,7 @@ class GraftJob(Job[GraftConfig]):
     """A graft of one task, for each sparsity and seed."""
 
     def __init__(self, config: GraftConfig) -> None:
-        config = settled(config)
+        config = with_precision(config)
         checked = config.checked()
         if config.fine_tuned is not None:
             _check_readout(config.readout, config.fine_tuned)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from forgetfree import registry
 from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.config import settled
+from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.predictions import agreement, save_predictions
@@ -85,7 +85,7 @@ class RunJob(Job[RunConfig]):
     growing = ("strategy", "seed")
 
     def __init__(self, config: RunConfig) -> None:
-        config = settled(config)
+        config = with_precision(config)
         self.checked = config.checked()
         options = self.checked.options
         self.common = self.checked.run

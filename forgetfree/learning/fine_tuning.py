@@ -13,7 +13,7 @@ from torch import Tensor
 from forgetfree import __version__
 from forgetfree.core.steps import OnStep
 from forgetfree.learning.encoded_task import EncodedTask
-from forgetfree.learning.training import TrainingOptions, fine_tune, paper_steps, settled
+from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, paper_steps
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState
 
@@ -37,7 +37,7 @@ def fine_tuned_key(
         device: where the model is trained.
     """
     model = loaded.model
-    options = settled(options, device)
+    options = for_device(options, device)
     training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
     content = {
         "model": loaded.fingerprint,

@@ -25,7 +25,7 @@ from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.options import Options, option
 from forgetfree.seeds import derive_seed
 
-Settled = TypeVar("Settled", bound="TrainingOptions")
+AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class TrainingOptions(Options):
             )
 
 
-def settled(options: Settled, device: str | torch.device) -> Settled:
+def for_device(options: AnyOptions, device: str | torch.device) -> AnyOptions:
     """Return the options with what ``precision=auto`` means on a device."""
     if options.precision != "auto":
         return options

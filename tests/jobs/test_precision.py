@@ -10,10 +10,9 @@ import torch
 
 from forgetfree.core import readout_model
 from forgetfree.core.readout_model import autocast, native_precision
-from forgetfree.jobs.config import settled
+from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.learning.training import TrainingOptions
-from forgetfree.learning.training import settled as settled_options
+from forgetfree.learning.training import TrainingOptions, for_device
 from forgetfree.registry import strategy
 from forgetfree.testing import tiny_stream
 
@@ -37,7 +36,7 @@ def test_a_strategy_knows_what_was_taken(native: str) -> None:
     cls = strategy("grafting-continual")
     made = cls(stream=tiny_stream(), options=cls.Options(precision="auto", sparsity=0.05))
     assert made.options.precision == made.ledger.binding.precision == native
-    assert settled_options(TrainingOptions(precision="fp16"), "cpu").precision == "fp16"
+    assert for_device(TrainingOptions(precision="fp16"), "cpu").precision == "fp16"
     assert TrainingOptions().precision == "fp32"
 
 
@@ -45,12 +44,12 @@ def test_what_was_taken_is_written_and_repeated(native: str, tmp_path: Path, mon
     config = RunConfig(
         stream="sst2", settings={"precision": "auto", "fine-tune.precision": "auto"}, device="cpu", out=str(tmp_path)
     )
-    assert settled(config).settings == {"precision": native, "fine-tune.precision": native}
+    assert with_precision(config).settings == {"precision": native, "fine-tune.precision": native}
     begun = {"precision": "fp32" if native == "bf16" else "bf16"}  # on another machine
     (tmp_path / "config.json").write_text(json.dumps({"run": {"set": begun}}))
-    assert settled(config).settings == begun | {"fine-tune.precision": native}
+    assert with_precision(config).settings == begun | {"fine-tune.precision": native}
     for damaged in ("", "[]", '{"run": 3}', '{"run": {"set": 1}}'):
         (tmp_path / "config.json").write_text(damaged)
-        assert settled(config).settings["precision"] == native
+        assert with_precision(config).settings["precision"] == native
     given = RunConfig(stream="sst2", settings={"precision": "fp32"}, out=str(tmp_path))
-    assert settled(given) is given and readout_model.native_precision("cpu") == native
+    assert with_precision(given) is given and readout_model.native_precision("cpu") == native

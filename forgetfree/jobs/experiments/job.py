@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Unpack
 from forgetfree.data.rows import TaskRows
 from forgetfree.errors import DataError, ReportError, UsageError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import settled
+from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows, versions
 from forgetfree.jobs.experiment_config import ExperimentConfig
@@ -55,7 +55,7 @@ class ExperimentJob(Job[ExperimentConfig]):
     names_all: ClassVar = True
 
     def __init__(self, config: ExperimentConfig) -> None:
-        config = settled(config)
+        config = with_precision(config)
         self.experiment = load_experiment(config.name)
         checked = config.checked()
         self.preset, common = checked.preset, checked.common
