@@ -48,8 +48,10 @@ Matrix = Annotated[
             len(v) == c["n"] + 1
             and all(len(row) == c["n"] for row in v)
             and all(None not in row[:learned] for learned, row in enumerate(v))
+            and len({score is None for learned, row in enumerate(v) for score in row[learned:]}) == 1
         ),
-        "a row before training and one after each task, each of {n} numbers in [0, 1]",
+        "a row before training and one after each task, each of {n} numbers in [0, 1]; null for all tasks "
+        "that are not learned yet, or for none",
     ),
 ]
 Overlap = Annotated[
