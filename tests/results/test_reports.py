@@ -303,7 +303,7 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         ),
         (
             without("runs", 0, "matrix", 2),
-            r"runs\[0\]\.matrix must be a row before training and one after each task, each of 2 numbers in \[0, 1\]; null for all",
+            r"runs\[0\]\.matrix must be a row before training and one after each task, each of 2 numbers in \[0, 1\]; null",
         ),
         (changed("runs", 0, "matrix", 1, 1, to=None), r"that are not learned yet, or for none, got \[\["),
         (changed("runs", 0, "matrix", 1, 0, to=None), r"that are not learned yet, or for none, got \[\["),
