@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -107,7 +108,9 @@ def measured(name: str, turns: int, threads: int) -> tuple[str, list[Figure]]:
     """Return what a script measures, in words, and its figures."""
     torch.set_num_threads(threads)
     script = import_module(f"forgetfree.benchmarks.speed.{name}")
-    return (script.__doc__ or name).splitlines()[0], script.figures(turns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PEFT, among peers
+        return (script.__doc__ or name).splitlines()[0], script.figures(turns)
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]

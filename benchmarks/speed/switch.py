@@ -31,8 +31,8 @@ def with_adapters(model: nn.Module) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=8, target_modules=["query", "value"])
-    adapted: nn.Module = get_peft_model(copy.deepcopy(model), config, adapter_name="a")
-    adapted.add_adapter("b", config)  # type: ignore[operator]
+    adapted: nn.Module = get_peft_model(copy.deepcopy(model), config, adapter_name="first")
+    adapted.add_adapter("second", config)  # type: ignore[operator]
     return adapted
 
 
@@ -60,7 +60,7 @@ def figures(turns: int = 9) -> list[Figure]:
                 "ours": partial(_flip, switch),
                 "load_state_dict": lambda: [plain.load_state_dict(state) for state in states],
                 "tensor by tensor": partial(tensor_by_tensor, other, ledger),
-                "set_adapter": lambda: [adapted.set_adapter(name) for name in ("b", "a")],  # type: ignore[operator]
+                "set_adapter": lambda: [adapted.set_adapter(name) for name in ("second", "first")],  # type: ignore[operator]
                 "writes": partial(_write, flat, ledger, writes),
             }
             seconds = alternate(contenders, turns=turns, repeats=3)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import pytest
+import torch
 
 from forgetfree.benchmarks.speed import __main__ as speed
-from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
+from forgetfree.benchmarks.speed.measurement import Figure, alternate, measured, ratio
 
 
 def test_contenders_take_turns() -> None:
@@ -43,7 +42,7 @@ def test_an_unknown_script_is_refused(capsys: pytest.CaptureFixture[str], monkey
 @pytest.mark.parametrize("name", speed.SCRIPTS)
 def test_no_ratio_doubled(name: str) -> None:
     """Ratios vary with what else a machine does, so only a doubling fails; milliseconds tell of the machine alone."""
-    figures: list[Figure] = import_module(f"forgetfree.benchmarks.speed.{name}").figures(turns=3)
+    _, figures = measured(name, 3, torch.get_num_threads())
     assert figures
     doubled = [figure for figure in figures if figure.at_most and not figure.unit and figure.value > 2 * figure.at_most]
     assert not doubled
