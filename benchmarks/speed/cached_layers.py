@@ -13,18 +13,17 @@ from typing import Any
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.benchmarks.speed.region_step import (
     SPARSITY,
-    STEPS,
     all_of,
     found_region,
     input_gradients,
+    minilm_and_batches,
     plain_step,
     region_step,
     whole,
 )
-from forgetfree.continual.streams import load_stream
 from forgetfree.core.regions import Region
 from forgetfree.learning.lower_layers import lower_layers_kept
-from forgetfree.learning.training import TrainingOptions, plan, training_mode
+from forgetfree.learning.training import TrainingOptions
 
 #: The layers that hold the region, and the most that a step may take of a step of the whole model.
 LAYERS = {"3 to 5": ("345", 0.35), "5 to 5": ("5", None)}
@@ -32,14 +31,10 @@ LAYERS = {"3 to 5": ("345", 0.35), "5 to 5": ("5", None)}
 
 def figures(turns: int = 9) -> list[Figure]:
     """Measure on the demo task QNLI, 8 rows a step, without dropout, in fp32."""
-    stream = load_stream("qnli,ag_news", data="demo", model="minilm", readout="linear")
-    base: Any = stream.model
-    rows: Any = stream.tasks[0].train
-    batches = [rows.batch(batch) for batch in plan(rows.lengths, TrainingOptions(), STEPS, 0)]
+    base, batches = minilm_and_batches()
     space = base.space()
     found = found_region(space)
     options = TrainingOptions(optimizer="adamw", learning_rate=1e-5, schedule="constant", dropout=False)
-    training_mode(base, dropout=False)
     with ExitStack() as stack:
         steps: dict[str, Any] = {}
         for name, (layers, _) in LAYERS.items():

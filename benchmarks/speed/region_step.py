@@ -6,7 +6,6 @@ python -m forgetfree.benchmarks.speed region_step
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -23,13 +22,23 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import trainable
-from forgetfree.core.trained import RegionParameters, in_training
+from forgetfree.core.trained import RegionParameters, Trained, in_training
 from forgetfree.learning.training import TrainingOptions, Update, plan, training_mode
 
 SPARSITY = 1e-3
 STEPS = 2
 #: The matrices that PEFT adapts: all of a layer's.
 MATRICES = r".*layer\.\d+\..*(query|key|value|dense)"
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+def minilm_and_batches() -> tuple[Any, list[Batch]]:
+    """Return minilm in training mode without dropout, and the first batches of the demo task QNLI, of 8 rows each."""
+    stream = load_stream("qnli,ag_news", data="demo", model="minilm", readout="linear")
+    rows: Any = stream.tasks[0].train
+    training_mode(stream.model, dropout=False)
+    return stream.model, [rows.batch(batch) for batch in plan(rows.lengths, TrainingOptions(), STEPS, 0)]
 
 
 def found_region(space: ParameterSpace) -> Region:
@@ -44,9 +53,6 @@ def found_region(space: ParameterSpace) -> Region:
     return Region.of(torch.multinomial(eligible, int(SPARSITY * len(space)), generator=generator))
 
 
-Batch = tuple[Tensor, Tensor, Tensor]
-
-
 def loss_of(model: Any, batch: Batch, precision: str = "fp32") -> Tensor:
     """Return the loss of a batch."""
     x, y, t = batch
@@ -55,10 +61,9 @@ def loss_of(model: Any, batch: Batch, precision: str = "fp32") -> Tensor:
     return F.cross_entropy(logits.float(), y)
 
 
-def region_step(stack: ExitStack, model: Any, region: Region, options: TrainingOptions) -> Callable[[Batch], None]:
-    """Return a step of a region, as the loops of this library take it."""
+def our_step(stack: ExitStack, model: Any, trained: Trained, options: TrainingOptions) -> Callable[[Batch], None]:
+    """Return a step as the loops of this library take it."""
     readout = list(model.readout_module(0).parameters())
-    trained = RegionParameters(model.backbone, model.space(), region)
     stack.enter_context(in_training(model, trained, readout))
     update = Update(trained.parameters, readout, options, 1000)
 
@@ -71,6 +76,11 @@ def region_step(stack: ExitStack, model: Any, region: Region, options: TrainingO
         trained.write()
 
     return step
+
+
+def region_step(stack: ExitStack, model: Any, region: Region, options: TrainingOptions) -> Callable[[Batch], None]:
+    """Return a step of a region."""
+    return our_step(stack, model, RegionParameters(model.backbone, model.space(), region), options)
 
 
 def plain_step(stack: ExitStack, model: Any, parameters: list[nn.Parameter], optimizer: str) -> Callable[[Batch], None]:
@@ -131,17 +141,12 @@ def adapted(model: Any, config: Any) -> tuple[Any, list[nn.Parameter]]:
 
 def figures(turns: int = 9) -> list[Figure]:
     """Measure on the demo task QNLI, 8 rows a step, without dropout."""
-    stream = load_stream("qnli,ag_news", data="demo", model="minilm", readout="linear")
-    base: Any = stream.model
-    rows: Any = stream.tasks[0].train
-    batches = [rows.batch(batch) for batch in plan(rows.lengths, TrainingOptions(), STEPS, 0)]
+    base, batches = minilm_and_batches()
     space = base.space()
     generator = torch.Generator().manual_seed(0)
     found = found_region(space)
     anywhere = Region.of(torch.randperm(len(space), generator=generator)[: len(found)])
-    training_mode(base, dropout=False)
-    with ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PEFT's sparse tensors warn
+    with ExitStack() as stack:
         steps: dict[str, Callable[[Batch], None]] = {}
         for name, region, optimizer, precision in (
             ("region", found, "adamw", "fp32"),
