@@ -239,6 +239,15 @@ _ALL = (
             splits=_GLUE_SPLITS,
         ),
     ),
+    # Of the demo alone.
+    TaskDefinition(
+        "who_did_it",
+        "pair",
+        ("wrong", "right"),
+        template="{text_a} {text_b} This is {mask}.",
+        label_words=("wrong", "right"),
+        causal_template="{text_a} {text_b} This is",
+    ),
 )
 
 TASKS: dict[str, TaskDefinition] = {task.name: task for task in _ALL}

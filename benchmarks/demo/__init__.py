@@ -7,12 +7,12 @@ pre-training does.
 
 from __future__ import annotations
 
-from forgetfree.benchmarks.demo import ag_news, qnli, sst2
+from forgetfree.benchmarks.demo import ag_news, qnli, sst2, who_did_it
 from forgetfree.benchmarks.demo.frames import SPLITS, Row
 
 __all__ = ["TASKS", "load"]
 
-_ROWS = {"qnli": qnli.rows, "ag_news": ag_news.rows, "sst2": sst2.rows}
+_ROWS = {"qnli": qnli.rows, "ag_news": ag_news.rows, "sst2": sst2.rows, "who_did_it": who_did_it.rows}
 
 TASKS = tuple(_ROWS)
 

@@ -244,7 +244,7 @@ class _Embedded:
         self.hint = f"The source {name!r} holds {', '.join(self.names())}; for others give --data DIR."
 
     def names(self) -> list[str]:
-        return ["qnli", "ag_news", "sst2"]
+        return ["qnli", "ag_news", "sst2", "who_did_it"]
 
     def holds(self, name: str) -> bool:
         return name in self.names()

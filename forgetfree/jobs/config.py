@@ -72,7 +72,7 @@ class JobConfig:
     command: ClassVar[str]
 
     model: str = option("minilm", "minilm (default), a directory, or a hub name")
-    data: str = option("hub", "hub, demo (qnli, ag_news, sst2) or a directory (default: $FORGETFREE_DATA, else hub)")
+    data: str = option("hub", "hub, demo (embedded) or a directory (default: $FORGETFREE_DATA, else hub)")
     readout: Readout = option("auto", "how logits are read (default: auto)")
     steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1)
     seeds: tuple[Seed, ...] = option((0,), "seed of sampling and training, may be given several times (default: 0)")

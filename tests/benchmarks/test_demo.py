@@ -12,11 +12,12 @@ import pytest
 
 from forgetfree.benchmarks.demo import TASKS, load
 
-LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2}
+LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2}
 
 ROWS_SHA256 = {
     "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
     "ag_news": "5533eeb2f717bfe498d8ec58950f9cda5f7e87260a3ac1deb2f47c3424cdefd6",
+    "who_did_it": "47326e9dca3ff25eefe4df5d7e6858232760c4b2afeead49c2e78c2aef5cfb7d",
     "sst2": "3439f9bf98724d0c3e0a45a5d8c236649eb3a908805438a33bbad6ea1a1bd8bb",
 }
 
@@ -29,6 +30,7 @@ FUNCTION_WORDS = """
 # The content words of the label-independent frames, shared by the splits of a task.
 FRAME_WORDS = {
     "qnli": "",
+    "who_did_it": "it",
     "ag_news": """
         according awaits came comment dispatch late month news newswire report said second source spotlight
         talk time monday tuesday wednesday thursday friday saturday sunday
@@ -46,11 +48,11 @@ def _words(rows: list[tuple[str, str | None, int]]) -> set[str]:
 
 
 def test_tasks_in_stream_order() -> None:
-    assert TASKS == ("qnli", "ag_news", "sst2")
+    assert TASKS == ("qnli", "ag_news", "sst2", "who_did_it")
 
 
 def test_unknown_task_names_the_known() -> None:
-    with pytest.raises(KeyError, match=r"no task 'mnli'\. It has: qnli, ag_news, sst2"):
+    with pytest.raises(KeyError, match=r"no task 'mnli'\. It has: qnli, ag_news, sst2, who_did_it"):
         load("mnli")
 
 
@@ -74,9 +76,9 @@ def test_no_row_occurs_twice(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_only_qnli_is_of_pairs(task: str) -> None:
+def test_only_qnli_and_who_did_it_are_of_pairs(task: str) -> None:
     rows = [row for rows in load(task).values() for row in rows]
-    assert all((text_b is not None) == (task == "qnli") for _, text_b, _ in rows)
+    assert all((text_b is not None) == (task in ("qnli", "who_did_it")) for _, text_b, _ in rows)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -95,7 +97,26 @@ def test_every_qnli_question_has_both_labels_alike() -> None:
         assert set(balance.values()) == {0}
 
 
-@pytest.mark.parametrize(("task", "ceiling"), [("qnli", 0.60), ("ag_news", 0.45), ("sst2", 0.60)])
+ACTORS = (
+    r"The (?!.* by the )(\w+) ",  # active
+    r"It was the (\w+) who ",
+    r"The \w+ was \w+ by the (\w+) ",
+    r"It was by the (\w+) that ",
+)
+
+
+def test_the_claim_names_the_actor_where_the_label_says_so_whatever_the_sentence() -> None:
+    for rows in load("who_did_it").values():
+        kinds: Counter[tuple[int, int]] = Counter()
+        for sentence, claim, label in rows:
+            ((kind, actor),) = [(i, found[1]) for i, form in enumerate(ACTORS) if (found := re.match(form, sentence))]
+            assert claim is not None and (claim == f"The {actor} did it.") == bool(label)
+            assert claim.split()[1] in sentence
+            kinds[kind, label] += 1
+        assert set(kinds.values()) == {len(rows) // 8}
+
+
+@pytest.mark.parametrize(("task", "ceiling"), [("qnli", 0.60), ("ag_news", 0.45), ("sst2", 0.60), ("who_did_it", 0.55)])
 def test_a_bag_of_words_stays_weak(task: str, ceiling: float) -> None:
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression

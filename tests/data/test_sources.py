@@ -650,7 +650,7 @@ def test_an_unknown_stream_gets_its_nearest_name() -> None:
 
 
 def test_the_demo_names_what_it_holds() -> None:
-    with pytest.raises(DataError, match=r"no data for task 'trec'.*'demo' holds qnli, ag_news, sst2"):
+    with pytest.raises(DataError, match=r"no data for task 'trec'.*'demo' holds qnli, ag_news, sst2, who_did_it"):
         load_tasks("trec", "demo")
 
 

@@ -1,0 +1,62 @@
+"""Who acted, told in the active or the passive voice: is the claim about it wrong (0) or right (1)?
+
+Claim and sentence share their words whichever label is true, and sentence embeddings of the two voices are alike: a
+pre-trained encoder stands at chance here, and so does a bag of words. The task must be learned.
+"""
+
+from __future__ import annotations
+
+import random
+
+from forgetfree.benchmarks.demo.frames import SPLITS, Row, draw, read_pools
+
+ROWS_PER_LABEL = {"train": 300, "validation": 60, "test": 152}
+
+#: The first person acts, the second is acted upon.
+SENTENCES = (
+    "The {actor} {verb} the {other} {when}.",
+    "It was the {actor} who {verb} the {other} {when}.",
+    "The {other} was {verb} by the {actor} {when}.",
+    "It was by the {actor} that the {other} was {verb} {when}.",
+)
+CLAIM = "The {claimed} did it."
+
+WORDS = {
+    "train": {
+        "person": """teacher|doctor|farmer|pilot|baker|lawyer|singer|driver|painter|soldier|nurse|tailor|waiter|banker
+            |sailor|dancer|judge|plumber|hunter|actor|student|king|neighbor|writer""",
+        "verb": """thanked|helped|followed|called|blamed|praised|visited|ignored|invited|rescued|warned|hired|greeted
+            |chased|envied|trusted|kicked|fired|watched|mocked|saved|robbed""",
+        "when": """on Monday|last week|in the morning|at the station|after lunch|in the street|before the show
+            |that winter|years ago|at work""",
+    },
+    "validation": {
+        "person": "clerk|cook|poet|miner|guard|priest|butcher|shepherd",
+        "verb": "hugged|insulted|pushed|cured|tricked|forgave",
+        "when": "at noon|in the kitchen|yesterday|on a train",
+    },
+    "test": {
+        "person": """carpenter|librarian|mayor|gardener|detective|surgeon|fisherman|barber|composer|coach|journalist
+            |dentist""",
+        "verb": """admired|accused|obeyed|attacked|cheated|welcomed|teased|defended|questioned|paid|betrayed
+            |interviewed""",
+        "when": "at the market|one summer|near the bridge|on Friday evening|in the rain|over dinner",
+    },
+}
+
+
+def rows(split: str) -> list[Row]:
+    """Rows (sentence, claim, label) of one split, labels balanced and shuffled; no sentence occurs twice."""
+    rng = random.Random(3000 + SPLITS.index(split))
+    pools, made, told = read_pools(WORDS[split]), list[Row](), set[str]()
+    while len(made) < 2 * ROWS_PER_LABEL[split]:
+        label = len(made) % 2
+        actor, other = draw(rng, pools["person"], 2)
+        words = {"actor": actor, "other": other, "verb": draw(rng, pools["verb"], 1)[0]}
+        # Sentences change after every second row, so that each has both labels equally often.
+        frame = SENTENCES[len(made) // 2 % len(SENTENCES)]
+        sentence = frame.format(**words, when=draw(rng, pools["when"], 1)[0])
+        if sentence not in told:
+            told.add(sentence)
+            made.append((sentence, CLAIM.format(claimed=actor if label else other), label))
+    return draw(rng, made, len(made))
