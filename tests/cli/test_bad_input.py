@@ -205,7 +205,8 @@ CASES = [
     Case("run sst2 --data nosuch", "The data directory 'nosuch' does not exist. Give an existing one, 'hub' or 'demo'"),
     Case(
         "run trec --data demo",
-        "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2, who_did_it; for others give --data DIR.",
+        "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2, who_did_it; for others give "
+        "--data DIR.",
         1,
     ),
     Case("run sst2 --data ''", "--data needs a value, got an empty text."),
