@@ -1,7 +1,7 @@
-"""Who acted, told in the active or the passive voice: is the claim about it wrong (0) or right (1)?
+"""Who did it to whom: is the claim about a sentence wrong (0) or right (1)?
 
-Claim and sentence share their words whichever label is true, and sentence embeddings of the two voices are alike: a
-pre-trained encoder stands at chance here, and so does a bag of words. The task must be learned.
+Both labels come with the same words: only their order tells who acted. So a bag of words stands at chance, and so does a
+pre-trained encoder whose sentence embeddings hardly know the order. The task must be learned.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from forgetfree.benchmarks.demo.frames import SPLITS, Row, draw, read_pools
 
 ROWS_PER_LABEL = {"train": 300, "validation": 60, "test": 152}
 
-#: The first person acts, the second is acted upon.
 SENTENCES = (
     "The {actor} {verb} the {other} {when}.",
-    "It was the {actor} who {verb} the {other} {when}.",
-    "The {other} was {verb} by the {actor} {when}.",
-    "It was by the {actor} that the {other} was {verb} {when}.",
+    "It was {when} that the {actor} {verb} the {other}.",
 )
-CLAIM = "The {claimed} did it."
+CLAIM = "It was the {claimed} who {verb} the other."
 
 WORDS = {
     "train": {
@@ -53,10 +50,10 @@ def rows(split: str) -> list[Row]:
         label = len(made) % 2
         actor, other = draw(rng, pools["person"], 2)
         words = {"actor": actor, "other": other, "verb": draw(rng, pools["verb"], 1)[0]}
-        # Sentences change after every second row, so that each has both labels equally often.
-        frame = SENTENCES[len(made) // 2 % len(SENTENCES)]
+        # The kind of sentence changes after every second row, so that each has both labels equally often.
+        frame = SENTENCES[len(made) // 2 % 2]
         sentence = frame.format(**words, when=draw(rng, pools["when"], 1)[0])
         if sentence not in told:
             told.add(sentence)
-            made.append((sentence, CLAIM.format(claimed=actor if label else other), label))
+            made.append((sentence, CLAIM.format(claimed=actor if label else other, verb=words["verb"]), label))
     return draw(rng, made, len(made))

@@ -17,7 +17,7 @@ LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2}
 ROWS_SHA256 = {
     "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
     "ag_news": "5533eeb2f717bfe498d8ec58950f9cda5f7e87260a3ac1deb2f47c3424cdefd6",
-    "who_did_it": "47326e9dca3ff25eefe4df5d7e6858232760c4b2afeead49c2e78c2aef5cfb7d",
+    "who_did_it": "6ecae39d53cb1050d936d8619d90d7e0df5cf6b5f34c7069fcb7282d0ef30399",
     "sst2": "3439f9bf98724d0c3e0a45a5d8c236649eb3a908805438a33bbad6ea1a1bd8bb",
 }
 
@@ -30,7 +30,7 @@ FUNCTION_WORDS = """
 # The content words of the label-independent frames, shared by the splits of a task.
 FRAME_WORDS = {
     "qnli": "",
-    "who_did_it": "it",
+    "who_did_it": "it other",
     "ag_news": """
         according awaits came comment dispatch late month news newswire report said second source spotlight
         talk time monday tuesday wednesday thursday friday saturday sunday
@@ -97,12 +97,7 @@ def test_every_qnli_question_has_both_labels_alike() -> None:
         assert set(balance.values()) == {0}
 
 
-ACTORS = (
-    r"The (?!.* by the )(\w+) ",  # active
-    r"It was the (\w+) who ",
-    r"The \w+ was \w+ by the (\w+) ",
-    r"It was by the (\w+) that ",
-)
+ACTORS = r"The (\w+) ", r"It was .* that the (\w+) \w+ the \w+\."
 
 
 def test_the_claim_names_the_actor_where_the_label_says_so_whatever_the_sentence() -> None:
@@ -110,10 +105,10 @@ def test_the_claim_names_the_actor_where_the_label_says_so_whatever_the_sentence
         kinds: Counter[tuple[int, int]] = Counter()
         for sentence, claim, label in rows:
             ((kind, actor),) = [(i, found[1]) for i, form in enumerate(ACTORS) if (found := re.match(form, sentence))]
-            assert claim is not None and (claim == f"The {actor} did it.") == bool(label)
-            assert claim.split()[1] in sentence
+            assert claim is not None and claim.startswith(f"It was the {actor} who ") == bool(label)
+            assert set(claim.split()[3:6:2]) <= {*sentence.split()}
             kinds[kind, label] += 1
-        assert set(kinds.values()) == {len(rows) // 8}
+        assert set(kinds.values()) == {len(rows) // 4}
 
 
 @pytest.mark.parametrize(("task", "ceiling"), [("qnli", 0.60), ("ag_news", 0.45), ("sst2", 0.60), ("who_did_it", 0.55)])
