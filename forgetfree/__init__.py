@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from forgetfree import moved
 
 if TYPE_CHECKING:
+    from forgetfree.cli.calls import graft as graft
+    from forgetfree.cli.calls import run as run
     from forgetfree.continual.streams import Stream as Stream
     from forgetfree.continual.streams import load_stream as load_stream
     from forgetfree.core.graft import Graft as Graft
@@ -41,10 +43,12 @@ _HOME = {
     "Results": "forgetfree.results.table",
     "Stream": "forgetfree.continual.streams",
     "TrainingOptions": "forgetfree.learning.training",
+    "graft": "forgetfree.cli.calls",
     "learn_region": "forgetfree.core.mask",
     "load_model": "forgetfree.models.loading",
     "load_results": "forgetfree.results.table",
     "load_stream": "forgetfree.continual.streams",
+    "run": "forgetfree.cli.calls",
 }
 __all__ = ["__version__", *sorted(_HOME)]
 

@@ -6,11 +6,13 @@ Pydantic reads and checks the values; the messages are ours.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from forgetfree.display import brief
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
+#: A function as an option: itself, or its name ``package.module:function``.
+Function = Callable[..., Any]
 #: The largest whole number that an option takes.
 _MOST = 2**31 - 1
 _BOUNDS = {
@@ -31,7 +35,7 @@ _BOUNDS = {
 }
 _TYPE_NAMES: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
-    **{type(None): "none", Mapping[str, Any]: "a table"},
+    **{type(None): "none", Mapping[str, Any]: "a table", Function: "package.module:function"},
 }
 
 
@@ -138,18 +142,60 @@ def faults_in(options: Any, show: Callable[[str], str] = str) -> list[str]:
     """
     from pydantic import ValidationError
 
-    faults = []
+    faults: list[str] = []
     for name, (adapter, hint) in _adapters(options.__class__).items():
         value = getattr(options, name)
         try:
+            if isinstance(value, str) and ":" in value and Function in _choices(hint):
+                value = function_named(value)
             object.__setattr__(options, name, adapter.validate_python(value))
+        except OptionError as error:
+            faults.append(f"{show(name)}: {str(error).rstrip('.')}")
         except ValidationError as error:
-            faults += [
+            faults += dict.fromkeys(
                 f"{show(name)} must be {_expected(each, hint)}, got {brief(each['input'])}" for each in error.errors()
-            ]
+            )
         except OverflowError:
             faults.append(f"{show(name)} must be finite, got {math.inf}")
     return faults
+
+
+def function_named(name: str) -> Function:
+    """Import the function of a name ``package.module:function``.
+
+    Raises:
+        OptionError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = attrgetter(attribute)(importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(f"{brief(name)} cannot be imported: {error}. Write package.module:function.") from error
+    if not callable(found):
+        raise OptionError(f"{brief(name)} is no function, but {brief(found)}. Write package.module:function.")
+    return found  # type: ignore[no-any-return]
+
+
+def name_of_function(function: Function) -> str:
+    """Return the name of a function in its module, which need not lead back to it: that of a lambda does not."""
+    named = function if hasattr(function, "__qualname__") else type(function)  # a partial function has no name
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def by_name(value: Any) -> Any:
+    """Return the name of a function that can be imported by it; anything else as it is."""
+    if not callable(value) or (name := name_of_function(value)).startswith("__main__:"):
+        return value
+    try:
+        return name if function_named(name) is value else value
+    except OptionError:
+        return value
+
+
+def recorded(options: Options) -> dict[str, Any]:
+    """Return options by name, for a file: functions by their names."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {name: name_of_function(value) if callable(value) else value for name, value in values.items()}
 
 
 @cache
@@ -204,4 +250,5 @@ def _expected(error: ErrorDetails, hint: Any) -> str:
         return (
             f"{_BOUNDS[error['type']]} {bound:,}" if isinstance(bound, int) else f"{_BOUNDS[error['type']]} {bound:g}"
         )
-    return type_name(typing.get_args(hint)[0] if error["loc"] else hint)  # an item of a tuple has a place
+    of_item = error["loc"] and typing.get_origin(hint) is tuple
+    return type_name(typing.get_args(hint)[0] if of_item else hint)

@@ -17,7 +17,7 @@ and stops only the runs that name it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -108,8 +108,8 @@ class ModelEntry:
     Attributes:
         summary: one line.
         recipe: options measured to suit the model, ``STRATEGY.OPTION`` for one strategy's alone. They stand in for
-            the strategies' defaults on the command line, as a whole, unless ``--set optimizer=…`` chooses another way
-            to train; any single one gives way to ``--set``.
+            the strategies' defaults, as a whole, unless ``optimizer`` chooses another way to train; any single one
+            gives way to what is set. See `recipe_of`.
         graft_recipe: likewise, for a graft on its own, whose region is not trained after it was found.
     """
 
@@ -203,7 +203,44 @@ def strategy(name: str) -> Any:
     known = strategies()
     if name not in known:
         raise UnknownNameError("strategy", name, known)
-    return known[name].load(_strategy)
+    return known[name].load(strategy_class)
+
+
+def name_of(strategy: type) -> str | None:
+    """Return the name that a strategy class is registered by, if it is."""
+    target = f"{strategy.__module__}:{strategy.__qualname__}"
+    return next((name for name, entry in strategies().items() if entry.target == target), None)
+
+
+def recipe_of(
+    model: str,
+    settings: Iterable[str] = (),
+    strategies: Sequence[str] = (),
+    strategy: str | None = None,
+    graft: bool = False,
+) -> dict[str, Any]:
+    """Return a model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
+
+    This decides for run, graft, experiments and strategies that are made by hand.
+
+    Args:
+        model: as ``--model``.
+        settings: names of the options that are set.
+        strategies: that run.
+        strategy: whose; settings for others do not count. Default: for all.
+        graft: the recipe for a graft on its own, whose region is not trained after it was found.
+    """
+    entry = MODELS.get(model)
+    set_here = {key.removeprefix(f"{strategy}.") for key in settings}
+    if entry is None or "optimizer" in set_here:
+        return {}
+    recipe = entry.graft_recipe if graft else entry.recipe
+    own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
+    return {
+        key: value
+        for key, value in own.items()
+        if not set_here & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
+    }
 
 
 def tasks() -> dict[str, TaskDefinition]:
@@ -252,7 +289,7 @@ def _loaded(group: Group) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, entry in _plugins(group).items():
         try:
-            found[name] = entry.load(_strategy if group == "strategies" else partial(_stream_or_task, name))
+            found[name] = entry.load(strategy_class if group == "strategies" else partial(_stream_or_task, name))
         except UsageError as error:
             found[name] = error
     return found
@@ -267,8 +304,8 @@ def _plugins(group: Group) -> dict[str, Entry]:
     return found
 
 
-def _strategy(given: Any) -> Any:
-    """Return a strategy class as it was given, if it is one."""
+def strategy_class(given: Any) -> Any:
+    """Return a strategy class as it was given; raise ``UsageError`` if it is none."""
     from forgetfree.options import describe
 
     base = Entry("forgetfree.continual.strategy:ContinualStrategy").load()  # by name: it stands in a layer above

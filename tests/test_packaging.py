@@ -222,10 +222,12 @@ def test_the_public_names() -> None:
         "Results",
         "Stream",
         "TrainingOptions",
+        "graft",
         "learn_region",
         "load_model",
         "load_results",
         "load_stream",
+        "run",
     ]
     assert dir(forgetfree) == sorted(forgetfree.__all__)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from forgetfree.jobs.experiments import Preset
+from forgetfree.registry import recipe_of
 
+#: Of a graft on its own, as `forgetfree graft` makes it.
+_RECIPE = recipe_of("minilm", graft=True)
 #: SGD with momentum and clipped gradients learns in hundreds of steps what plain SGD learns in the paper's thousands.
 SGD = {
-    "optimizer": "sgd",
-    "learning_rate": 3e-2,
-    "readout_learning_rate": 3e-2,
-    "momentum": 0.9,
-    "max_gradient_norm": 1.0,
+    key: _RECIPE[key]
+    for key in ("optimizer", "learning_rate", "readout_learning_rate", "momentum", "max_gradient_norm")
 }
 #: AdamW moves everything by little, ℓ1 makes its moves few (§3.2). What other rates on S give: docs/results.md.
 ADAMW = {"optimizer": "adamw", "learning_rate": 1e-4, "readout_learning_rate": 1e-3, "mask_learning_rate": 1e10}
@@ -25,13 +25,9 @@ SMALL = Preset(
     seeds=(0, 1),
     sparsities=(1e-3, 1e-2),
     options={
+        **{key: value for key, value in _RECIPE.items() if key not in SGD and key != "sparsity"},
         "steps": 400,
-        "warmup": 0.06,
         "precision": "bf16",
-        "mask_learning_rate": 1e8,
-        "mask_steps": 32,
-        "mask_batch_size": 64,
-        "mask_evaluations": 2,
         "validation_rows": 256,
     },
     grid=(SGD,),

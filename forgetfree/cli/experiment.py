@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def _experiment(config: ExperimentConfig, how: Execution) -> int:
     """Measure what is missing, then print the report."""
+    from forgetfree.core.device import find_device
     from forgetfree.jobs import experiments
-    from forgetfree.jobs.environment import find_device
 
     paper, checked = experiments.load_experiment(config.name).paper, config.checked()
     how.setdefault("jobs", experiments.usual_jobs(find_device(config.device)))

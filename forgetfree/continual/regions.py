@@ -22,7 +22,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, Trained
 from forgetfree.errors import LedgerError, OptionError
-from forgetfree.learning.training import TrainingOptions
+from forgetfree.learning.training import TrainingOptions, sets_rates
 from forgetfree.ledger import (
     Composition,
     Ledger,
@@ -33,7 +33,7 @@ from forgetfree.ledger import (
     check_definitions,
 )
 from forgetfree.models.state import ModelState
-from forgetfree.options import option
+from forgetfree.options import Function, name_of_function, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class RegionOptions(TaskwiseOptions):
     """How a region is trained."""
 
     region_steps: int | None = option(None, "updates of the region; none: as many as fine-tuning", at_least=0)
-    region_optimizer: Literal["sgd", "adamw"] | None = option(None, "none: that of fine-tuning")
+    region_optimizer: Literal["sgd", "adamw"] | Function | None = option(None, "none: that of fine-tuning")
     region_learning_rate: float | None = option(
         None,
         "none: that of fine-tuning; with AdamW times √(N/s) for s of N entries, so that an update is as long as there",
@@ -51,10 +51,11 @@ class RegionOptions(TaskwiseOptions):
 
 def check_region_rate(options: RegionOptions) -> None:
     """Raise ``OptionError`` where the rate of one optimiser would be taken for another's."""
-    if options.region_optimizer not in (None, options.optimizer) and options.region_learning_rate is None:
+    own, other = options.region_optimizer, options.optimizer
+    if own not in (None, other) and not sets_rates(own) and options.region_learning_rate is None:
+        shown = [name_of_function(each) if callable(each) else each for each in (own, other)]
         raise OptionError(
-            f"region_optimizer={options.region_optimizer} beside optimizer={options.optimizer} needs a "
-            "region_learning_rate of its own. Set it."
+            f"region_optimizer={shown[0]} beside optimizer={shown[1]} needs a region_learning_rate of its own. Set it."
         )
 
 

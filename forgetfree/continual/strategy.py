@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import torch
-from avalanche.training.plugins import LRSchedulerPlugin
 from torch import Tensor, nn
 
+from forgetfree.continual.arguments import check_arguments, recipe_options
 from forgetfree.continual.evaluator import silent_evaluator
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.old_hooks import check_hooks
@@ -26,10 +26,10 @@ from forgetfree.continual.task_inference import TaskwiseOptions
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
 from forgetfree.continual.whole_model import Kept, WholeModel
+from forgetfree.core.device import find_device
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import WholeTensors
-from forgetfree.errors import OptionError
 from forgetfree.files import StrPath
 from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.learning.monitor import Monitor, Phase
@@ -45,14 +45,15 @@ class ContinualStrategy(StrategyTemplate):
 
     Args:
         stream: tasks and model, which is trained in place. Several strategies on one stream take turns in it.
-        options: how, see the subclass's ``Options``; default: its defaults.
+        options: how, see the subclass's ``Options``; default: the recipe of the stream's model, which is said on stderr.
         seed: of batches, dropout and everything else that is drawn.
-        device: where to train.
+        device: where to train; ``auto``: on a GPU, if there is one.
         plugins: Avalanche plugins.
         evaluator: an Avalanche ``EvaluationPlugin`` for its metrics and loggers; default: none.
         monitor: hears of phases and steps.
         store: where fine-tuned models are kept and shared; default: in memory.
         eval_every, peval_mode: Avalanche's periodic evaluation.
+        optimizer: refused, unlike Avalanche's: see `Options`, for there is an optimiser of its own for every task.
     """
 
     # -- What you write --------------------------------------------------------------------------------------
@@ -239,23 +240,20 @@ class ContinualStrategy(StrategyTemplate):
         stream: Stream,
         options: TrainingOptions | None = None,
         seed: int = 0,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         plugins: Sequence[Any] | None = None,
         evaluator: Any = None,
         monitor: Monitor | None = None,
         store: StateStore | None = None,
         eval_every: int = -1,
         peval_mode: str = "epoch",
+        optimizer: Any = None,
     ) -> None:
-        self.options = for_device(options or self.Options(), device)
+        check_arguments(plugins, optimizer)
+        self.device = device = torch.device(find_device("auto") if device == "auto" else device)
+        self.options = for_device(options or recipe_options(type(self), stream.loaded.name), device)
         self.check(self.options, stream)
-        if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
-            raise OptionError(
-                "LRSchedulerPlugin moves the rate of one optimiser, and there is an optimiser of its own for every task. Set "
-                "schedule=linear or constant, and warmup."
-            )
         self.stream = stream
-        self.device = torch.device(device)
         #: What this strategy left in the model, while it is another's turn.
         self.set_aside: ModelState | None = None
         #: Whether it is training or evaluating.

@@ -41,6 +41,10 @@ class Graft:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     origin: GraftOrigin | None = None
 
+    def __repr__(self) -> str:
+        of = f" of {self.origin.task.name} on {self.origin.model}" if self.origin else ""
+        return f"Graft({len(self.region):,} entries{of})"
+
     @classmethod
     def of(cls, model: nn.Module, space: ParameterSpace, region: Region) -> Graft:
         """Return a graft of the values that ``model`` holds at ``region``."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import Field
 
-from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, ReportError, UnknownNameError, UsageError
-from forgetfree.jobs.environment import find_device
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, option
 from forgetfree.results.config_file import PLACES, portable
@@ -105,6 +103,10 @@ class JobConfig:
         for key in self.flags():
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
+        if callable(self.settings.get("optimizer")) and not isinstance(self.settings["optimizer"], type):
+            for key in ("learning_rate", "readout_learning_rate", "momentum", "weight_decay"):
+                if key in self.settings:
+                    faults.add(f"optimizer is a function, which sets {key} itself. Leave --set {key} out.")
         return faults
 
     def set_of(self, options: type[T]) -> T:
@@ -124,6 +126,7 @@ def with_precision(config: C) -> C:
     keys = [key for key, value in config.settings.items() if (key.rpartition(".")[2], value) == ("precision", "auto")]
     if not keys:
         return config
+    from forgetfree.core.device import find_device
     from forgetfree.core.readout_model import native_precision
 
     begun, native = _begun_with(config), native_precision(find_device(config.device))
@@ -155,35 +158,6 @@ def check_known(key: str, known: Collection[str]) -> None:
     """Raise ``UnknownNameError`` unless an option is known."""
     if key not in known:
         raise UnknownNameError("option", key, known)
-
-
-def recipe_of(
-    model: str,
-    settings: Iterable[str],
-    strategies: Sequence[str] = (),
-    strategy: str | None = None,
-    graft: bool = False,
-) -> dict[str, Any]:
-    """Return a model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
-
-    Args:
-        model: as ``--model``.
-        settings: names of the options that are set.
-        strategies: that run.
-        strategy: whose; settings for others do not count. Default: for all.
-        graft: the recipe for a graft on its own.
-    """
-    entry = registry.MODELS.get(model)
-    set_here = {key.removeprefix(f"{strategy}.") for key in settings}
-    if entry is None or "optimizer" in set_here:
-        return {}
-    recipe = entry.graft_recipe if graft else entry.recipe
-    own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
-    return {
-        key: value
-        for key, value in own.items()
-        if not set_here & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
-    }
 
 
 class Faults:

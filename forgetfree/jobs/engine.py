@@ -18,17 +18,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
+from forgetfree.core.device import find_device
 from forgetfree.errors import ReportError, RunError, UsageError
 from forgetfree.files import locked, write_json
 from forgetfree.jobs.config import CommonOptions, JobConfig
 from forgetfree.jobs.environment import (
     check_precision,
     environment,
-    find_device,
     make_directory,
     refuse_held,
     set_threads,
 )
+from forgetfree.jobs.given import Given
 from forgetfree.jobs.resuming import as_json, continued, grown, read_config
 from forgetfree.jobs.signals import terminable
 from forgetfree.jobs.unit import Json, MakeMonitor, Unit, named
@@ -78,6 +79,8 @@ class Job(ABC, Generic[Config]):
     growing: Collection[str] = ("seed",)
     #: Whether those lists must name what is there already, too.
     names_all: ClassVar[bool] = False
+    #: Objects in the place of names.
+    given: Given = Given()
 
     def __init__(self, config: Config, common: CommonOptions, precisions: Sequence[str]) -> None:
         self.config, self.out, self.threads = config, Path(config.out), common.threads
@@ -125,6 +128,11 @@ class Job(ABC, Generic[Config]):
 
     # -- What the engine does --------------------------------------------------------------------------------
 
+    @property
+    def objects(self) -> list[str]:
+        """List what was given that no file can name."""
+        return self.given.objects(self.config.settings)
+
     def __call__(self, unit: Unit, monitor: MakeMonitor, debug: bool = False) -> None:
         """Run one unit."""
         unit.run(self.measure, monitor, self.device, debug)
@@ -148,6 +156,10 @@ class Job(ABC, Generic[Config]):
         """
         if jobs < 1:
             raise UsageError(f"--jobs must be at least 1, got {jobs}.")
+        if (jobs > 1 or executor) and self.objects:
+            raise UsageError(
+                f"Worker processes load all by name, and given are {', '.join(self.objects)}. Leave jobs at 1."
+            )
         if resume and not os.path.lexists(self.out / "config.json"):
             raise UsageError(
                 f"There is nothing to resume in {str(self.out)!r}. Give the --out that was begun, or leave --resume out."
@@ -191,7 +203,13 @@ class Job(ABC, Generic[Config]):
         """Return the config.json that the directory was begun with; an empty one where the directory is empty."""
         held = [name for name in make_directory(self.out) if name != LOCK]
         if resume:
-            return read_config(self.out, self.config.command, self.compared or self.config.command)
+            before = read_config(self.out, self.config.command, self.compared or self.config.command)
+            if lacking := [each for each in before.get("objects", ()) if each not in self.objects]:
+                raise UsageError(
+                    f"{self.out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
+                    "same call in Python, with resume=True."
+                )
+            return before
         refuse_held(self.out, held, f"Give another directory, or --resume to continue that {self.config.command}.")
         return {}
 
@@ -202,6 +220,10 @@ class Job(ABC, Generic[Config]):
             asked = grown(self.out, before[place], asked, self.growing, self.names_all)
         found = self.describe()
         config = {"schema": SCHEMA, place: asked, **environment(self.device), **found, "units": self.keys()}
+        if self.given.call:
+            config["command"] = self.given.call
+        if self.objects:  # it cannot be repeated from this file alone
+            config["objects"] = self.objects
         return continued(self.out, before, as_json(config)) if before else as_json(config)
 
 

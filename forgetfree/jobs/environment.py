@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
 from forgetfree.display import brief
-from forgetfree.errors import UnknownNameError, UsageError, first_line
+from forgetfree.errors import UsageError, first_line
 
 if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
@@ -24,23 +24,6 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "transformers", "datasets", "avalanche-lib", "peft", "safetensors", "numpy")
 #: As long as what is written into a run directory: paths may not be of any length.
 _LONG = "x" * 100
-
-
-def find_device(name: str) -> str:
-    """Return ``cpu`` or ``cuda`` for ``auto``, ``cpu`` or ``cuda``.
-
-    Raises:
-        UsageError: there is no such device.
-    """
-    import torch
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise UnknownNameError("device", name, ("auto", "cpu", "cuda"))
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda is asked for, and torch finds no CUDA device. Use --device auto or cpu.")
-    return name
 
 
 def check_precision(precisions: Iterable[str], device: str) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
+from forgetfree import registry
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.jobs.config import CommonOptions, JobConfig, check_known, recipe_of
+from forgetfree.jobs.config import CommonOptions, JobConfig, check_known
 from forgetfree.options import build, option
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class GraftConfig(JobConfig):
         """Return the model's recipe, for what is not set otherwise; of localizing alone for a model that is fine-tuned."""
         from forgetfree.learning.training import TrainingOptions
 
-        recipe = recipe_of(self.model, {*self.settings, *self.flags()}, graft=True)
+        recipe = registry.recipe_of(self.model, {*self.settings, *self.flags()}, graft=True)
         unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
         return {key: value for key, value in recipe.items() if key not in unused}
 

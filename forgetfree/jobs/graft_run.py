@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
@@ -30,6 +30,7 @@ from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
+from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.resuming import described
 from forgetfree.jobs.unit import Json, MakeMonitor, Unit, sha256
@@ -40,6 +41,7 @@ from forgetfree.learning.training import predict
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
+from forgetfree.options import recorded
 from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.metrics import Predictions, agreement, constant_score
 from forgetfree.results.rendering import render_page
@@ -100,8 +102,8 @@ class _Subject:
 class GraftJob(Job[GraftConfig]):
     """A graft of one task, for each sparsity and seed."""
 
-    def __init__(self, config: GraftConfig) -> None:
-        config = with_precision(config)
+    def __init__(self, config: GraftConfig, given: Given | None = None) -> None:
+        config, self.given = with_precision(config), given or Given()
         checked = config.checked()
         if config.fine_tuned is not None:
             _check_readout(config.readout, config.fine_tuned)
@@ -122,7 +124,7 @@ class GraftJob(Job[GraftConfig]):
         found, about = described(self.config.model, self.asked()["model"], bench.loaded, [task])
         fine_tuned = {"architecture": given.architecture, "fingerprint": given.fingerprint} if given else None
         return found | {
-            "options": [asdict(options) for options in self.options],
+            "options": [recorded(options) for options in self.options],
             "fine_tuned": fine_tuned,
             "base_file": base_file and sha256(find_graft(base_file)),
             "about": {
@@ -149,7 +151,7 @@ class GraftJob(Job[GraftConfig]):
     @cached_property
     def rows(self) -> TaskRows:
         """Return the task and all its rows."""
-        return load_task(self.config.task, self.config.data, self.common.evaluate_on)
+        return load_task(self.config.task, self.given.data_or(self.config.data), self.common.evaluate_on)
 
     def _subject(self, seed: int) -> _Subject:
         """Load the models, and check what only they can tell: before any training."""
@@ -161,7 +163,9 @@ class GraftJob(Job[GraftConfig]):
             given = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
             given.add_task(self.rows.task)
         bench = SingleTask(
-            given.loaded if given else load_model(config.model, config.readout, **how),
+            given.loaded
+            if given
+            else load_model(self.given.model_or(config.model), config.readout, **how, **self.given.how),
             self.rows,
             shots=config.shots,
             seed=seed,

@@ -11,6 +11,7 @@ from forgetfree import registry
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.environment import versions
 from forgetfree.json_file import check, check_fields, read_json
+from forgetfree.options import name_of_function
 from forgetfree.results.config_file import load_run
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def described(name: str, shown: str, loaded: LoadedModel, tasks: Sequence[Encode
 
 
 def as_json(value: Any) -> Any:
-    """Return the value as a JSON file gives it back."""
-    return json.loads(json.dumps(value))
+    """Return the value as a JSON file gives it back, functions as their names."""
+    return json.loads(json.dumps(value, default=name_of_function))
 
 
 def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_all: bool) -> Json:

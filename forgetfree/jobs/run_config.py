@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from forgetfree import registry
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.jobs.config import CommonOptions, JobConfig, recipe_of
+from forgetfree.jobs.config import CommonOptions, JobConfig
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.tasks import Scenario
@@ -51,17 +51,21 @@ class RunConfig(JobConfig):
         Args:
             strategy: whose; settings for others do not count. Default: for all.
         """
-        return recipe_of(self.model, self.settings, self.strategies, strategy)
+        return registry.recipe_of(self.model, self.settings, self.strategies, strategy)
 
-    def checked(self) -> CheckedConfig:
+    def checked(self, given: Mapping[str, Any] | None = None) -> CheckedConfig:
         """Return the strategies' classes and options.
+
+        Args:
+            given: classes that are not registered, by their names.
 
         Raises:
             UsageError: naming every fault.
         """
         faults = self.faults()
         attempt = faults.attempt
-        found = {name: attempt(registry.strategy, name) for name in self.strategies}
+        own_classes = given or {}
+        found = {name: own_classes.get(name) or attempt(registry.strategy, name) for name in self.strategies}
         classes = {name: cls for name, cls in found.items() if cls is not None}
         known = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
         own = set(RunOptions.__dataclass_fields__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -21,11 +21,13 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
+from forgetfree.jobs.given import Given
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.resuming import described
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.unit import Json, MakeMonitor, Unit
 from forgetfree.learning.monitor import PHASES
+from forgetfree.options import recorded
 from forgetfree.results import metrics
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
@@ -84,9 +86,9 @@ class RunJob(Job[RunConfig]):
 
     growing = ("strategy", "seed")
 
-    def __init__(self, config: RunConfig) -> None:
-        config = with_precision(config)
-        self.checked = config.checked()
+    def __init__(self, config: RunConfig, given: Given | None = None) -> None:
+        config, self.given = with_precision(config), given or Given()
+        self.checked = config.checked(self.given.strategies)
         options = self.checked.options
         self.common = self.checked.run
         super().__init__(config, self.common, [each.precision for each in options.values()])
@@ -113,7 +115,7 @@ class RunJob(Job[RunConfig]):
         found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
         return found | {
             "scenario": stream.scenario,
-            "options": {name: asdict(options) for name, options in self.checked.options.items()},
+            "options": {name: recorded(options) for name, options in self.checked.options.items()},
             "about": {
                 "stream": self.config.stream,
                 "tasks": [task.name for task in stream.tasks],
@@ -138,7 +140,7 @@ class RunJob(Job[RunConfig]):
         """Return the tasks of the stream with all their rows."""
         from forgetfree.data.sources import load_tasks
 
-        return load_tasks(self.config.stream, self.config.data, self.common.evaluate_on)
+        return load_tasks(self.config.stream, self.given.data_or(self.config.data), self.common.evaluate_on)
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
@@ -149,7 +151,8 @@ class RunJob(Job[RunConfig]):
             self._streams.clear()
             self._first_rows.clear()
             config, common = self.config, self.common
-            model = load_model(config.model, config.readout, graftable=common.graftable, max_length=common.max_length)
+            how: Json = {"graftable": common.graftable, "max_length": common.max_length, **self.given.how}
+            model = load_model(self.given.model_or(config.model), config.readout, **how)
             self._streams[seed] = make_stream(
                 config.stream,
                 self.tasks,
@@ -235,7 +238,7 @@ class RunJob(Job[RunConfig]):
         save_predictions(directory, learned.rows[-1])
         write_json(directory / SECONDS_PER_TASK, learned.seconds)
         return {
-            "options": asdict(strategy.options),
+            "options": recorded(strategy.options),
             "ledger": _ledger_summary(strategy),
             "kept_bytes": learned.kept_bytes,
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),

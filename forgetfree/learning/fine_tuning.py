@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 
 import torch
@@ -16,6 +18,7 @@ from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, paper_steps
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState
+from forgetfree.options import Function, name_of_function
 
 
 def full_steps(options: TrainingOptions, task: EncodedTask) -> int:
@@ -55,7 +58,7 @@ def fine_tuned_key(
         "device": device.type,
         "threads": torch.get_num_threads(),
     }
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()
     return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
 
 
@@ -86,6 +89,13 @@ def fine_tuned_state(
         return ModelState.of(model, [task.name])
     finally:
         pre.load_(model, [task.name])
+
+
+@cache
+def _identity(function: Function) -> str:
+    """Return what tells a function from any other; of one that may change, another text in every process."""
+    name = name_of_function(function)
+    return name if name.startswith("torch.") else f"{name} {uuid.uuid4()}"  # torch's version is in the key
 
 
 def _digest(tensor: Tensor) -> str:

@@ -16,6 +16,7 @@ import torch
 from forgetfree.core.base_regions import BaseKind
 from forgetfree.core.binding import network_of
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
+from forgetfree.core.device import find_device
 from forgetfree.core.examples import Examples
 from forgetfree.core.graft import Graft, graft_theta
 from forgetfree.core.graft_origin import GraftOrigin
@@ -53,7 +54,7 @@ class SingleTask:
         or_fewer: take all rows of a label that has fewer, instead of refusing.
         seed: for the sample and all training.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
-        device: where to train.
+        device: where to train; ``auto``: on a GPU, if there is one.
         store: keeps and shares fine-tuned models; default: in memory.
         monitor: is told of phases and steps.
     """
@@ -67,12 +68,12 @@ class SingleTask:
         or_fewer: bool = False,
         seed: int = 0,
         test_limit: int | None = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: StateStore | None = None,
         monitor: Monitor | None = None,
     ) -> None:
         self.loaded, self.model, self.seed = loaded, loaded.model, seed
-        self.device = torch.device(device)
+        self.device = torch.device(find_device("auto") if device == "auto" else device)
         self.task = encode_task(rows, loaded, shots=shots, or_fewer=or_fewer, seed=seed, test_limit=test_limit)
         self.space = self.model.space()
         self.pre = ModelState.of(self.model, [self.task.name])

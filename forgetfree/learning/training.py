@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forgetfree import registry
 from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel, autocast, native_precision
 from forgetfree.core.steps import OnStep, check_loss
@@ -22,7 +23,7 @@ from forgetfree.core.trained import Trained, WholeTensors, in_training
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.errors import OptionError
 from forgetfree.learning.lower_layers import lower_layers_kept
-from forgetfree.options import Options, option
+from forgetfree.options import Function, Options, build, name_of_function, option
 from forgetfree.seeds import derive_seed
 
 AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
@@ -32,8 +33,10 @@ AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
 class TrainingOptions(Options):
     """How a task is trained. The defaults are the paper's (A.2 and §3) unless something else is said."""
 
-    optimizer: Literal["sgd", "adamw"] = option(
-        "sgd", "the paper fine-tunes by SGD: its moves localize well (§3.2, fig. 5)"
+    optimizer: Literal["sgd", "adamw"] | Function = option(
+        "sgd",
+        "the paper fine-tunes by SGD: its moves localize well (§3.2, fig. 5). A class of optimisers, such as "
+        "torch.optim:RMSprop, gets the learning rates; a function of parameter groups sets all itself",
     )
     learning_rate: float = option(1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0)
     readout_learning_rate: float | None = option(None, "of the task's linear readout; none: the backbone's", above=0)
@@ -42,7 +45,10 @@ class TrainingOptions(Options):
     l1: float = option(
         0.0, "strength of the penalty ‖θ − θ_pre‖₁; AdamW needs 1e-3 to localize (§3.2, fig. 5)", at_least=0
     )
-    schedule: Literal["constant", "linear"] = option("linear", "the learning rate over the steps: linear falls to 0")
+    schedule: Literal["constant", "linear"] | Function = option(
+        "linear",
+        "the learning rate over the steps: linear falls to 0; a function gives the factor after so many updates",
+    )
     warmup: float = option(
         0.0, "share of the steps over which the learning rate rises to its full height", at_least=0, at_most=1
     )
@@ -69,11 +75,31 @@ class TrainingOptions(Options):
     evaluation_batch_size: int = option(64, "rows per forward pass in evaluation", at_least=1)
 
     def __post_init__(self) -> None:
+        refuse_made(self.optimizer)
         super().__post_init__()
         if self.cache_lower_layers and self.dropout:
             raise OptionError(
                 "cache_lower_layers=true needs dropout=false: what leaves a layer is then the same every time."
             )
+
+    @classmethod
+    def for_model(cls, model: str, *, strategy: str | None = None, **changes: Any) -> Self:
+        """Return what the command line takes for a model: its recipe, if it is registered with one, else the defaults.
+
+        >>> TrainingOptions.for_model("minilm", steps=100).optimizer
+        'adamw'
+
+        Args:
+            model: its name, as ``--model``.
+            strategy: whose own options in the recipe count, too.
+            changes: options that are set otherwise. With ``optimizer`` among them the recipe does not count.
+
+        Raises:
+            UnknownNameError, OptionError: see `build`.
+        """
+        known = cls.__dataclass_fields__
+        recipe = registry.recipe_of(model, changes, strategy=strategy)
+        return build(cls, {key: value for key, value in recipe.items() if key in known} | changes, cls.__name__)
 
 
 def for_device(options: AnyOptions, device: str | torch.device) -> AnyOptions:
@@ -100,13 +126,56 @@ def rate_at(done: int, steps: int, options: TrainingOptions) -> float:
     """Return the factor on the learning rate after ``done`` of ``steps`` updates: warm-up, then the schedule."""
     rising = round(options.warmup * steps)
     if done < rising:
-        return (done + 1) / rising
+        return (done + 1) / rising * (float(options.schedule(done)) if callable(options.schedule) else 1.0)
+    if callable(options.schedule):
+        return float(options.schedule(done))
     return 1.0 if options.schedule == "constant" else max(0.0, (steps - done) / max(1, steps - rising))
 
 
 def scheduled_rate(options: TrainingOptions, steps: int) -> Callable[[int], float]:
-    """Return what tells the backbone's learning rate in a step of `fine_tune`, by its number from 1."""
+    """Return what tells the backbone's learning rate in a step of `fine_tune`, by its number from 1; NaN if unknown."""
+    if sets_rates(options.optimizer):
+        return lambda step: math.nan
     return lambda step: options.learning_rate * rate_at(step - 1, steps, options)
+
+
+def refuse_made(optimizer: object) -> None:
+    """Raise ``OptionError`` for an optimiser that is made already, as Avalanche's templates take it."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        name = type(optimizer).__name__
+        raise OptionError(
+            f"optimizer={name}(…) holds the parameters of one model, and every task gets an optimiser of its own, over what "
+            f"the strategy trains. Give a function that makes it: Options(optimizer=lambda parameters: torch.optim.{name}("
+            "parameters, lr=0.01))."
+        )
+
+
+def sets_rates(optimizer: str | Function | None) -> bool:
+    """Say whether an optimiser is made by a function, which sets the learning rates itself; a class gets the options'."""
+    return callable(optimizer) and not isinstance(optimizer, type)
+
+
+def made_by(function: Function, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return the optimiser that a function or class makes of parameter groups.
+
+    Raises:
+        OptionError: it is none, or would move other parameters: what is frozen must stay as it is.
+    """
+    own = [{"params": group["params"]} for group in groups] if sets_rates(function) else groups
+    name, handed = name_of_function(function), {id(each) for group in groups for each in group["params"]}
+    made = function(own)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise OptionError(
+            f"optimizer={name} returned a {type(made).__name__}, expected a torch.optim.Optimizer. Give a function such as "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.01)."
+        )
+    others = sum(id(each) not in handed for group in made.param_groups for each in group["params"])
+    if others:
+        raise OptionError(
+            f"optimizer={name} took {others} parameters that are not to be trained. Make it of the parameters that the "
+            "function is given, and of no others."
+        )
+    return made
 
 
 class Update:
@@ -150,6 +219,8 @@ class Update:
         self.optimizer: torch.optim.Optimizer
         if optimizer is not None:
             self.optimizer = optimizer(groups)
+        elif callable(options.optimizer):
+            self.optimizer = made_by(options.optimizer, groups)
         elif options.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(groups, momentum=options.momentum, weight_decay=decay)
         else:  # one pass over memory an update, where the device has it

@@ -197,6 +197,10 @@ class Ledger:
         """Everything that the ledger's file holds."""
         return Contents(self.space, self.fingerprint, self.composition, self.binding, self.records)
 
+    def __repr__(self) -> str:
+        owned = ", ".join(f"{record.task} {len(record.owned.region):,}" for record in self.records)
+        return f"Ledger({self.composition}; entries owned: {owned or 'none'})"
+
     @property
     def size_in_bytes(self) -> int:
         """The size of the file that `save` would write."""

@@ -69,6 +69,11 @@ def read_config(path: Path, command: str, types: Mapping[str, Any]) -> dict[str,
     jobs = {"run", "graft", "experiment"} & values.keys() if isinstance(values, dict) else set()
     if jobs and command not in jobs:
         raise UsageError(f"{path} is the config.json of a {', '.join(jobs)}, expected that of a {command}. {remedy}")
+    if jobs and values.get("objects"):
+        raise UsageError(
+            f"{path} cannot be repeated from this file alone: the {command} was called from Python with "
+            f"{', '.join(map(str, values['objects']))}. Repeat it by that call."
+        )
     try:
         section = read_section(values[command] if jobs else values, types)
     except ValueError as error:

@@ -23,7 +23,7 @@ import rich.text
 from forgetfree.display import escaped
 from forgetfree.errors import UnknownNameError
 
-__all__ = ["CONSTANT", "FORMATS", "NULL", "Page", "Table", "cell", "percent", "render_page"]
+__all__ = ["CONSTANT", "FORMATS", "NULL", "Page", "Table", "cell", "notebook_html", "percent", "render_page"]
 
 NULL = "—"
 #: What the best constant answer scores, beside every score.
@@ -148,10 +148,19 @@ def _as_markdown(page: Page) -> str:
 
 
 def _as_html(page: Page) -> str:
+    return _filled("report.html.jinja", page)
+
+
+def notebook_html(page: Page) -> str:
+    """Return a page's tables as a part of a page of HTML, in the style of the notebook around it."""
+    return _filled("notebook.html.jinja", _shown(page))
+
+
+def _filled(template: str, page: Page) -> str:
     loader = jinja2.PackageLoader("forgetfree.results", ".")
     # Every value is escaped, quotes as Python's own library writes them.
     templates = jinja2.Environment(loader=loader, trim_blocks=True, finalize=html.escape)
-    return templates.get_template("report.html.jinja").render(page=page) + "\n"
+    return templates.get_template(template).render(page=page) + "\n"
 
 
 _LATEX = {

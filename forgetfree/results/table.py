@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,10 @@ from forgetfree.errors import ReportError, UnknownNameError, UsageError, first_l
 from forgetfree.files import StrPath
 from forgetfree.json_file import check_fields, read_json
 from forgetfree.results import metrics
-from forgetfree.results.graft_report import load_graft_results
+from forgetfree.results.graft_report import lay_out_graft, load_graft_results
+from forgetfree.results.kept import Kept
+from forgetfree.results.rendering import Page, notebook_html, render_page
+from forgetfree.results.reports import lay_out
 from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.schema import check_experiment
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
@@ -28,6 +32,9 @@ from forgetfree.results.stored import TASK_METRICS, command_of, find_results, re
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from forgetfree.core.graft import Graft
+    from forgetfree.ledger import Ledger
 
 #: The metric of a task's own: accuracy, or F1 where the task is measured by it.
 SCORE = "score"
@@ -53,6 +60,7 @@ def load_results(*paths: StrPath) -> Results:
         raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
     runs: list[dict[str, Any]] = []
     scores: list[Score] = []
+    kept, grafts, directories = Kept(), list[Any](), dict[int, Path]()
     for path in map(Path, paths):
         put_together = find_results(path).exists()
         if path.is_dir() and not put_together and not (path / "config.json").exists():
@@ -65,18 +73,31 @@ def load_results(*paths: StrPath) -> Results:
             scores += [score for unit in done for score in read_scores(unit.with_name(SCORES_FILE))]
         elif (command := command_of(path)) == "run":
             runs.append(load_run_results(path))
+            directories |= {id(run): find_results(path).parent for run in runs[-1]["runs"]}
         elif command == "graft":
-            scores += scores_of(dict(load_graft_results(path)))
+            grafts.append(load_graft_results(path))
+            scores += scores_of(dict(grafts[-1]))
+            for graft in grafts[-1]["grafts"]:
+                kept.add(find_results(path).parent / graft["file"], graft["seed"], graft["sparsity"])
         else:
             scores += _of_experiment(path)
-    for entry in merge(runs).strategies if runs else ():
+    comparison = merge(runs) if runs else None
+    for entry in comparison.strategies if comparison else ():
         for run in entry.runs:
+            own = directories[id(run)] / run["strategy"] / f"seed-{run['seed']}"
+            kept.add(own / "ledger.safetensors", entry.label, run["seed"])
             scores += [
                 replace(score, of={**score.of, "strategy": entry.label}) for score in scores_of_run(run, runs[0])
             ]
     if len({"strategy" in score.of for score in scores}) > 1:
         raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
-    return Results.of_scores(scores)
+    results = Results.of_scores(scores)
+    results._kept = kept
+    if comparison:
+        results._page = partial(lay_out, comparison)
+    elif len(grafts) == 1:
+        results._page = partial(lay_out_graft, grafts[0])
+    return results
 
 
 def _without_results(path: Path) -> str:
@@ -115,7 +136,11 @@ class Results:
         ReportError: one thing was measured twice, with different outcomes, or runs scored a task on different numbers of rows.
     """
 
+    #: Lays out the tables of the report, where there is one.
+    _page: Callable[[], Page] | None = None
+
     def __init__(self, scores: pd.DataFrame) -> None:
+        self._kept = Kept()
         self.units = [name for name in scores.columns if name not in COLUMNS]
         what = [*self.units, "task", "after", "metric"]
         scores = scores.drop_duplicates([*what, "value"], ignore_index=True)
@@ -143,7 +168,45 @@ class Results:
         return cls(pd.DataFrame(rows, columns=[*units, *COLUMNS]))
 
     def __repr__(self) -> str:
-        return f"Results({len(self.scores)} scores of {', '.join(self.units) or 'nothing'})"
+        if self._page is None:
+            return f"Results({len(self.scores)} scores of {', '.join(self.units) or 'nothing'})"
+        page = self._page()
+        return render_page(replace(page, tables=page.tables[:1]), "rich").rstrip()
+
+    def _repr_html_(self) -> str:
+        """Return the tables of the report for a notebook; of experiments, and of several grafts, the summary."""
+        return self.summary().to_html() if self._page is None else notebook_html(self._page())
+
+    def ledger(self, strategy: str = "grafting-continual", seed: int = 0) -> Ledger:
+        """Return the ledger that a run left: who owns which parameter, and its value.
+
+        Args:
+            strategy: as in `matrix`.
+            seed: of the run.
+
+        Raises:
+            UnknownNameError: no such strategy.
+            ReportError: the strategy keeps no ledger, or there is no such seed.
+        """
+        if strategy not in self.strategies:
+            raise UnknownNameError("strategy in these results:", strategy, self.strategies)
+        found: Ledger = self._kept.get(f"ledger of {strategy} with seed {seed}", strategy, seed)
+        return found
+
+    def graft(self, seed: int = 0, sparsity: float | None = None) -> Graft:
+        """Return a graft that ``graft`` made.
+
+        Args:
+            seed: of the graft.
+            sparsity: of its region; default: the first.
+
+        Raises:
+            ReportError: there is none.
+        """
+        if sparsity is None and "sparsity" in self.units:
+            sparsity = next(iter(self.scores["sparsity"].dropna().unique()), None)
+        found: Graft = self._kept.get(f"graft of seed {seed} and sparsity {sparsity}", seed, sparsity)
+        return found
 
     @property
     def tasks(self) -> list[str]:

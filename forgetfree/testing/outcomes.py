@@ -118,7 +118,7 @@ def check_restored(stream: Stream, pre_trained: dict[str, Tensor], run: Run, fau
         "hooks and modules after each task."
     )
     with faults.catching("fresh start: another strategy on the stream", remedy):
-        seen = look(Untrained(stream=stream))
+        seen = look(Untrained(stream=stream, device="cpu"))
         moved = list(dict.fromkeys(n for model in seen.models.values() for n in differing(pre_trained, model)))
         if moved:
             faults.add(
@@ -153,7 +153,7 @@ def check_loaded(
     with faults.catching(what, remedy):
         directory.mkdir(parents=True)
         run.strategy.save(directory)
-        loaded: Any = cls(stream=stream, options=options, store=store)
+        loaded: Any = cls(stream=stream, options=options, store=store, device="cpu")
         loaded.load(directory)
         seen = look(loaded)
         if differing(run.last.logits, seen.logits):

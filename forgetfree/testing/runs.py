@@ -163,7 +163,7 @@ def learn(
     _draw_from(drawn)
     if evaluate_within:
         arguments |= {"eval_every": 2, "peval_mode": "iteration"}
-    run = Run(cls(stream=stream, options=options, **arguments))
+    run = Run(cls(stream=stream, options=options, device="cpu", **arguments))  # whose bits compare
     run.strategy.plugins += [_Given(run.given), *([watch] if watch else [])]
     training = stream.benchmark.train_stream
 

@@ -24,7 +24,7 @@ from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.options import build
+from forgetfree.options import build, recorded
 from forgetfree.results.metrics import Predictions, agreement
 
 
@@ -195,7 +195,7 @@ class TunedTask:
         return {
             "train_rows": len(self.bench.task.train),
             "test_rows": len(answers.labels),
-            "optimizer_used": f"{self.options.optimizer} {self.options.learning_rate:g}",
+            "optimizer_used": f"{recorded(self.options)['optimizer']} {self.options.learning_rate:g}",
             "score": answers.score(self.bench.task.definition.metric),
             "constant": answers.constant_score(self.bench.task.definition.metric),
             "ece": answers.ece,

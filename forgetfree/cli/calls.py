@@ -1,0 +1,290 @@
+"""The commands as functions: `forgetfree.run` and `forgetfree.graft` do what the command line does, and return the results."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forgetfree import registry
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.progress import make_monitor
+from forgetfree.cli.run import strategies_of
+from forgetfree.cli.words import no_empty_directories, print_recipe, say
+from forgetfree.data.sources import default_data
+from forgetfree.errors import RunError, UsageError
+from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.engine import Job, failures
+from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.given import Given
+from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.options import build, by_name, name_of_function
+from forgetfree.results.table import Results, load_results
+
+Json = dict[str, Any]
+
+
+def run(
+    stream: str | Sequence[str] | None = None,
+    *,
+    data: Any = None,
+    model: Any = "minilm",
+    tokenizer: Any = None,
+    strategies: Sequence[str | type] | str | type = registry.DEFAULT_STRATEGIES,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    seeds: Sequence[int] | int = (0,),
+    shots: int | None = None,
+    steps: int | None = None,
+    sparsity: float | None = None,
+    readout: str = "auto",
+    device: str = "auto",
+    out: Any = None,
+    resume: bool = False,
+    jobs: int = 1,
+    progress: bool = True,
+    debug: bool = False,
+    **settings: Any,
+) -> Results:
+    """Train strategies on a stream of tasks, as ``forgetfree run`` does: same recipes, checks and scores.
+
+    >>> results = run("qnli-agnews-sst2", data="demo", shots=200, steps=150)  # doctest: +SKIP
+
+    Args:
+        stream: a registered stream, task names, or task names joined by commas; default: the tasks of ``data``, in their order.
+        data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
+        model: ``minilm``, a directory, a hub name, or a model in memory, which is copied.
+        tokenizer: of a model in memory.
+        strategies: names, and classes of your own under development; ``all``: every one of ours.
+        options: of single strategies, by their names (of a class: its name).
+        seeds: of sampling and training.
+        shots: training rows per label; default: all.
+        steps: updates per task; default: the paper's rule.
+        sparsity: share of the parameters that a region may have.
+        readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
+        device: where to train; ``auto``: on a GPU, if there is one.
+        out: directory to write; default: none, and all is kept in memory.
+        resume: go on in ``out``; what is finished there is kept.
+        jobs: how many units run at a time, more than one as worker processes: a script then calls this below
+            ``if __name__ == "__main__":``.
+        progress: show on stderr, or in the notebook, what is being done.
+        debug: let an exception of a strategy through, instead of going on with the others.
+        **settings: any option that ``--set`` takes, such as ``learning_rate=1e-3``; ``optimizer`` and ``schedule`` may be
+            functions.
+
+    Returns:
+        The scores and ledgers. What failed is said on stderr and in the results' notes.
+
+    Raises:
+        UsageError: an argument is wrong, in the words of the command line.
+        RunError: nothing could be finished.
+        ForgetfreeError: data or model cannot be loaded.
+    """
+    if stream is None and isinstance(data, Mapping):
+        stream = list(data)
+    chosen = [strategies] if isinstance(strategies, str | type) else list(strategies)
+    classes = {_name_of(each): each for each in chosen if isinstance(each, type) and registry.name_of(each) is None}
+    names = [_name_of(each) if isinstance(each, type) else each for each in chosen]
+    given = {f"{name}.{key}": value for name, own in (options or {}).items() for key, value in own.items()}
+    values: Json = {
+        "stream": _joined(stream),
+        "strategies": list(strategies_of(names)),
+        "shots": shots,
+        "sparsity": sparsity,
+        **_common(model, data, readout, steps, seeds, device, settings | given),
+    }
+    objects = _objects(data, model, tokenizer, classes)
+
+    def make(out: str) -> Job[Any]:
+        from forgetfree.jobs.runner import RunJob
+
+        config = build(RunConfig, _without_none(values | {"out": out}), "run")
+        if not config.stream:
+            raise UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
+        config.checked(classes)
+        _tell(progress, f"Running {config.stream}", config)
+        return RunJob(config, replace(objects, call=_call(config, values)))
+
+    return _performed(make, values, out, progress, {"resume": resume, "jobs": jobs, "debug": debug})
+
+
+def graft(
+    task: str,
+    *,
+    data: Any = None,
+    model: Any = "minilm",
+    tokenizer: Any = None,
+    seeds: Sequence[int] | int = (0,),
+    shots: int | None = None,
+    steps: int | None = None,
+    sparsities: Sequence[float] | float = (),
+    base: str | None = None,
+    fine_tuned: Any = None,
+    readout: str = "auto",
+    device: str = "auto",
+    out: Any = None,
+    resume: bool = False,
+    jobs: int = 1,
+    progress: bool = True,
+    debug: bool = False,
+    **settings: Any,
+) -> Results:
+    """Find the region of one task and graft it, as ``forgetfree graft`` does; `Results.graft` returns the graft.
+
+    Args:
+        task: a registered task, or one of ``data``.
+        data: see `run`.
+        model: see `run`.
+        tokenizer: of a model in memory.
+        seeds: of sampling and training.
+        shots: training rows per label; default: all.
+        steps: updates of fine-tuning; default: the paper's rule.
+        sparsities: shares of the parameters that the region may have.
+        base: γ_base of eq. 4, or the file of a graft whose region it is.
+        fine_tuned: the directory of a model that is fine-tuned already.
+        readout: see `run`.
+        device: see `run`.
+        out: see `run`.
+        resume: see `run`.
+        jobs: see `run`.
+        progress: see `run`.
+        debug: see `run`.
+        **settings: see `run`.
+
+    Raises:
+        UsageError, RunError, ForgetfreeError: see `run`.
+    """
+    values: Json = {
+        "task": task,
+        "shots": shots,
+        "sparsities": _listed(sparsities),
+        "base": None if base is None else str(base),
+        "fine_tuned": None if fine_tuned is None else str(fine_tuned),
+        **_common(model, data, readout, steps, seeds, device, settings),
+    }
+    objects = _objects(data, model, tokenizer, {})
+
+    def make(out: str) -> Job[Any]:
+        from forgetfree.jobs.graft_run import GraftJob
+
+        config = build(GraftConfig, _without_none(values | {"out": out}), "graft")
+        config.checked()
+        _tell(progress, f"Grafting {config.task}", config)
+        return GraftJob(config, replace(objects, call=_call(config, values)))
+
+    return _performed(make, values, out, progress, {"resume": resume, "jobs": jobs, "debug": debug})
+
+
+def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress: bool, how: Json) -> Results:
+    """Perform a job, and return its results; without a directory they are kept in memory."""
+    if out is None and how["resume"]:
+        raise UsageError("resume=True needs out. Give the directory to continue.")
+    with warnings.catch_warnings(), _directory(out, values["settings"].get("cache")) as directory:
+        quiet_libraries()
+        job = make(str(directory))
+        if needs_hub(values["model"], values["data"]):
+            go_offline_if_cut_off()
+        if progress:
+            how["monitor"] = lambda title: make_monitor(title, sys.stderr)
+        failed = failures(job.perform(**how))
+        results = load_results(directory)
+        if failed and results.scores.empty:
+            raise RunError(f"Nothing was finished. {failed[0]}")
+        for message in failed:
+            say(f"forgetfree: error: {message}")
+        if out is None:
+            results._kept.hold()
+        return results
+
+
+@contextmanager
+def _directory(out: Any, cache: Any) -> Iterator[Path]:
+    """Give the directory that is asked for, or a temporary one."""
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="forgetfree-") as temporary:
+            yield Path(temporary)
+    else:
+        with no_empty_directories(out, cache):
+            yield Path(out)
+
+
+def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device: Any, settings: Json) -> Json:
+    """Return what run and graft are asked for alike, by the names of the configuration."""
+    if data is None:
+        data = default_data()
+    return {
+        "model": _named(model, f"a {type(model).__name__} in memory"),
+        "data": _named(data, "in memory"),
+        "readout": readout,
+        "steps": steps,
+        "seeds": _listed(seeds),
+        "device": str(device),
+        "settings": {key: by_name(value) for key, value in settings.items()},
+    }
+
+
+def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type]) -> Given:
+    return Given(
+        strategies=classes,
+        data=None if data is None or _is_name(data) else data,
+        model=None if _is_name(model) else model,
+        tokenizer=tokenizer,
+    )
+
+
+def _call(config: JobConfig, values: Json) -> str:
+    """Return the call as config.json says it: what is not the default."""
+    usual = type(config)()
+    given = {
+        key: each for key, each in values.items() if key != "settings" and getattr(config, key) != getattr(usual, key)
+    }
+    shown = [f"{key}={each!r}" for key, each in given.items()]
+    shown += [
+        f"{key}={name_of_function(each) if callable(each) else repr(each)}" for key, each in config.settings.items()
+    ]
+    return f"forgetfree.{config.command}({', '.join(shown)})"
+
+
+def _name_of(strategy: type) -> str:
+    """Return the name of a strategy class: the registered one, else its own.
+
+    Raises:
+        UsageError: it is no strategy, or its name is a registered strategy's.
+    """
+    registry.strategy_class(strategy)
+    if name := registry.name_of(strategy):
+        return name
+    if strategy.__name__ in registry.strategies():
+        raise UsageError(f"The class {strategy.__name__} has the name of a registered strategy. Give it another.")
+    return strategy.__name__
+
+
+def _tell(progress: bool, what: str, config: Any) -> None:
+    if progress:
+        say(what)
+        print_recipe(config.model, config.recipe())
+
+
+def _joined(stream: Any) -> str:
+    return stream if isinstance(stream, str) else ",".join(map(str, stream or ()))
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str | Path)
+
+
+def _named(value: Any, otherwise: str) -> str:
+    return str(value) if _is_name(value) else otherwise
+
+
+def _without_none(values: Json) -> Json:
+    return {key: value for key, value in values.items() if value is not None}

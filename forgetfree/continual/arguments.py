@@ -1,0 +1,53 @@
+"""What a strategy's constructor makes of its arguments: the model's recipe, and what Avalanche's users give by habit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from avalanche.training.plugins import LRSchedulerPlugin
+
+from forgetfree import registry
+from forgetfree.display import brief, escaped
+from forgetfree.errors import OptionError
+from forgetfree.learning.training import TrainingOptions, refuse_made
+
+
+def recipe_options(strategy: Any, model: str) -> TrainingOptions:
+    """Return the options of a strategy that is given none: the recipe of its model, as the command line takes it.
+
+    It is said on stderr, once for each strategy and model.
+
+    Args:
+        strategy: the class.
+        model: the name it was loaded by.
+    """
+    name = registry.name_of(strategy)
+    options: TrainingOptions = strategy.Options.for_model(model, strategy=name)
+    recipe = registry.recipe_of(model, strategy=name)
+    if chosen := " ".join(f"{key}={value}" for key, value in recipe.items() if hasattr(options, key)):
+        _say_once(f"Recipe of {model} for {name or strategy.__name__}: {chosen} (options=… replaces it)")
+    return options
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(escaped(line), file=sys.stderr)
+
+
+def check_arguments(plugins: Sequence[Any] | None, optimizer: Any) -> None:
+    """Refuse what Avalanche's templates take, and what a new optimiser for every task leaves without effect.
+
+    Raises:
+        OptionError: naming what to give instead.
+    """
+    if optimizer is not None:
+        refuse_made(optimizer)
+        raise OptionError(f"optimizer={brief(optimizer)} is an option: give it to Options(optimizer=…).")
+    if any(isinstance(plugin, LRSchedulerPlugin) for plugin in plugins or ()):
+        raise OptionError(
+            "LRSchedulerPlugin moves the rate of one optimiser, and there is an optimiser of its own for every task. Set "
+            "schedule to linear, constant or a function of the updates done, and warmup."
+        )

@@ -1,0 +1,349 @@
+"""`forgetfree.run` and `forgetfree.graft`: the command line from Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import tiny
+import torch
+
+import forgetfree
+from forgetfree import cli
+from forgetfree.continual.strategy import ContinualStrategy
+from forgetfree.errors import OptionError, ReportError, RunError, UnknownNameError, UsageError
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.options import option
+from forgetfree.results.table import Results
+
+Json = dict[str, Any]
+BOTH = ["fine-tune", "grafting-continual"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaiveOptions(TrainingOptions):
+    """With one of its own."""
+
+    pull: float = option(0.0, "share of the way back", at_least=0, at_most=1)
+
+
+class Naive(ContinualStrategy):
+    """Trains everything: a plug-in under development."""
+
+    Options = NaiveOptions
+
+    def begin(self, task: Any) -> Any:
+        return self.everything(task)
+
+    def answering(self, task: Any) -> Any:
+        return nullcontext()
+
+
+class Failing(Naive):
+    """Has a fault."""
+
+    def commit(self, task: Any, training: Any) -> None:
+        raise ZeroDivisionError("of its own")
+
+
+@pytest.fixture(scope="module")
+def asked(data_directory: Path, model_directory: Any) -> Json:
+    """What is asked for, in a second or so."""
+    common = {"data": data_directory, "model": model_directory("bert"), "shots": 4, "steps": 2, "threads": 1}
+    return common | {"progress": False}
+
+
+@pytest.fixture(scope="module")
+def grafting(asked: Json) -> Json:
+    return asked | {"sparsity": 0.05, "mask_steps": 1, "mask_batch_size": 8}
+
+
+def words(asked: Json, *more: str) -> list[str]:
+    """The same on the command line."""
+    given = {key: value for key, value in asked.items() if key != "progress"}
+    flags = {f"--{key}": given.pop(key) for key in ("data", "model", "shots", "steps", "sparsity") if key in given}
+    sets = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    return [*(str(word) for pair in flags.items() for word in pair), *sets, *more]
+
+
+@pytest.fixture(scope="module")
+def by_command(grafting: Json, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the command line, with two seeds."""
+    out = tmp_path_factory.mktemp("command") / "out"
+    both = [word for name in BOTH for word in ("--strategy", name)]
+    seeds = ["--seed", "0", "--seed", "3"]
+    assert cli.main(["run", tiny.STREAM, *words(grafting, *both, *seeds, "--out", str(out))]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def in_memory(grafting: Json) -> Results:
+    """The same from Python."""
+    return forgetfree.run(tiny.STREAM.split(","), **grafting, strategies=BOTH, seeds=[0, 3])
+
+
+# -- The same as the command line ---------------------------------------------------------------------------
+
+
+def test_it_scores_as_the_command_line_does_to_the_bit(by_command: Path, in_memory: Results) -> None:
+    pd.testing.assert_frame_equal(in_memory.scores, forgetfree.load_results(by_command).scores, check_exact=True)
+
+
+def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json, tmp_path: Path) -> None:
+    results = forgetfree.run(tiny.STREAM, **grafting, strategies=BOTH, seeds=[0, 3], out=tmp_path / "out")
+
+    def files(out: Path) -> dict[str, bytes]:
+        kept = [path for path in out.rglob("*") if path.name == "scores.csv" or path.suffix == ".safetensors"]
+        return {path.relative_to(out).as_posix(): path.read_bytes() for path in kept}
+
+    assert files(tmp_path / "out") == files(by_command) != {}
+    assert repr(results).startswith("forgetfree: qnli,ag_news,sst2")
+    ours, theirs = (json.loads((out / "config.json").read_text()) for out in (tmp_path / "out", by_command))
+    assert ours["run"]["set"].keys() == theirs["run"]["set"].keys()
+    assert (
+        ours["command"].startswith("forgetfree.run(stream='qnli,ag_news,sst2', strategies=['fine-tune', ")
+        and "objects" not in ours
+    )
+    # The command line goes on with it, and may repeat it.
+    assert cli.main(["run", "--config", str(tmp_path / "out" / "config.json"), "--out", str(tmp_path / "again")]) == 0
+    assert files(tmp_path / "again") == files(by_command)
+
+
+def test_a_graft_is_that_of_the_command_line(grafting: Json, tmp_path: Path) -> None:
+    asked = {key: value for key, value in grafting.items() if key != "sparsity"}
+    results = forgetfree.graft("sst2", **asked, sparsities=0.05)
+    assert cli.main(["graft", "sst2", *words(grafting, "--out", str(tmp_path / "out"))]) == 0
+    theirs = forgetfree.Graft.load(tmp_path / "out" / "graft.safetensors")
+    assert torch.equal(results.graft().values, theirs.values)
+    assert torch.equal(results.graft(0, 0.05).region.indices, theirs.region.indices)
+    pd.testing.assert_frame_equal(results.scores, forgetfree.load_results(tmp_path / "out").scores, check_exact=True)
+    assert "grafted, sparsity 0.05" in results._repr_html_() and "grafted, sparsity 0.05" in repr(results)
+    with pytest.raises(ReportError, match="no graft of seed 7"):
+        results.graft(7)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line", "message"),
+    [
+        ({"strategies": ["grafting"]}, ["--strategy", "grafting"], "Unknown strategy 'grafting'"),
+        ({"device": "gpu"}, None, "--device must be"),
+        ({"seeds": [1, 1]}, ["--seed", "1", "--seed", "1"], "--seed names the same seed twice: 1, 1. Give each once."),
+        ({"learning_rat": 1.0}, ["--set", "learning_rat=1.0"], "Did you mean 'learning_rate'?"),
+        ({"learning_rate": "fast"}, ["--set", "learning_rate=fast"], "learning_rate must be a number, got 'fast'"),
+        ({"shots": 0}, ["--shots", "0"], "--shots must be at least 1, got 0."),
+        ({"optimizer": "torch.optim:Sgd"}, ["--set", "optimizer=torch.optim:Sgd"], "cannot be imported: module"),
+        (
+            {"optimizer": "sdg"},
+            ["--set", "optimizer=sdg"],
+            "must be sgd or adamw or package.module:function, got 'sdg'",
+        ),
+        ({"model": "/nowhere/at/all"}, ["--model", "/nowhere/at/all"], "does not exist"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_the_same_words(
+    asked: Json, tmp_path: Path, capsys: Any, wrong: Json, line: list[str] | None, message: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        forgetfree.run("sst2", **(asked | {"strategies": ["continual-ft"]} | wrong), out=tmp_path / "out")
+    assert message in str(refused.value)
+    assert not (tmp_path / "out").exists()
+    if line:
+        flags = words(asked, "--strategy", "continual-ft", *line, "--out", str(tmp_path / "out"))
+        assert (
+            cli.main(
+                [
+                    "run",
+                    "sst2",
+                    *tiny.last_of_each(flags, "--shots", "--model", *(["--strategy"] * ("--strategy" in line))),
+                ]
+            )
+            == 2
+        )
+        assert str(refused.value) in capsys.readouterr().err
+
+
+def test_what_only_python_can_get_wrong(asked: Json) -> None:
+    with pytest.raises(UsageError, match="expected a subclass of ContinualStrategy, got <class 'int'>"):
+        forgetfree.run("sst2", **asked, strategies=[int])
+    with pytest.raises(UsageError, match="No stream is given"):
+        forgetfree.run(**asked)
+    with pytest.raises(UsageError, match="resume=True needs out"):
+        forgetfree.run("sst2", **asked, resume=True)
+    with pytest.raises(UsageError, match=r"optimizer is a function, which sets learning_rate itself"):
+        forgetfree.run("sst2", **asked, strategies=[Naive], optimizer=lambda p: None, learning_rate=0.1)
+    with pytest.raises(UsageError, match=r"the strategy Naive \(a class\). Leave jobs at 1"):
+        forgetfree.run("sst2", **asked, strategies=[Naive], jobs=2)
+
+
+# -- In memory ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_stays_on_disk_and_all_that_results_need_is_there(
+    grafting: Json, by_command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    results = forgetfree.run(tiny.STREAM, **grafting, strategies=BOTH, seeds=3)
+    assert list(tmp_path.iterdir()) == []
+    page = results._repr_html_()
+    assert "<td>grafting-continual</td>" in page and "Learning matrix of fine-tune" in page and "<html" not in page
+    ours, theirs = results.ledger(seed=3), forgetfree.load_results(by_command).ledger("grafting-continual", 3)
+    assert ours.tasks == theirs.tasks == tiny.STREAM.split(",")
+    for mine, other in zip(ours.records, theirs.records, strict=True):
+        assert torch.equal(mine.owned.values, other.owned.values)
+    assert repr(ours).startswith("Ledger(union; entries owned: qnli ")
+    with pytest.raises(ReportError, match="no ledger of fine-tune with seed 3"):
+        results.ledger("fine-tune", 3)
+    with pytest.raises(UnknownNameError):
+        results.ledger("wsn")
+
+
+def test_the_page_of_a_notebook_shows_texts_of_users_as_they_are(in_memory: Results) -> None:
+    from forgetfree.results.rendering import Page, Table, notebook_html
+
+    page = Page("<b>", ("a & b",), (Table("t", ("h",), (("<script>",),)),))
+    assert notebook_html(page).count("&lt;") == 2 and "a &amp; b" in notebook_html(page)
+    assert "<details open>" in in_memory._repr_html_()
+
+
+def test_progress_and_recipe_are_told_on_stderr(asked: Json, capsys: Any) -> None:
+    forgetfree.run("sst2", **(asked | {"progress": True}), strategies="continual-ft")
+    told = capsys.readouterr()
+    assert told.err.startswith("Running sst2\n") and "continual-ft" in told.err and told.out == ""
+    forgetfree.run("sst2", **asked, strategies="continual-ft")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_callers_warnings_stay_as_they_were(asked: Json) -> None:
+    import warnings
+
+    before = list(warnings.filters)
+    forgetfree.run("sst2", **asked, strategies="continual-ft")
+    assert list(warnings.filters) == before
+
+
+# -- Objects ------------------------------------------------------------------------------------------------
+
+
+def test_a_class_under_development_is_a_strategy(asked: Json) -> None:
+    own = {"Naive": {"pull": 0.5}, "continual-ft": {"batch_size": 4}}
+    results = forgetfree.run("sst2,qnli", **asked, strategies=[Naive, "continual-ft"], options=own)
+    assert results.strategies == ["Naive", "continual-ft"]
+    theirs = forgetfree.run("sst2,qnli", **asked, strategies=["continual-ft"])
+    assert (results.matrix("Naive") == theirs.matrix("continual-ft")).all()
+    with pytest.raises(UsageError, match=r"Unknown option 'Naive.push'"):
+        forgetfree.run("sst2", **asked, strategies=[Naive], options={"Naive": {"push": 1}})
+
+
+def test_a_registered_class_is_known_by_its_name(asked: Json) -> None:
+    from forgetfree.strategies.continual_ft import ContinualFT
+
+    assert forgetfree.run("sst2", **asked, strategies=[ContinualFT]).strategies == ["continual-ft"]
+
+
+def test_a_strategy_that_fails_costs_no_results(asked: Json, capsys: Any) -> None:
+    results = forgetfree.run("sst2", **asked, strategies=["continual-ft", Failing])
+    assert results.strategies == ["continual-ft"]
+    assert "Failing, seed 0: It stopped with ZeroDivisionError: of its own" in capsys.readouterr().err
+    assert "Failed and left out: Failing" in repr(results) and "ZeroDivisionError" in results._repr_html_()
+    with pytest.raises(RunError, match=r"Nothing was finished\. Failing, seed 0: It stopped with ZeroDivisionError"):
+        forgetfree.run("sst2", **asked, strategies=[Failing])
+    with pytest.raises(ZeroDivisionError):
+        forgetfree.run("sst2", **asked, strategies=[Failing], debug=True)
+
+
+def test_what_no_file_can_name_is_recorded_and_not_repeated_from_the_file(
+    asked: Json, tmp_path: Path, capsys: Any
+) -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(parameters, lr=1e-3)
+
+    out, call = tmp_path / "out", asked | {"strategies": [Naive], "optimizer": make, "schedule": lambda done: 0.5**done}
+    first = forgetfree.run("sst2", **call, out=out)
+    config = json.loads((out / "config.json").read_text())
+    here = f"{__name__}:test_what_no_file_can_name_is_recorded_and_not_repeated_from_the_file.<locals>"
+    assert config["objects"] == [
+        "the strategy Naive (a class)",
+        f"optimizer={here}.make (a function)",
+        f"schedule={here}.<lambda> (a function)",
+    ]
+    assert config["run"]["set"]["optimizer"] == config["options"]["Naive"]["optimizer"] == f"{here}.make"
+    assert cli.main(["run", "--config", str(out / "config.json"), "--out", str(tmp_path / "again")]) == 2
+    assert "cannot be repeated from this file alone: the run was called from Python" in capsys.readouterr().err
+    assert cli.main(["run", "sst2", *words(asked, "--strategy", "continual-ft", "--resume", "--out", str(out))]) == 2
+    assert "was begun from Python with the strategy Naive (a class), optimizer=" in capsys.readouterr().err
+    longer = forgetfree.run("sst2", **call, out=out, resume=True, seeds=[0, 1])
+    assert (longer.matrix("Naive") == first.matrix("Naive")).all() and longer.matrix("Naive", 1).shape == (2, 1)
+
+
+def test_data_and_model_in_memory_go_to_what_reads_them(
+    asked: Json, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a stream takes as an object, a run takes; the model is copied, so that every seed starts from it."""
+    from forgetfree.data import sources
+    from forgetfree.models import loading
+
+    mine, network, told = {"sst2": object()}, torch.nn.Linear(2, 2), []
+    load_tasks, load_model = sources.load_tasks, loading.load_model
+    monkeypatch.setattr(
+        sources,
+        "load_tasks",
+        lambda stream, data, rows: told.append(data) or load_tasks(stream, str(asked["data"]), rows),
+    )
+    monkeypatch.setattr(
+        loading,
+        "load_model",
+        lambda model, readout, tokenizer=None, **how: (
+            told.append((model, tokenizer)) or load_model(str(asked["model"]), readout, **how)
+        ),
+    )
+    given = asked | {"data": mine, "model": network, "tokenizer": "its own"}
+    forgetfree.run(**given, strategies="continual-ft", seeds=[0, 1], out=tmp_path / "out")
+    data, (first, tokenizer), (second, _) = told
+    assert data is mine and tokenizer == "its own"
+    assert first is not network and second is not first and torch.equal(first.weight, network.weight)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["objects"] == ["data in memory", "a Linear in memory"] and config["run"]["stream"] == "sst2"
+
+
+# -- Optimisers of one's own ----------------------------------------------------------------------------------
+
+
+def test_a_class_of_optimisers_gets_the_rates_and_can_be_repeated(grafting: Json, tmp_path: Path) -> None:
+    """By name from the command line, as a class from Python: the same to the bit."""
+    rates = {"learning_rate": 1e-3, "readout_learning_rate": 1e-2}
+    results = forgetfree.run(
+        "sst2", **grafting, **rates, strategies=BOTH, optimizer=torch.optim.RMSprop, out=tmp_path / "a"
+    )
+    line = words(grafting | rates | {"optimizer": "torch.optim:RMSprop"}, "--out", str(tmp_path / "b"))
+    both = [word for name in BOTH for word in ("--strategy", name)]
+    assert cli.main(["run", "sst2", *both, *line]) == 0
+    assert results.scores.equals(forgetfree.load_results(tmp_path / "b").scores)
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert config["run"]["set"]["optimizer"] == "torch.optim.rmsprop:RMSprop" and "objects" not in config
+    assert cli.main(["run", "--config", str(tmp_path / "a" / "config.json"), "--out", str(tmp_path / "c")]) == 0
+
+
+def test_a_function_that_would_reach_frozen_entries_is_refused(grafting: Json) -> None:
+    strays = torch.nn.Linear(2, 2)
+    with pytest.raises(OptionError, match="took 2 parameters that are not to be trained"):
+        forgetfree.run(
+            "sst2",
+            **grafting,
+            strategies=["grafting-continual"],
+            optimizer=lambda groups: torch.optim.SGD([*groups, {"params": strays.parameters()}], lr=0.1),
+        )
+    with pytest.raises(OptionError, match=r"returned a int, expected a torch.optim.Optimizer"):
+        forgetfree.run("sst2", **grafting, strategies=["grafting-continual"], optimizer=lambda groups: 3)
+
+
+def test_importing_the_library_needs_no_command_line() -> None:
+    assert "run" in dir(forgetfree) and "graft" in dir(forgetfree)
+    assert callable(sys.modules["forgetfree"].run)
