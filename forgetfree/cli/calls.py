@@ -7,9 +7,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
@@ -18,7 +18,7 @@ from forgetfree.cli.run import strategies_of
 from forgetfree.cli.words import no_empty_directories, print_recipe, say
 from forgetfree.data.sources import default_data
 from forgetfree.errors import RunError, UsageError
-from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.config import JobConfig, key_of
 from forgetfree.jobs.engine import Job, failures
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.jobs.given import Given
@@ -96,8 +96,9 @@ def run(
         "strategies": list(strategies_of(names)),
         "shots": shots,
         "sparsity": sparsity,
-        **_common(model, data, readout, steps, seeds, device, settings | given),
+        **_common(model, data, readout, steps, seeds, device),
     }
+    values |= _settings(RunConfig, values, settings | given)
     objects = _objects(data, model, tokenizer, classes)
 
     def make(out: str) -> Job[Any]:
@@ -165,8 +166,9 @@ def graft(
         "sparsities": _listed(sparsities),
         "base": None if base is None else str(base),
         "fine_tuned": None if fine_tuned is None else str(fine_tuned),
-        **_common(model, data, readout, steps, seeds, device, settings),
+        **_common(model, data, readout, steps, seeds, device),
     }
+    values |= _settings(GraftConfig, values, settings)
     objects = _objects(data, model, tokenizer, {})
 
     def make(out: str) -> Job[Any]:
@@ -213,7 +215,7 @@ def _directory(out: Any, cache: Any) -> Iterator[Path]:
             yield Path(out)
 
 
-def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device: Any, settings: Json) -> Json:
+def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device: Any) -> Json:
     """Return what run and graft are asked for alike, by the names of the configuration."""
     if data is None:
         data = default_data()
@@ -224,8 +226,21 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
         "steps": steps,
         "seeds": _listed(seeds),
         "device": str(device),
-        "settings": {key: by_name(value) for key, value in settings.items()},
     }
+
+
+def _settings(config: type[JobConfig], values: Json, given: Json) -> Json:
+    """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
+    hints = get_type_hints(config)
+    flags = {
+        key_of(field.name): field.name for field in fields(config) if field.name not in {*values, "settings", "out"}
+    }
+    own = {
+        flags[key]: _listed(value) if get_origin(hints[flags[key]]) is tuple else value
+        for key, value in given.items()
+        if key in flags
+    }
+    return own | {"settings": {key: by_name(value) for key, value in given.items() if key not in flags}}
 
 
 def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type]) -> Given:

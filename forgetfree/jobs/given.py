@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +16,8 @@ class Given:
     Attributes:
         strategies: classes by the names that stand in the configuration.
         data: rows, as `load_tasks` takes them; none: those that the configuration names.
-        model: a model, as `load_model` takes it; none: the one that the configuration names. It is copied for every stream.
-        tokenizer: of the model.
+        model: a model, as `load_stream` takes it, which copies it; none: the one that the configuration names.
+        tokenizer: of the model; without one, it reads tensors.
         call: what the program called, for config.json; empty: the command line.
     """
 
@@ -35,13 +34,18 @@ class Given:
         found += ["data in memory"] * (self.data is not None)
         return found + [f"a {type(self.model).__name__} in memory"] * (self.model is not None)
 
+    @property
+    def reads_tensors(self) -> bool:
+        """Say whether the model is any network, for rows of tensors."""
+        return self.model is not None and self.tokenizer is None
+
     def data_or(self, named: str) -> Any:
         """Return the rows, or else what names them."""
         return named if self.data is None else self.data
 
     def model_or(self, named: str) -> Any:
-        """Return a copy of the model, which training may change, or else its name."""
-        return named if self.model is None else copy.deepcopy(self.model)
+        """Return the model, or else its name."""
+        return named if self.model is None else self.model
 
     @property
     def how(self) -> dict[str, Any]:

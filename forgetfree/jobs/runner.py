@@ -137,31 +137,35 @@ class RunJob(Job[RunConfig]):
 
     @cached_property
     def tasks(self) -> list[TaskRows]:
-        """Return the tasks of the stream with all their rows."""
+        """Return the tasks of the stream with all their rows, unless these are tensors."""
         from forgetfree.data.sources import load_tasks
 
+        if self.given.reads_tensors:
+            return []
         return load_tasks(self.config.stream, self.given.data_or(self.config.data), self.common.evaluate_on)
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
-        from forgetfree.continual.streams import make_stream
+        from forgetfree.continual.streams import load_stream, make_stream
         from forgetfree.models.loading import load_model
 
         if seed not in self._streams:
             self._streams.clear()
             self._first_rows.clear()
-            config, common = self.config, self.common
-            how: Json = {"graftable": common.graftable, "max_length": common.max_length, **self.given.how}
-            model = load_model(self.given.model_or(config.model), config.readout, **how)
-            self._streams[seed] = make_stream(
-                config.stream,
-                self.tasks,
-                model,
-                shots=config.shots,
-                seed=seed,
-                test_limit=common.test_limit,
-                scenario=common.scenario,
-            )
+            config, common, given = self.config, self.common, self.given
+            drawn: Json = {
+                "shots": config.shots,
+                "seed": seed,
+                "test_limit": common.test_limit,
+                "scenario": common.scenario,
+            }
+            if given.reads_tensors:
+                drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on}
+                self._streams[seed] = load_stream(config.stream, data=given.data, model=given.model, **drawn)
+            else:
+                how: Json = {"graftable": common.graftable, "max_length": common.max_length, **given.how}
+                model = load_model(given.model_or(config.model), config.readout, **how)
+                self._streams[seed] = make_stream(config.stream, self.tasks, model, **drawn)
         return self._streams[seed]
 
     def learn(

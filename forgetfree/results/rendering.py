@@ -94,7 +94,7 @@ def _as_rich(page: Page) -> str:
     # Where the output is no terminal, nothing needs to be squeezed into 80 columns.
     width = shutil.get_terminal_size(fallback=(120, 24)).columns
     text = io.StringIO()
-    console = rich.console.Console(file=text, width=10**4, color_system=None, force_terminal=False)
+    console = rich.console.Console(file=text, width=10**4, color_system=None, force_terminal=False, force_jupyter=False)
 
     def write(line: str) -> None:
         console.print(rich.text.Text(line), width=width)  # shown as it is, never read as rich's markup

@@ -1,0 +1,130 @@
+"""Optimisers and schedules of one's own, against named ones that do the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forgetfree import registry
+from forgetfree.errors import OptionError
+from forgetfree.learning.fine_tuning import fine_tuned_key
+from forgetfree.learning.training import TrainingOptions, rate_at, scheduled_rate
+from forgetfree.models.state import StateStore
+from forgetfree.options import by_name, function_named, recorded
+
+STEPS = 3
+SMALL = {"steps": STEPS, "batch_size": 4}
+GRAFTING = {"sparsity": 0.05, "mask_steps": 1, "mask_batch_size": 8}
+
+
+def sgd(groups: Any) -> torch.optim.Optimizer:
+    """What ``optimizer=sgd`` makes with a rate of 0.1."""
+    return torch.optim.SGD(groups, lr=0.1, weight_decay=1e-4)
+
+
+def linear(done: int) -> float:
+    """What ``schedule=linear`` gives."""
+    return max(0.0, (STEPS - done) / STEPS)
+
+
+def answers(name: str, stream: Any, **options: Any) -> dict[str, Any]:
+    cls = registry.strategy(name)
+    strategy = cls(stream=stream, options=cls.Options(**(SMALL | options)))
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+    return {task: found.logits for task, found in strategy.evaluate().items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("fine-tune", {}), ("continual-ft", {}), ("grafting-continual", GRAFTING), ("bitfit", {}), ("replay", {})],
+)
+def test_a_function_does_what_the_named_one_does_to_the_bit(name: str, own: Any, tiny_stream: Any) -> None:
+    """For whole models, readouts and regions, in fine-tuning and after."""
+    named = answers(name, tiny_stream(), **own, optimizer="sgd", learning_rate=0.1)
+    mine = answers(name, tiny_stream(), **own, optimizer=sgd, schedule=linear)
+    other = answers(name, tiny_stream(), **own, optimizer=sgd, schedule=lambda done: 1.0)
+    assert named.keys() == mine.keys()
+    for task in named:
+        assert (named[task] == mine[task]).all()
+    assert any((mine[task] != other[task]).any() for task in mine)
+
+
+def test_a_region_may_have_one_of_its_own(tiny_stream: Any) -> None:
+    """As AdamW by name, whose rate grows by √(N/s), here by hand."""
+    stream = tiny_stream()
+    space, own = len(stream.model.space()), dict(GRAFTING, optimizer="sgd", learning_rate=0.1)
+    size = int(0.05 * space)
+    named = answers("grafting-continual", stream, **own, region_optimizer="adamw", region_learning_rate=0.02)
+    fused = {"weight_decay": 1e-4, "fused": True}
+
+    def adamw(groups: Any) -> torch.optim.Optimizer:
+        body, readout = groups
+        assert body["params"][0].numel() <= size
+        return torch.optim.AdamW([body | {"lr": 0.02}, readout | {"lr": 0.1}], **fused)
+
+    mine = answers("grafting-continual", tiny_stream(), **own, region_optimizer=adamw)
+    assert all((named[task] == mine[task]).all() for task in named)
+
+
+def test_a_warm_up_multiplies_a_schedule_of_ones_own() -> None:
+    options = TrainingOptions(schedule=lambda done: 0.5**done, warmup=0.5)
+    assert [rate_at(done, 4, options) for done in range(4)] == [0.5, 0.5, 0.25, 0.125]
+    assert [scheduled_rate(options, 4)(step) for step in (1, 4)] == [1e-2 * 0.5, 1e-2 * 0.125]
+    assert scheduled_rate(TrainingOptions(optimizer=sgd), 4)(1) != scheduled_rate(TrainingOptions(), 4)(
+        1
+    )  # NaN: unknown
+
+
+def test_what_is_recorded_is_a_name_and_what_has_one_is_found_by_it() -> None:
+    options = TrainingOptions(optimizer="torch.optim:RMSprop", schedule=linear)
+    assert options.optimizer is torch.optim.RMSprop
+    written = recorded(options)
+    assert written["optimizer"] == "torch.optim.rmsprop:RMSprop" and written["schedule"].endswith(":linear")
+    assert json.loads(json.dumps(written)) == written
+    assert by_name(torch.optim.RMSprop) == "torch.optim.rmsprop:RMSprop"
+    assert function_named(by_name(torch.optim.RMSprop)) is torch.optim.RMSprop
+    local = lambda done: 1.0  # noqa: E731
+    assert by_name(local) is local and by_name("adamw") == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("nowhere.at.all:made", "optimizer: 'nowhere.at.all:made' cannot be imported: No module named 'nowhere'"),
+        ("torch:__version__", "optimizer: 'torch:__version__' is no function, but"),
+        ("rmsprop", "optimizer must be sgd or adamw or package.module:function, got 'rmsprop'."),
+        (3, "optimizer must be sgd or adamw or package.module:function, got 3."),
+    ],
+)
+def test_what_is_no_function_is_refused_once(wrong: Any, message: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        TrainingOptions(optimizer=wrong)
+    assert str(refused.value).startswith(message) and str(refused.value).count("optimizer") == 1
+
+
+def test_fine_tuned_models_of_two_functions_are_two(tiny_stream: Any, tmp_path: Path) -> None:
+    """Though they have one name: a shared store must never give the one for the other."""
+    stream = tiny_stream(stream="sst2")
+    (task,) = stream.tasks
+
+    def key(optimizer: Any) -> str:
+        options = TrainingOptions(steps=1, optimizer=optimizer)
+        return fine_tuned_key(stream.loaded, task, stream.pre_trained, options, 0, torch.device("cpu"))
+
+    slow, fast = (lambda groups, rate=rate: torch.optim.SGD(groups, lr=rate) for rate in (1e-3, 1e-1))
+    assert key(slow) == key(slow) != key(fast)
+    assert key(torch.optim.RMSprop) == key("torch.optim:RMSprop") != key("sgd")
+    cls, store = registry.strategy("fine-tune"), StateStore(tmp_path)
+    logits = []
+    for optimizer in (slow, fast):
+        strategy = cls(
+            stream=tiny_stream(stream="sst2"), options=cls.Options(**SMALL, optimizer=optimizer), store=store
+        )
+        strategy.train(strategy.stream.benchmark.train_stream)
+        logits.append(strategy.evaluate()["sst2"].logits)
+    assert (logits[0] != logits[1]).any()

@@ -1,0 +1,109 @@
+"""A model's recipe is the same on the command line, in Python, for a graft on its own and in the experiments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from forgetfree import registry
+from forgetfree.continual.arguments import _say_once
+from forgetfree.errors import OptionError, UnknownNameError
+from forgetfree.jobs.experiments import load_experiment
+from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.options import build
+from forgetfree.registry import ModelEntry
+
+RECIPE = {"optimizer": "adamw", "learning_rate": 0.5, "sparsity": 0.25, "ewc.ewc_lambda": 7.0}
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, model_directory: Any) -> str:
+    """The tiny model, registered with a recipe."""
+    name = str(model_directory("bert"))
+    monkeypatch.setitem(registry.MODELS, name, ModelEntry("a toy", RECIPE))
+    _say_once.cache_clear()
+    return name
+
+
+@pytest.mark.parametrize("name", ["grafting-continual", "ewc", "continual-ft", "lora"])
+def test_a_strategy_made_by_hand_has_the_options_of_the_command_line(
+    name: str, toy: str, tiny_stream: Any, capsys: Any
+) -> None:
+    cls, stream = registry.strategy(name), tiny_stream(stream="sst2")
+    by_hand = cls(stream=stream)
+    assert by_hand.options == RunConfig(stream="sst2", strategies=(name,), model=toy).checked().options[name]
+    assert by_hand.options.learning_rate == 0.5 and by_hand.options.optimizer == "adamw"
+    told = capsys.readouterr().err
+    assert told.startswith(f"Recipe of {toy} for {name}: optimizer=adamw learning_rate=0.5")
+    assert ("sparsity=0.25" in told) == hasattr(by_hand.options, "sparsity")
+    assert ("ewc_lambda=7.0" in told) == (name == "ewc")
+    cls(stream=tiny_stream(stream="sst2"))
+    assert capsys.readouterr().err == ""  # once is enough
+    given = cls.Options(sparsity=0.05) if "sparsity" in cls.Options.__dataclass_fields__ else cls.Options()
+    explicit = cls(stream=tiny_stream(stream="sst2"), options=given)
+    assert explicit.options == given and capsys.readouterr().err == ""
+
+
+def test_a_model_without_a_recipe_is_trained_by_the_defaults(tiny_stream: Any, capsys: Any) -> None:
+    cls = registry.strategy("continual-ft")
+    assert cls(stream=tiny_stream()).options == TrainingOptions()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_strategy_runs_on_a_gpu_where_there_is_one(tiny_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forgetfree.continual import strategy
+
+    cls, asked = registry.strategy("continual-ft"), []
+    monkeypatch.setattr(strategy, "find_device", lambda name: asked.append(name) or "cpu")
+    assert cls(stream=tiny_stream()).device == torch.device("cpu") and asked == ["auto"]
+    assert cls(stream=tiny_stream(), device="cpu").device == torch.device("cpu") and asked == ["auto"]
+
+
+def test_options_may_start_from_the_recipe() -> None:
+    cls = registry.strategy("grafting-continual").Options
+    recipe = RunConfig(stream="sst2", strategies=("grafting-continual",), steps=7, settings={"momentum": 0.5}).checked()
+    assert cls.for_model("minilm", steps=7, momentum=0.5) == recipe.options["grafting-continual"]
+    assert cls.for_model("minilm", optimizer="sgd") == cls(optimizer="sgd")
+    assert cls.for_model("roberta-base") == cls()
+    ewc = registry.strategy("ewc").Options
+    assert ewc.for_model("minilm", strategy="ewc").ewc_lambda == 1e5
+    with pytest.raises(UnknownNameError, match="Did you mean 'momentum'"):
+        cls.for_model("minilm", momentun=0.5)
+
+
+def test_run_graft_and_experiments_agree_on_the_recipe_of_a_model() -> None:
+    """For a region that is trained after it was found, and for a graft on its own, wherever either is made."""
+    alone = GraftConfig(task="sst2", model="minilm").checked().options[0]
+    for name in ("localization", "sparsity-curve", "calibration"):
+        preset = load_experiment(name).presets["small"]
+        chosen = {key: value for key, value in {**preset.options, **preset.grid[0]}.items()}
+        measured = build(LocalizationOptions, {**chosen, "sparsity": preset.sparsities[0]}, name)
+        differ = {
+            key for key in LocalizationOptions.__dataclass_fields__ if getattr(measured, key) != getattr(alone, key)
+        }
+        assert differ <= {"steps", "precision", "validation_rows", "sparsity"}, name  # what a preset says of its own
+    trained = RunConfig(stream="sst2", model="minilm").checked().options
+    preset = load_experiment("continual").presets["small"]
+    assert not preset.options.keys() & registry.recipe_of("minilm").keys() and preset.grid == ({},)
+    config = RunConfig(stream="sst2", model=preset.model, settings=dict(preset.options))
+    for name, options in config.checked().options.items():
+        for key in set(type(options).__dataclass_fields__) - preset.options.keys():
+            assert getattr(options, key) == getattr(trained[name], key)
+
+
+def test_an_optimiser_that_is_made_already_is_refused(tiny_stream: Any) -> None:
+    """Avalanche's templates take one."""
+    cls, stream = registry.strategy("continual-ft"), tiny_stream()
+    made = torch.optim.RMSprop(stream.model.parameters(), lr=0.1)
+    for give in (lambda: cls(stream=stream, optimizer=made), lambda: cls.Options(optimizer=made)):
+        with pytest.raises(OptionError) as refused:
+            give()
+        assert "optimizer=RMSprop(…) holds the parameters of one model" in str(refused.value)
+        assert "Options(optimizer=lambda parameters: torch.optim.RMSprop(parameters, lr=0.01))" in str(refused.value)
+    with pytest.raises(OptionError, match=r"optimizer='adamw' is an option: give it to Options\(optimizer=…\)"):
+        cls(stream=stream, optimizer="adamw")

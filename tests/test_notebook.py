@@ -1,0 +1,34 @@
+"""docs/walkthrough.md as a notebook, run by a real kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_docs import ROOT, blocks, needs_minilm
+
+
+@pytest.mark.slow
+@needs_minilm
+def test_the_walk_through_runs_in_a_notebook_and_shows_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "no notebook can be run here: pip install 'forgetfree[dev]'"
+    nbclient, nbformat = (pytest.importorskip(name, reason=reason) for name in ("nbclient", "nbformat"))
+    pytest.importorskip("ipykernel", reason=reason)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    cells = blocks(ROOT / "docs" / "walkthrough.md", "python")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()  # raises where a cell does
+    outputs = [output for cell in notebook.cells for output in cell.outputs]
+    tables = [output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+    assert all(
+        output["data"]["text/plain"].startswith("forgetfree")
+        for output in outputs
+        if "text/html" in output.get("data", {})
+    )
+    shown = [table for table in tables if "After the last task" in table]
+    assert len(shown) == 3 and "<td>grafting-continual</td>" in shown[0] and "<td>Naive</td>" in shown[1]
+    assert "grafted, sparsity 0.001" in tables[-1]
+    told = "".join(output["text"] for output in outputs if output.get("name") == "stderr")
+    assert "Recipe of minilm: optimizer=adamw learning_rate=0.0001" in told
+    assert {path.name for path in tmp_path.iterdir()} == {"scores.png", "ledger.safetensors", "graft.safetensors"}
