@@ -24,6 +24,7 @@ from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig
+from forgetfree.learning.training import refuse_made
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.results.table import Results, load_results
 
@@ -189,7 +190,7 @@ def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress
     with warnings.catch_warnings(), _directory(out, values["settings"].get("cache")) as directory:
         quiet_libraries()
         job = make(str(directory))
-        if needs_hub(values["model"], values["data"]):
+        if needs_hub("minilm" if job.given.model is not None else values["model"], values["data"]):
             go_offline_if_cut_off()
         if progress:
             how["monitor"] = lambda title: make_monitor(title, sys.stderr)
@@ -231,6 +232,7 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
 
 def _settings(config: type[JobConfig], values: Json, given: Json) -> Json:
     """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
+    refuse_made(given.get("optimizer"))  # once, not for every strategy
     hints = get_type_hints(config)
     flags = {
         key_of(field.name): field.name for field in fields(config) if field.name not in {*values, "settings", "out"}

@@ -17,6 +17,7 @@ import torch
 
 import forgetfree
 from forgetfree import cli
+from forgetfree.cli import calls
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.errors import OptionError, ReportError, RunError, UnknownNameError, UsageError
 from forgetfree.learning.training import TrainingOptions
@@ -174,6 +175,9 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         forgetfree.run("sst2", **asked, strategies=[int])
     with pytest.raises(UsageError, match="No stream is given"):
         forgetfree.run(**asked)
+    made = torch.optim.RMSprop(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    with pytest.raises(OptionError, match=r"^optimizer=RMSprop\(…\) holds the parameters of one model"):
+        forgetfree.run("sst2", **asked, optimizer=made)
     with pytest.raises(UsageError, match="resume=True needs out"):
         forgetfree.run("sst2", **asked, resume=True)
     with pytest.raises(UsageError, match=r"optimizer is a function, which sets learning_rate itself"):
@@ -304,6 +308,7 @@ def test_data_and_model_in_memory_go_to_what_reads_them(
             told.append((model, tokenizer)) or load_model(str(asked["model"]), readout, **how)
         ),
     )
+    monkeypatch.setattr(calls, "go_offline_if_cut_off", lambda: told.append("the hub"))
     given = asked | {"data": mine, "model": network, "tokenizer": "its own"}
     forgetfree.run(**given, strategies="continual-ft", seeds=[0, 1], out=tmp_path / "out")
     data, (first, tokenizer), (second, _) = told
