@@ -15,8 +15,8 @@ class Kept:
     """Ledgers by strategy and seed, grafts by seed and sparsity: read from files when asked for, or held in memory."""
 
     def __init__(self) -> None:
-        self._files: dict[Hashable, Path] = {}
-        self._held: dict[Hashable, Any] = {}
+        self._files: dict[tuple[Hashable, ...], Path] = {}
+        self._held: dict[tuple[Hashable, ...], Any] = {}
 
     def add(self, path: Path, *key: Hashable) -> None:
         """Note where something may be found."""
@@ -40,11 +40,11 @@ class Kept:
         """
         if key in self._held:
             return self._held[key]
-        path = self._files.get(key)
-        if path is None or not path.is_file():
-            place = "in memory" if path is None else f"at {path}"
-            raise ReportError(f"There is no {what} {place}. See 'forgetfree list strategies' for those on a ledger.")
-        return _read(path)
+        if key in self._files and self._files[key].is_file():
+            return _read(self._files[key])
+        known = [*self._held, *(other for other, path in self._files.items() if path.is_file())]
+        listed = "; ".join(" ".join(map(str, each)) for each in known) or "none"
+        raise ReportError(f"There is no {what}. There are: {listed}.")
 
 
 def _read(path: Path) -> Ledger | Graft:
