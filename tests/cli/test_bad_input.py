@@ -258,7 +258,13 @@ CASES = [
     Case(r"run sst2 --set \x1b[2J=1", "Unknown option '\\x1b[2J'."),
     Case("run sst2 --set learning_rate=fast", "learning_rate must be a number, got 'fast'."),
     Case("run sst2 --set learning_rate=-1", "learning_rate must be above 0, got -1.0."),
-    Case("run sst2 --set optimizer=lion", "optimizer must be sgd or adamw, got 'lion'."),
+    Case("run sst2 --set optimizer=lion", "optimizer must be sgd or adamw or package.module:function, got 'lion'."),
+    Case("run sst2 --set optimizer=torch.optim:Lion", "optimizer: 'torch.optim:Lion' cannot be imported: module"),
+    Case("run sst2 --set optimizer=:", "optimizer: ':' cannot be imported: Empty module name. Write package.module:"),
+    Case(
+        "run sst2 --set schedule=os:sep", "schedule: 'os:sep' is no function, but '/'. Write package.module:function."
+    ),
+    Case("graft sst2 --set optimizer=nowhere:made", "'nowhere:made' cannot be imported: No module named 'nowhere'."),
     Case(
         "run sst2 --set ewc.ewc_lambda=1",
         "ewc is not among the strategies of this run: grafting-continual. Add --strategy ewc.",
