@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from forgetfree.core.parameters import ParameterSpace, kind_of, layer_of
 from forgetfree.errors import ModelError, RegionError
+
+Group = TypeVar("Group", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +101,12 @@ def overlap(region: Region, other: Region) -> float:
     return len(region & other) / len(other) if len(other) else 0.0
 
 
-def distribution(region: Region, space: ParameterSpace, by: Callable[[str], str]) -> dict[str, int]:
+def distribution(region: Region, space: ParameterSpace, by: Callable[[str], Group]) -> dict[Group, int]:
     """Count entries by a property of their tensor's name: ``layer_of`` (paper, fig. 9), ``kind_of`` (fig. 10).
 
     Every group of the space appears, in its order, also where it has none.
     """
-    counts: Counter[str] = Counter({by(spec.name): 0 for spec in space.tensors})
+    counts: Counter[Group] = Counter({by(spec.name): 0 for spec in space.tensors})
     for i, local, _ in space.split(region.indices):
         counts[by(space.tensors[i].name)] += len(local)
     return dict(counts)

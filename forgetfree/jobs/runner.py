@@ -9,6 +9,7 @@ OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetenso
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forgetfree import registry
+from forgetfree.core.regions import distribution, kind_of, layer_of
 from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import with_precision
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
+    from forgetfree.ledger import Ledger
     from forgetfree.results.metrics import Predictions
 
 #: The answers on every task's test rows.
@@ -276,8 +279,11 @@ class RunJob(Job[RunConfig]):
     @classmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the tables."""
+        comparison = merge([with_timings(results, out) | {"source": str(out)}])
         if results["runs"]:
-            write_atomically(out / "report.md", render(merge([with_timings(results, out)]), "markdown"))
+            write_atomically(out / "report.md", render(comparison, "markdown"))
+        if ended:
+            write_atomically(out / "report.html", render(comparison, "html"))
 
 
 def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
@@ -325,7 +331,25 @@ def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
         "owned_size": [len(record.owned.region) for record in ledger.records],
         "bytes": ledger.size_in_bytes,
         "overlap": ledger.overlap(),
+        "places": _places(ledger),
     }
+
+
+def _places(ledger: Ledger) -> list[Json]:
+    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
+    regions = [record.owned.region for record in ledger.records]
+    owned = [distribution(region, ledger.space, _place) for region in regions]
+    sizes = Counter[tuple[str, str]]()
+    for tensor in ledger.space.tensors:
+        sizes[_place(tensor.name)] += tensor.size
+    return [
+        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
+        for (layer, kind), size in sizes.items()
+    ]
+
+
+def _place(name: str) -> tuple[str, str]:
+    return layer_of(name), kind_of(name)
 
 
 def _shared(values: Iterable[Any]) -> Any:

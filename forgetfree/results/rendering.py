@@ -5,13 +5,14 @@ Cells are text already, so that a format is one small function that knows nothin
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -23,7 +24,10 @@ import rich.text
 from forgetfree.display import escaped
 from forgetfree.errors import UnknownNameError
 
-__all__ = ["CONSTANT", "FORMATS", "NULL", "Page", "Table", "cell", "notebook_html", "percent", "render_page"]
+__all__ = [
+    *("CONSTANT", "FORMATS", "NULL", "Page", "Table", "cell", "notebook_html", "percent", "render_html", "render_page"),
+    *("shown", "size", "transposed", "with_best"),
+]
 
 NULL = "—"
 #: What the best constant answer scores, beside every score.
@@ -32,36 +36,103 @@ CONSTANT = "a constant answer"
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; the first column names the row, the others hold numbers."""
+    """A table of text; the first column names the row, the others hold numbers.
+
+    Attributes:
+        title: what it shows, with the unit.
+        header: a name for each column.
+        rows: as many cells as the header has.
+        best: row and column of the cells that no other cell of the column betters, see `with_best`.
+        legend: what is meant by a column.
+    """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    best: tuple[tuple[int, int], ...] = ()
+    legend: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report, ready to be written in any format."""
+    """A whole report, ready to be written in any format.
+
+    Attributes:
+        title: what it is on.
+        notes: what must be known to read the tables.
+        tables: in the order in which they are read.
+        headline: the outcome in a few sentences; empty where there is none.
+    """
 
     title: str
     notes: tuple[str, ...]
     tables: tuple[Table, ...]
+    headline: str = ""
 
 
 def render_page(page: Page, format: str) -> str:
     """Return a page as text in any format but ``json``; see `render`."""
     if format not in _RENDERERS:
         raise UnknownNameError("report format", format, FORMATS)
-    return _RENDERERS[format](_shown(page))
+    return _RENDERERS[format](shown(page))
 
 
-def _shown(page: Page) -> Page:
+def shown(page: Page) -> Page:
     """Return the page without characters that act on a terminal: users choose the names of tasks and labels."""
-    tables = (
-        Table(escaped(t.title), tuple(map(escaped, t.header)), tuple(tuple(map(escaped, row)) for row in t.rows))
-        for t in page.tables
+    return replace(
+        page,
+        title=escaped(page.title),
+        notes=tuple(map(escaped, page.notes)),
+        tables=tuple(map(_shown, page.tables)),
+        headline=escaped(page.headline),
     )
-    return Page(escaped(page.title), tuple(map(escaped, page.notes)), tuple(tables))
+
+
+def _shown(table: Table) -> Table:
+    return replace(
+        table,
+        title=escaped(table.title),
+        header=tuple(map(escaped, table.header)),
+        rows=tuple(tuple(map(escaped, row)) for row in table.rows),
+        legend=tuple((escaped(name), escaped(meaning)) for name, meaning in table.legend),
+    )
+
+
+# ---- tables ---------------------------------------------------------------------------------------------
+
+
+def with_best(table: Table, better: Sequence[int]) -> Table:
+    """Mark the best cells of each column: as they are shown, so that what looks equal is equal.
+
+    Args:
+        table: its cells begin with a number, or hold none.
+        better: for each column after the first, 1 where more is better, -1 where less is, 0 where neither is. A column whose
+            numbers are all equal has no best.
+    """
+    best = []
+    for column, sign in enumerate(better, start=1):
+        cells = ((row, _number(cells[column])) for row, cells in enumerate(table.rows))
+        numbers = {row: sign * number for row, number in cells if number is not None}
+        if sign and len(set(numbers.values())) > 1:
+            top = max(numbers.values())
+            best += [(row, column) for row, number in numbers.items() if number == top]
+    return replace(table, best=tuple(best))
+
+
+def _number(cell: str) -> float | None:
+    found = re.match(r"-?[\d,]*\.?\d+", cell)
+    return float(found[0].replace(",", "")) if found else None
+
+
+def transposed(table: Table, corner: str) -> Table:
+    """Return the table with its columns as rows; ``corner`` names the first column then."""
+    names, *columns = zip(table.header, *table.rows, strict=True)
+    return replace(
+        table,
+        header=(corner, *names[1:]),
+        rows=tuple(columns),
+        best=tuple((column - 1, row + 1) for row, column in table.best),
+    )
 
 
 # ---- cells ----------------------------------------------------------------------------------------------
@@ -87,6 +158,15 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:z.1f}"  # z: no minus sign before 0.0
 
 
+def size(amount: float) -> str:
+    """Return a number of bytes with three digits, e.g. ``111 kB``."""
+    scale, unit = next((each for each in _SIZES if abs(amount) >= each[0]), (1, "bytes"))
+    return f"{amount / scale:.3g} {unit}"
+
+
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
 # ---- formats --------------------------------------------------------------------------------------------
 
 
@@ -99,7 +179,7 @@ def _as_rich(page: Page) -> str:
     def write(line: str) -> None:
         console.print(rich.text.Text(line), width=width)  # shown as it is, never read as rich's markup
 
-    for line in (page.title, *page.notes):
+    for line in (page.title, *filter(None, [page.headline]), *page.notes):
         write(line)
     for table in page.tables:
         drawn = _draw(table, broken=False)
@@ -137,30 +217,44 @@ def _as_markdown(page: Page) -> str:
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
-    blocks = [f"# {escape(page.title)}"]
+    def written(table: Table) -> Iterable[tuple[str, ...]]:
+        for i, row in enumerate(table.rows):
+            yield tuple(f"**{escape(c)}**" if (i, j) in table.best else escape(c) for j, c in enumerate(row))
+
+    blocks = [f"# {escape(page.title)}", *filter(None, [escape(page.headline)])]
     if page.notes:
         blocks.append("\n".join(f"- {escape(note)}" for note in page.notes))
     for table in page.tables:
         rule = line(["---"] + ["---:"] * (len(table.header) - 1))
-        body = [line(map(escape, row)) for row in table.rows]
-        blocks += [f"## {escape(table.title)}", "\n".join([line(map(escape, table.header)), rule, *body])]
+        head = [line(map(escape, table.header)), rule]
+        blocks += [f"## {escape(table.title)}", "\n".join([*head, *map(line, written(table))])]
+        if table.legend:
+            blocks.append("\n".join(f"- {escape(name)}: {escape(meaning)}" for name, meaning in table.legend))
     return "\n\n".join(blocks) + "\n"
 
 
-def _as_html(page: Page) -> str:
-    return _filled("report.html.jinja", page)
+@cache
+def _templates() -> jinja2.Environment:
+    # Every value is escaped, quotes as Python's own library writes them.
+    loader = jinja2.PackageLoader("forgetfree.results", ".")
+    return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, autoescape=True)
 
 
 def notebook_html(page: Page) -> str:
-    """Return a page's tables as a part of a page of HTML, in the style of the notebook around it."""
-    return _filled("notebook.html.jinja", _shown(page))
+    """Return a page as a part of a page of HTML, in the style of the notebook around it."""
+    return _templates().get_template("notebook.html.jinja").render(page=shown(page)) + "\n"
 
 
-def _filled(template: str, page: Page) -> str:
-    loader = jinja2.PackageLoader("forgetfree.results", ".")
-    # Every value is escaped, quotes as Python's own library writes them.
-    templates = jinja2.Environment(loader=loader, trim_blocks=True, finalize=html.escape)
-    return templates.get_template(template).render(page=page) + "\n"
+def render_html(page: Page, sections: Sequence[Any] = (), style: str = "") -> str:
+    """Return a page that needs no other file and no network.
+
+    Args:
+        page: tables and notes.
+        sections: of figures, `forgetfree.results.run_figures.Section`, before the tables.
+        style: the colours of the figures.
+    """
+    template = _templates().get_template("report.html.jinja")
+    return template.render(page=shown(page), sections=sections, figure_style=style) + "\n"
 
 
 _LATEX = {
@@ -174,6 +268,10 @@ _LATEX = {
     "[": "{[}",  # after \\ or \item a bare one would open an optional argument
     "]": "{]}",
     "—": "---",
+    "…": r"\dots{}",
+    "×": r"$\times$",
+    "γ": r"$\gamma$",
+    "θ": r"$\theta$",
 }
 
 
@@ -181,15 +279,21 @@ def _as_latex(page: Page) -> str:
     def escape(text: str) -> str:
         return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
-    def line(cells: Sequence[str]) -> str:
-        numbers = (re.sub(r"^-(?=\d)", "$-$", escape(cell)) for cell in cells[1:])
-        return " & ".join([escape(cells[0]), *numbers]) + r" \\"
+    def line(cells: Sequence[str], best: Collection[int] = ()) -> str:
+        texts = [escape(cells[0]), *(re.sub(r"^-(?=\d)", "$-$", escape(cell)) for cell in cells[1:])]
+        return " & ".join(rf"\textbf{{{text}}}" if j in best else text for j, text in enumerate(texts)) + r" \\"
 
-    lines = [r"% Needs \usepackage{booktabs}."]
+    def body(table: Table) -> Iterator[str]:
+        for i, row in enumerate(table.rows):
+            yield line(row, [column for each, column in table.best if each == i])
+
+    lines = [r"% Needs \usepackage{booktabs}; compile with lualatex where names are not in Latin letters."]
+    lines += filter(None, [escape(page.headline)])
+    lines += [""] * bool(page.headline)
     for table in page.tables:
         lines += [r"\begin{table}[htbp]", r"\centering", rf"\caption{{{escape(table.title)}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", r"\toprule", line(table.header)]
-        lines += [r"\midrule", *map(line, table.rows), r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+        lines += [r"\midrule", *body(table), r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
     if page.notes:
         lines += [r"\begin{itemize}", *(rf"\item {escape(note)}" for note in page.notes), r"\end{itemize}"]
     return "\n".join(lines).rstrip() + "\n"
@@ -198,7 +302,7 @@ def _as_latex(page: Page) -> str:
 _RENDERERS: dict[str, Callable[[Page], str]] = {
     "rich": _as_rich,
     "markdown": _as_markdown,
-    "html": _as_html,
+    "html": render_html,
     "latex": _as_latex,
 }
 FORMATS = (*_RENDERERS, "json")

@@ -6,16 +6,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from forgetfree.display import json_text
+from forgetfree.results.headline import headline
+from forgetfree.results.legend import MEANINGS
 from forgetfree.results.metrics import forgetting_per_task
-from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent, render_page
-from forgetfree.results.run_results import Comparison, StrategyRuns
+from forgetfree.results.rendering import (
+    CONSTANT,
+    NULL,
+    Page,
+    Table,
+    cell,
+    percent,
+    render_page,
+    transposed,
+    with_best,
+)
+from forgetfree.results.run_results import Comparison, StrategyRuns, kept_bytes
 
 __all__ = ["lay_out", "render"]
 
@@ -37,6 +49,10 @@ def render(comparison: Comparison, format: str) -> str:
     if format == "json":
         content = {**asdict(comparison), "report": asdict(lay_out(comparison))}
         return json_text(content, indent=2)
+    if format == "html":
+        from forgetfree.results.run_page import render_run_page  # draws figures
+
+        return render_run_page(comparison, lay_out(comparison))
     return render_page(lay_out(comparison), format)
 
 
@@ -44,28 +60,50 @@ def render(comparison: Comparison, format: str) -> str:
 
 #: A number of a run, by row and column of a table.
 Value = Callable[[Json, int, int], float | None]
-#: Columns of one kind: their headers, their numbers, and how these are written.
-Columns = tuple[Sequence[str], Value, Callable[[float], str]]
+
+
+class Columns(NamedTuple):
+    """Columns of one kind.
+
+    Attributes:
+        headers: their names.
+        value: their numbers.
+        show: how these are written.
+        better: 1 where more is better, -1 where less is, 0 where neither is.
+        legend: under which name `MEANINGS` says what they mean.
+    """
+
+    headers: Sequence[str]
+    value: Value
+    show: Callable[[float], str]
+    better: int = 0
+    legend: str = ""
+
+
 #: Streams longer than this show how things grow with the number of tasks.
 _LONG = 5
+#: In tables of streams longer than this, tasks are rows: no page is as wide as fifty of them.
+_WIDE = 10
 
 
 def lay_out(comparison: Comparison) -> Page:
     """Return all tables of a report, in the order in which they are read."""
     strategies = comparison.strategies
+    wide = len(comparison.tasks) > _WIDE
+    matrix_table = _course_table if wide else _matrix_table
+    by_task = [_outcome_table(comparison), _transfer_table(comparison), _calibration_table(comparison)]
     known = [_cost_table(comparison)]
     known += [
-        table(comparison, entry) for table in (_growth_table, _ledger_table, _matrix_table) for entry in strategies
+        table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
     ]
     return Page(
         title=f"forgetfree: {comparison.stream}",
         notes=tuple(_notes(comparison)),
         tables=(
-            _outcome_table(comparison),
-            _transfer_table(comparison),
-            _calibration_table(comparison),
+            *(transposed(table, "task") if wide and table.rows else table for table in by_task),
             *(table for table in known if table.rows),
         ),
+        headline=headline(comparison),
     )
 
 
@@ -73,25 +111,36 @@ def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Json]]], 
     """Return a table whose cells are means over the runs of a row."""
     body = []
     for row, (name, runs) in enumerate(rows):
-        columns = ((value, column, show) for headers, value, show in groups for column in range(len(headers)))
+        columns = ((of.value, column, of.show) for of in groups for column in range(len(of.headers)))
         body.append((name, *(cell((value(run, row, i) for run in runs), show) for value, i, show in columns)))
-    return Table(title, (corner, *(header for headers, *_ in groups for header in headers)), tuple(body))
+    header = (corner, *(header for of in groups for header in of.headers))
+    legend = _legend(of.legend for of in groups if of.headers and of.legend)
+    return with_best(Table(title, header, tuple(body), legend=legend), [of.better for of in groups for _ in of.headers])
+
+
+def _legend(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, MEANINGS[name]) for name in names)
 
 
 def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Json]]]:
     return [(entry.label, entry.runs) for entry in comparison.strategies]
 
 
-def _summary(headers: Sequence[str], *keys: str) -> Columns:
-    return headers, lambda run, _, i: run["summary"][keys[i]], percent
+def _summary(header: str, key: str, better: int) -> Columns:
+    return Columns([header], lambda run, *_: run["summary"][key], percent, better, header)
 
 
 def _outcome_table(comparison: Comparison) -> Table:
     """Return table 4 of the paper: what each strategy still knows of each task at the end."""
-    last: Columns = _task_headers(comparison), lambda run, _, i: run["matrix"][-1][i], percent
-    summary = _summary(("average", "forgetting", "BWT", "ECE"), "average", "forgetting", "bwt", "ece")
+    columns = [
+        Columns(_task_headers(comparison), lambda run, _, i: run["matrix"][-1][i], percent, 1, "a task"),
+        _summary("average", "average", 1),
+        _summary("forgetting", "forgetting", -1),
+        _summary("BWT", "bwt", 1),
+        _summary("ECE", "ece", -1),
+    ]
     title = "After the last task (in %; forgetting, BWT and ECE in percentage points)"
-    table = _table(title, "strategy", _strategies(comparison), last, summary)
+    table = _table(title, "strategy", _strategies(comparison), *columns)
     rows = []
     for entry, row in zip(comparison.strategies, table.rows, strict=True):
         rows.append(row)
@@ -103,7 +152,9 @@ def _outcome_table(comparison: Comparison) -> Table:
     if comparison.constant:
         average = percent(float(np.mean(comparison.constant)))
         rows.append((CONSTANT, *map(percent, comparison.constant), average, NULL, NULL, NULL))
-    return replace(table, rows=tuple(rows))
+    more = _legend([CONSTANT, "bold"] if comparison.constant else ["bold"])
+    better = [of.better for of in columns for _ in of.headers]
+    return with_best(replace(table, rows=tuple(rows), legend=table.legend + more), better)
 
 
 def _transfer_table(comparison: Comparison) -> Table:
@@ -111,11 +162,14 @@ def _transfer_table(comparison: Comparison) -> Table:
         "Transfer, and forgetting per task (in percentage points)",
         "strategy",
         _strategies(comparison),
-        _summary(("FWT", "intransigence"), "fwt", "intransigence"),
-        (
+        _summary("FWT", "fwt", 1),
+        _summary("intransigence", "intransigence", -1),
+        Columns(
             [f"forgetting {task}" for task in comparison.tasks],
             lambda run, _, i: forgetting_per_task(run["matrix"])[i],
             percent,
+            -1,
+            "forgetting of a task",
         ),
     )
 
@@ -124,37 +178,44 @@ def _calibration_table(comparison: Comparison) -> Table:
     """Return for each task ECE, and how often the answers are those of the fine-tuned model."""
     known = any(run.get("agreement") for entry in comparison.strategies for run in entry.runs)
     agreement = [f"agreement {task}" for task in comparison.tasks] if known else []
+    ece = [f"ECE {task}" for task in comparison.tasks]
     return _table(
         f"Calibration error per task{', and agreement with the fine-tuned model' * known} (in %)",
         "strategy",
         _strategies(comparison),
-        ([f"ECE {task}" for task in comparison.tasks], lambda run, _, i: run["ece"][-1][i], percent),
-        (agreement, lambda run, _, i: run["agreement"][i] if run.get("agreement") else None, percent),
+        Columns(ece, lambda run, _, i: run["ece"][-1][i], percent, -1, "ECE of a task"),
+        Columns(
+            agreement,
+            lambda run, _, i: run["agreement"][i] if run.get("agreement") else None,
+            percent,
+            legend="agreement",
+        ),
     )
 
 
 def _cost_table(comparison: Comparison) -> Table:
     runs = [run for entry in comparison.strategies for run in entry.runs]
     phases = list(dict.fromkeys(phase for run in runs for phase in run["seconds"]))
-    memory = ("kept (bytes)", "kept per task (bytes)") if any(_kept(run) for run in runs) else ()
+    memory = ("kept (bytes)", "kept per task (bytes)") if any(kept_bytes(run) for run in runs) else ()
     tasks = len(comparison.tasks)
     return _table(
         "Time per phase, and memory kept",
         "strategy",
         _strategies(comparison) if phases or memory else (),
-        (
+        Columns(
             [f"{phase.replace('_', '-')} (s)" for phase in phases],
             lambda run, _, i: run["seconds"].get(phases[i]),
             _seconds,
+            legend="(s)",
         ),
-        (memory, lambda run, _, i: _kept(run)[-1] / (tasks if i else 1) if _kept(run) else None, _count),
+        Columns(
+            memory,
+            lambda run, _, i: kept_bytes(run)[-1] / (tasks if i else 1) if kept_bytes(run) else None,
+            _count,
+            -1,
+            "kept",
+        ),
     )
-
-
-def _kept(run: Json) -> list[int]:
-    """Bytes kept beside the pre-trained model after each task; of older results, those of the ledger at the end."""
-    kept: list[int] = run.get("kept_bytes") or ([run["ledger"]["bytes"]] if run["ledger"] else [])
-    return kept
 
 
 def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
@@ -170,23 +231,32 @@ def _growth_table(comparison: Comparison, entry: StrategyRuns) -> Table:
         f"Growth of {entry.label} with the number of tasks",
         "after",
         [(task, entry.runs) for task in tasks] if known else (),
-        (["learning it (s)"], lambda run, row, _: run["seconds_per_task"][row], _seconds),
-        (["kept (bytes)"], lambda run, row, _: run["kept_bytes"][row], _count),
-        (["of its region not owned before (%)"], owned, percent),
-        ([f"{tasks[0]} (%)"], lambda run, row, _: run["matrix"][row + 1][0], percent),
-        (["average so far (%)"], lambda run, row, _: float(np.mean(run["matrix"][row + 1][: row + 1])), percent),
+        Columns(["learning it (s)"], lambda run, row, _: run["seconds_per_task"][row], _seconds),
+        Columns(["kept (bytes)"], lambda run, row, _: run["kept_bytes"][row], _count),
+        Columns(["of its region not owned before (%)"], owned, percent, legend="of its region not owned before"),
+        Columns([f"{tasks[0]} (%)"], lambda run, row, _: run["matrix"][row + 1][0], percent),
+        Columns(["average so far (%)"], lambda run, row, _: float(np.mean(run["matrix"][row + 1][: row + 1])), percent),
     )
 
 
 def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     tasks, known = comparison.tasks, all(run["ledger"] for run in entry.runs)
+
+    def most(run: Json, row: int, _: int) -> float:
+        return max((run["ledger"]["overlap"][earlier][row] for earlier in range(row)), default=0.0)
+
+    def overlap(run: Json, row: int, column: int) -> float:
+        share: float = run["ledger"]["overlap"][row][column]
+        return share
+
+    overlaps = Columns([f"overlap {task}" for task in tasks], overlap, _share, legend="overlap")
     return _table(
         f"Ledger of {entry.label} (entries of the region, entries owned, overlap of regions)",
         "task",
         [(task, entry.runs) for task in tasks] if known else (),
-        (["region"], lambda run, row, _: run["ledger"]["region_size"][row], _count),
-        (["owned"], lambda run, row, _: run["ledger"]["owned_size"][row], _count),
-        ([f"overlap {task}" for task in tasks], lambda run, row, i: run["ledger"]["overlap"][row][i], _share),
+        Columns(["region"], lambda run, row, _: run["ledger"]["region_size"][row], _count, legend="region"),
+        Columns(["owned"], lambda run, row, _: run["ledger"]["owned_size"][row], _count, legend="owned"),
+        Columns(["largest overlap"], most, _share, legend="largest overlap") if len(tasks) > _WIDE else overlaps,
     )
 
 
@@ -200,6 +270,29 @@ def _matrix_table(comparison: Comparison, entry: StrategyRuns) -> Table:
     )
 
 
+def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
+    """Return what stands in place of the learning matrix of a stream that is too long for one."""
+    return _table(
+        f"Each task over the stream of {entry.label} (in %)",
+        "task",
+        [(task, entry.runs) for task in _task_headers(comparison)],
+        Columns(["before training"], lambda run, row, _: _known(run["matrix"][0][row]), percent),
+        Columns(["once learned"], lambda run, row, _: run["matrix"][row + 1][row], percent, 0, "once learned"),
+        Columns(["at the end"], lambda run, row, _: run["matrix"][-1][row], percent),
+        Columns(
+            ["forgetting"],
+            lambda run, row, _: forgetting_per_task(run["matrix"])[row],
+            percent,
+            0,
+            "forgetting of a task",
+        ),
+    )
+
+
+def _known(score: float | None) -> float:
+    return float("nan") if score is None else score
+
+
 def _notes(comparison: Comparison) -> Iterable[str]:
     if comparison.settings:
         yield (
@@ -207,6 +300,8 @@ def _notes(comparison: Comparison) -> Iterable[str]:
             + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in comparison.settings.items())
             + "."
         )
+    if rows := _test_rows(comparison.test_rows):
+        yield rows
     seeds = [(entry.label, [run["seed"] for run in entry.runs]) for entry in comparison.strategies]
     if any(len(numbers) > 1 for _, numbers in seeds):
         yield "Cells are mean (standard deviation, n - 1) over seeds."
@@ -226,6 +321,18 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         )
     for run in comparison.failed:
         yield f"Failed and left out: {run['strategy']}, seed {run['seed']} ({run['source']}): {run['error']}"
+
+
+def _test_rows(rows: Mapping[str, int]) -> str:
+    """Say how many rows each task is scored on."""
+    counts = sorted(set(rows.values()))
+    if not counts:
+        return ""
+    if len(counts) == 1:
+        return f"Each task is scored on {counts[0]:,} rows."
+    if len(rows) > _WIDE:
+        return f"Tasks are scored on {counts[0]:,} to {counts[-1]:,} rows each."
+    return f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
 
 
 def _task_headers(comparison: Comparison) -> list[str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from forgetfree.results.rendering import NULL
 from forgetfree.results.schema import check_run
 from forgetfree.results.stored import find_results, read_stored, to_csv
 
-__all__ = ["Comparison", "StrategyRuns", "load_run_results", "merge", "one_file", "with_timings"]
+__all__ = ["Comparison", "StrategyRuns", "kept_bytes", "load_run_results", "merge", "one_file", "with_timings"]
 
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
@@ -51,7 +51,8 @@ class Comparison:
         metric: what is measured on each task, `accuracy` or `f1`.
         settings: what the results say of the set-up, for display, e.g. `{"model": "minilm", "shots": 16}`.
         constant: per task, the best score of a constant answer; None where the results do not say it.
-        strategies: one entry per row, in the order first seen.
+        test_rows: per task, how many rows are scored; empty where the results do not say it.
+        strategies: one entry per row, in the order first seen. Each run says under `source` where it was read.
         unfinished: runs cut short, as in results.json, each with its `source`.
         failed: runs that could not go on, likewise.
         sources: the directories read.
@@ -62,6 +63,7 @@ class Comparison:
     metric: tuple[str, ...]
     settings: Json
     constant: tuple[float, ...] | None
+    test_rows: Mapping[str, int]
     strategies: tuple[StrategyRuns, ...]
     unfinished: tuple[Json, ...]
     failed: tuple[Json, ...]
@@ -147,10 +149,11 @@ def merge(results: Sequence[Json]) -> Comparison:
         metric=tuple(metric[0]) if metric else ("accuracy",) * len(first["tasks"]),
         settings=_settings(first),
         constant=next((tuple(result["floors"]["constant"]) for result in results if result.get("floors")), None),
+        test_rows=first["data"].get("test_rows", {}),
         strategies=tuple(
             StrategyRuns(
                 label=_label(strategy, json.loads(options), [json.loads(other) for other in variants]),
-                runs=tuple(seeds[seed][0] for seed in sorted(seeds)),
+                runs=tuple({**seeds[seed][0], "source": seeds[seed][1]} for seed in sorted(seeds)),
             )
             for strategy, variants in found.items()
             for options, seeds in variants.items()
@@ -182,6 +185,12 @@ def one_file(results: Sequence[Json]) -> str:
             "Write a file for each."
         )
     return to_csv({**results[0], "runs": [run for entry in strategies for run in entry.runs]})
+
+
+def kept_bytes(run: Json) -> list[int]:
+    """Return the bytes kept beside the pre-trained model after each task; of older results, those of the ledger at the end."""
+    kept: list[int] = run.get("kept_bytes") or ([run["ledger"]["bytes"]] if run["ledger"] else [])
+    return kept
 
 
 # ---- merging --------------------------------------------------------------------------------------------

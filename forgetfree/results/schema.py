@@ -72,12 +72,20 @@ class _Summary(_Part):
     ece: float | None
 
 
+class _Place(_Part):
+    layer: str
+    kind: str
+    entries: Annotated[int, Field(ge=1)]
+    owned: Amounts
+
+
 class _Ledger(_Part):
     tasks: Annotated[list[str], _that(lambda v, c: v == c["tasks"], "the tasks of the stream, {tasks}")]
     region_size: Amounts
     owned_size: Amounts
     bytes: Annotated[int, Field(ge=0)]
     overlap: Overlap
+    places: list[_Place] | None = None
 
 
 class _Union(_Part):

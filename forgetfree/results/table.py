@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from forgetfree.files import StrPath
 from forgetfree.json_file import check_fields, read_json
 from forgetfree.results import metrics
 from forgetfree.results.graft_report import lay_out_graft, load_graft_results
+from forgetfree.results.intervals import student
 from forgetfree.results.kept import Kept
 from forgetfree.results.rendering import Page, notebook_html, render_page
 from forgetfree.results.reports import lay_out
@@ -379,15 +379,9 @@ class Results:
 
 def _compared(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> dict[str, Any]:
     """Compare numbers paired by seed, see `Results.compare`."""
-    from scipy.stats import t
-
-    pairs = a - b
-    n, difference = len(pairs), float(pairs.mean())
-    spread = float(np.ptp(pairs)) > 1e-12  # equal differences of decimals differ in their last bits
-    half = float(t.ppf(0.975, n - 1) * pairs.std(ddof=1) / math.sqrt(n)) if spread else math.nan
-    low, high = difference - half, difference + half
+    difference, low, high = student(a - b)
     verdict = "higher" if low > 0 else "lower" if high < 0 else "undecided"
     return {
         **{"a": float(a.mean()), "b": float(b.mean()), "difference": difference, "low": low, "high": high},
-        **{"pairs": n, "verdict": verdict},
+        **{"pairs": len(a), "verdict": verdict},
     }

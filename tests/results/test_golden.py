@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,10 @@ def test_an_older_directory_is_reported_as_it_was(
 ) -> None:
     monkeypatch.chdir(GOLDEN)  # reports name the directories that they were given
     assert main(["report", report.parts[0], "--format", FORMATS[report.suffix]]) == 0
-    assert capsys.readouterr().out.rstrip("\n") == (GOLDEN / report).read_text(encoding="utf-8").rstrip("\n")
+    printed = re.sub(
+        r"<svg.*?</svg>", "<svg></svg>", capsys.readouterr().out, flags=re.S
+    )  # matplotlib's, as its version draws
+    assert printed.rstrip("\n") == (GOLDEN / report).read_text(encoding="utf-8").rstrip("\n")
 
 
 def test_every_command_has_one() -> None:

@@ -1,0 +1,110 @@
+"""The outcome of a comparison in a few sentences, with nothing that the runs do not show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from forgetfree.results.intervals import student
+from forgetfree.results.metrics import average_accuracy, forgetting
+from forgetfree.results.rendering import percent, size
+from forgetfree.results.run_results import Comparison, StrategyRuns, kept_bytes
+
+NAIVE, OURS, REFERENCE = "continual-ft", "grafting-continual", "fine-tune"
+#: They see the data of other tasks at once, or keep a model for each task: nothing to be forgotten, or no stream.
+_REFERENCES = (REFERENCE, "joint", "cumulative")
+
+
+def headline(comparison: Comparison) -> str:
+    """Return what the comparison says of forgetting, of scores at the end, and of what is not known."""
+    if not comparison.strategies:
+        return "No strategy has finished, so there is nothing to compare."
+    return " ".join(_sentences(comparison))
+
+
+def _sentences(comparison: Comparison) -> Iterator[str]:
+    naive = _first(comparison, NAIVE)
+    ours = _first(comparison, OURS) or _best_of_the_others(comparison)
+    if len(comparison.tasks) == 1:
+        yield "The stream has one task, so nothing can be forgotten."
+    else:
+        parts = [_lost(entry) for entry in (naive, ours) if entry]
+        if parts:
+            yield f"{_capital(', '.join(parts))}{_price(ours, len(comparison.tasks))}."
+        if ours and not naive:
+            yield f"{NAIVE} is not among the strategies: what naive training would have lost is not known."
+    if naive and ours:
+        yield _difference(ours, naive)
+    constant = (
+        comparison.constant and f"a constant answer scores {percent(float(np.mean(comparison.constant)))} % on average"
+    )
+    if reference := _first(comparison, REFERENCE):
+        score = f"A model for each task ({reference.label}) scores {percent(_average(reference))} % on average"
+        yield f"{score}; {constant}." if constant else f"{score}."
+    elif constant:
+        yield f"{_capital(constant)}."
+
+
+def _first(comparison: Comparison, strategy: str) -> StrategyRuns | None:
+    """Return the first row of a strategy; where it has several, its label says which it is."""
+    return next((entry for entry in comparison.strategies if entry.runs[0]["strategy"] == strategy), None)
+
+
+def _best_of_the_others(comparison: Comparison) -> StrategyRuns | None:
+    others = [e for e in comparison.strategies if e.runs[0]["strategy"] not in (NAIVE, *_REFERENCES)]
+    return max(others, key=_average, default=None)
+
+
+def _lost(entry: StrategyRuns) -> str:
+    """Say how many points a strategy lost on average, and how sure that is."""
+    values = [forgetting(run["matrix"]) for run in entry.runs]
+    mean, low, high = student(values)
+    name = f"naive fine-tuning ({entry.label})" if entry.runs[0]["strategy"] == NAIVE else entry.label
+    lost = f"{name} {'gained' if percent(mean).startswith('-') else 'lost'} {_points(abs(mean))} on average"
+    if not any(values):
+        return f"{lost}{', with every seed' if len(values) > 1 else ''}"
+    if len(values) == 1:
+        return f"{lost} (one seed)"
+    if math.isnan(low):
+        return f"{lost} (with each of {len(values)} seeds)"
+    undecided = ": undecided whether it forgot" if low <= 0 <= high else ""
+    return f"{lost} (95 % interval of the loss {percent(low)} to {percent(high)} over {len(values)} seeds{undecided})"
+
+
+def _price(entry: StrategyRuns | None, tasks: int) -> str:
+    """Say what the strategy named last keeps per task."""
+    kept = [kept_bytes(run) for run in entry.runs] if entry else []
+    return f", at {size(float(np.mean([each[-1] for each in kept])) / tasks)} a task" if kept and all(kept) else ""
+
+
+def _difference(ours: StrategyRuns, naive: StrategyRuns) -> str:
+    """Compare the averages at the end, in pairs of the same seed."""
+    scores = f"At the end {ours.label} scores {percent(_average(ours))} % on average, {naive.label} "
+    scores += f"{percent(_average(naive))} %"
+    other = {run["seed"]: average_accuracy(run["matrix"]) for run in naive.runs}
+    pairs = [average_accuracy(run["matrix"]) - other[run["seed"]] for run in ours.runs if run["seed"] in other]
+    if not pairs:
+        return f"{scores}; they have no seed in common."
+    mean, low, high = student(pairs)
+    if len(pairs) == 1:
+        return f"{scores}: one seed in common, so what other seeds would give is not known."
+    if math.isnan(low):
+        return f"{scores}, with the same difference for each of {len(pairs)} seeds."
+    verdict = "undecided" if low <= 0 <= high else "higher" if mean > 0 else "lower"
+    interval = f"95 % interval of the difference {percent(low)} to {percent(high)} points over {len(pairs)} seeds"
+    return f"{scores}: {verdict} ({interval})."
+
+
+def _average(entry: StrategyRuns) -> float:
+    return float(np.mean([average_accuracy(run["matrix"]) for run in entry.runs]))
+
+
+def _points(fraction: float) -> str:
+    text = percent(fraction)
+    return f"{text} point{'' if text == '1.0' else 's'}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,27 @@
+"""What the columns of a report mean, in one line each."""
+
+from __future__ import annotations
+
+MEANINGS = {
+    "a task": "the score on its test rows after the last task; accuracy, or F1 of label 1 where it says so",
+    "average": "the mean of the tasks' scores: each counts the same",
+    "forgetting": "how far a task is below its best score since it was learned; the mean over all tasks but the last",
+    "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",
+    "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
+    "a constant answer": "the best score that the same answer to every row has: what knows a task is above it",
+    "bold": "the best of a column of strategies",
+    "FWT": "forward transfer: the score of a task just before it is learned, minus that before training",
+    "intransigence": "how far a task is below the model fine-tuned on it alone, right after learning",
+    "forgetting of a task": "its best score since it was learned, minus its score at the end",
+    "ECE of a task": "its expected calibration error after the last task",
+    "agreement": "on how many test rows the answer is that of the model fine-tuned on the task alone",
+    "(s)": "seconds of all tasks; a fine-tuned model that strategies share counts for the first that made it",
+    "kept": "bytes beside the pre-trained model that answer for all tasks and let the next be learned",
+    "of its region not owned before": "the share of the region that no earlier task owns",
+    "region": "entries of the model that hold the task's skill",
+    "owned": "those that no earlier task owns: the ones that this task trained",
+    "overlap": "the share of the column's region that lies in the row's",
+    "largest overlap": "the largest share of the region that lies in the region of one earlier task",
+    "lost": "its best score since it was learned, minus its score at the end",
+    "once learned": "the score right after the task was learned",
+}

@@ -1,0 +1,342 @@
+"""The figures of a run: small panels that stand beside each other on a wide page and below each other on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forgetfree.results.inline import FAINT, LINES, Picture, canvas, picture, styles
+from forgetfree.results.intervals import student
+from forgetfree.results.metrics import forgetting, reliability
+from forgetfree.results.panels import NAMED, key_to, scale_of_costs, shaded, short
+from forgetfree.results.rendering import percent, size
+from forgetfree.results.run_results import Comparison, StrategyRuns, kept_bytes
+from forgetfree.results.unit_files import answers_of, losses_of
+
+Json = dict[str, Any]
+Floats = npt.NDArray[np.float64]
+_PHASES = {"fine_tune": "fine-tuning", "localize": "localizing", "train": "training", "evaluate": "evaluating"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures on one question.
+
+    Attributes:
+        key: its anchor.
+        title: its heading.
+        text: how to read them.
+        pictures: in the order in which they are read; the first may be a key to the lines.
+    """
+
+    key: str
+    title: str
+    text: str
+    pictures: Sequence[Picture]
+
+
+def sections_of(comparison: Comparison) -> list[Section]:
+    """Return the figures of a comparison; a section without any is left out."""
+    if not comparison.strategies:
+        return []
+    found = (
+        *(_forgetting(comparison), _costs(comparison), _matrices(comparison), _curves(comparison)),
+        *(_calibration(comparison), _places(comparison), _overlaps(comparison), _losses(comparison)),
+    )
+    return [section for section in found if section.pictures]
+
+
+# ---- over the stream --------------------------------------------------------------------------------------
+
+
+def _matrices(comparison: Comparison) -> Section:
+    tasks = _names(comparison.tasks)
+    pictures = []
+    for entry in comparison.strategies:
+        mean = np.mean([_matrix(run) for run in entry.runs], axis=0)
+        lost = f"{percent(float(np.nanmean(mean[-1])))} % on average after the last task"
+        pictures.append(
+            shaded(100 * mean, entry.label, lost, ("before", *tasks), tasks, "after", "score on", (0, 100), "{:.0f}")
+        )
+    text = "A column is a task, a row is what was learned last. Read a column downwards: it lights up when the task is learned"
+    text += f", and darkens where it is forgotten. Scores in %, {_seeds(comparison)}{_rows(comparison)}."
+    return Section("matrix", "Scores after each task", text, pictures)
+
+
+def _curves(comparison: Comparison) -> Section:
+    entries, tasks = comparison.strategies, comparison.tasks
+    matrices = [np.array([100 * _matrix(run) for run in entry.runs]) for entry in entries]
+    panels: list[tuple[str, Callable[[Floats], Floats], float | None]]
+    if len(tasks) <= NAMED:
+        floors: Sequence[float | None] = comparison.constant or [None] * len(tasks)
+        panels = [
+            (task, lambda runs, i=i: runs[:, :, i], floor and 100 * floor)  # type: ignore[misc]
+            for i, (task, floor) in enumerate(zip(tasks, floors, strict=True))
+        ]
+        text = "A panel is a task: its score before training and after each task of the stream"
+    else:
+        panels = [(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], None), ("tasks so far", _so_far, None)]
+        text = "The first task, and the mean of all tasks learned so far, after each task of the stream"
+    pictures = [key_to([entry.label for entry in entries])]
+    for number, (task, values, floor) in enumerate(panels):
+        with canvas() as ax:
+            for runs, style in zip(matrices, styles(len(entries)), strict=True):
+                scores = values(runs)
+                x = np.arange(scores.shape[1])
+                if len(runs) > 1 and len(entries) <= len(LINES):
+                    ax.fill_between(x, scores.min(0), scores.max(0), color=style["color"], alpha=0.15, linewidth=0)
+                ax.plot(x, scores.mean(0), **style | ({} if len(tasks) <= NAMED else {"marker": ""}))
+            if floor is not None:
+                ax.axhline(floor, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+            if len(tasks) <= NAMED:
+                ax.axvline(number + 1, color=FAINT, linewidth=0.8)
+                ax.set_xticks(range(len(tasks) + 1), ["before", *_names(tasks)], rotation=30, ha="right")
+            else:
+                ax.set_xlabel("tasks learned")
+            ax.set_ylabel("score (%)")
+        ends = (f"{e.label} {percent(values(m)[:, -1].mean() / 100)} %" for e, m in zip(entries, matrices, strict=True))
+        pictures.append(picture(ax, task, f"at the end {', '.join(ends)}"))
+    text += f". Mean over seeds; shaded: from the worst to the best seed; {_seeds(comparison)}{_rows(comparison)}."
+    text += " Upright line: here the task is learned." * (len(tasks) <= NAMED)
+    text += " Dotted: a constant answer." * (comparison.constant is not None and len(tasks) <= NAMED)
+    return Section("curves", "Tasks over the stream", text, pictures)
+
+
+def _so_far(runs: Floats) -> Floats:
+    """Return the mean over the tasks learned so far, per run and stage; before the first it is unknown."""
+    means = [np.full(len(runs), np.nan), *(runs[:, stage, :stage].mean(1) for stage in range(1, runs.shape[1]))]
+    return np.stack(means, axis=1)
+
+
+# ---- at the end -------------------------------------------------------------------------------------------
+
+
+def _forgetting(comparison: Comparison) -> Section:
+    entries = comparison.strategies
+    pictures, many = [], any(len(entry.runs) > 1 for entry in entries)
+    if len(comparison.tasks) > 1:
+        with canvas(height=0.9 + 0.24 * len(entries)) as ax:
+            says = []
+            for place, (entry, style) in enumerate(zip(entries, styles(len(entries)), strict=True)):
+                values = [100 * forgetting(run["matrix"]) for run in entry.runs]
+                mean, low, high = student(values)
+                ax.plot([low, high], [place, place], color=style["color"], solid_capstyle="butt")  # NaN draws nothing
+                ax.plot(values, [place] * len(values), "|", color=style["color"], markersize=9)
+                ax.plot(mean, place, marker=style["marker"], color=style["color"])
+                says.append(f"{entry.label} {percent(mean / 100)}")
+            ax.axvline(0, color=FAINT, linewidth=1)
+            ax.set_yticks(range(len(entries)), [short(f"{e.label}, n={len(e.runs)}", 30) for e in entries])
+            ax.set_ylim(len(entries) - 0.4, -0.6)
+            ax.set_xlabel("forgetting (points)")
+        pictures.append(picture(ax, "Forgetting at the end", ", ".join(says)))
+    text = "How far tasks are below their best score since they were learned; the mean over all tasks but the last. "
+    if many:
+        text += "Mark: mean over n seeds. Bar: Student's 95 % interval for other seeds on the same test rows and tasks; none "
+        text += "where all seeds agree. Strokes: the seeds"
+    else:
+        text += "One seed: there is no interval, and how far another seed would differ is not known"
+    return Section("forgetting", "Forgetting", f"{text}{_rows(comparison)}.", pictures)
+
+
+def _costs(comparison: Comparison) -> Section:
+    entries, tasks = comparison.strategies, len(comparison.tasks)
+    costs: list[tuple[str, str, Callable[[float], str], Callable[[Json], float]]] = [
+        (
+            "Score against time",
+            "seconds of all phases",
+            lambda x: f"{x:,.0f}",
+            lambda run: sum(run["seconds"].values()),
+        ),
+        ("Score against memory", "kept per task", size, lambda run: (kept_bytes(run) or [0])[-1] / tasks),
+    ]
+    pictures = []
+    for title, label, show, cost in costs:
+        with canvas() as ax:
+            says, found = [], []
+            for entry, style in zip(entries, styles(len(entries)), strict=True):
+                ends = np.array([100 * _matrix(run)[-1].mean() for run in entry.runs])
+                x = float(np.mean([cost(run) for run in entry.runs]))
+                if x <= 0:
+                    continue
+                ax.plot([x, x], [ends.min(), ends.max()], color=style["color"], linewidth=1)
+                ax.plot(x, ends.mean(), marker=style["marker"], color=style["color"], markersize=7)
+                found.append(x)
+                says.append(f"{entry.label} {percent(ends.mean() / 100)} % at {show(x)}")
+            if comparison.constant:
+                ax.axhline(100 * float(np.mean(comparison.constant)), color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+            ax.margins(0.12)
+            ax.set(xlabel=label, ylabel="average score (%)")
+            if found:
+                scale_of_costs(ax, found, show)
+        if says:
+            pictures.append(picture(ax, title, ", ".join(says)))
+    text = (
+        "Average over tasks after the last one, against what it cost: better is up and to the left. Strokes: from the "
+    )
+    text += f"worst to the best seed; {_seeds(comparison)}{_rows(comparison)}. Seconds are those of one machine, and a "
+    text += "fine-tuned model that strategies share counts for the first that made it."
+    text += " Dotted: a constant answer." * (comparison.constant is not None)
+    return Section(
+        "cost", "Scores against cost", text, [key_to([entry.label for entry in entries]), *pictures] if pictures else []
+    )
+
+
+def _calibration(comparison: Comparison) -> Section:
+    pictures, total = [], 0
+    for entry in comparison.strategies:
+        answers = [answers_of(run, comparison.tasks) for run in entry.runs]
+        if not all(answers):
+            continue
+        bins = [reliability(each.logits, each.labels) for found in answers for each in found.values()]
+        counts = np.sum([each.counts for each in bins], axis=0)
+        hits, sure = (
+            np.sum([np.nan_to_num(getattr(each, of)) * each.counts for each in bins], axis=0)
+            for of in ("accuracy", "confidence")
+        )
+        held = counts > 0
+        ece = float(np.mean([run["ece"][-1] for run in entry.runs]))
+        with canvas(height=2.9) as ax:
+            ax.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+            x, y = 100 * sure[held] / counts[held], 100 * hits[held] / counts[held]
+            ax.plot(x, y, color=LINES[0], linewidth=1)
+            ax.scatter(x, y, s=12 + 150 * counts[held] / counts.sum(), color=LINES[0], alpha=0.75, linewidth=0)
+            ax.set(xlim=(0, 102), ylim=(0, 102), xlabel="confidence (%)", ylabel="accuracy (%)")
+        total = int(counts.sum())
+        pictures.append(
+            picture(
+                ax, entry.label, f"mean ECE {percent(ece)} points", f"n = {total:,} answers; mean ECE {percent(ece)}"
+            )
+        )
+    text = "What confidence is worth: answers of all tasks and seeds after the last task, in 15 bins of confidence. On the "
+    text += "dotted line, a model is right as often as it says; below it, it is too sure. The larger a mark, the more "
+    text += "answers it holds."
+    return Section("reliability", "Reliability", text, pictures)
+
+
+# ---- ledgers ----------------------------------------------------------------------------------------------
+
+
+def _with_ledger(comparison: Comparison, *keys: str) -> Iterator[tuple[StrategyRuns, list[Json]]]:
+    for entry in comparison.strategies:
+        if all(run["ledger"] and all(run["ledger"].get(key) for key in keys) for run in entry.runs):
+            yield entry, [run["ledger"] for run in entry.runs]
+
+
+def _places(comparison: Comparison) -> Section:
+    pictures = []
+    for entry, ledgers in _with_ledger(comparison, "places"):
+        layers = list(dict.fromkeys(place["layer"] for place in ledgers[0]["places"]))
+        kinds = list(dict.fromkeys(place["kind"] for place in ledgers[0]["places"]))
+        share = np.full((len(layers), len(kinds)), np.nan)
+        of_layer = np.zeros((len(layers), len(comparison.tasks)))
+        for place in (place for ledger in ledgers for place in ledger["places"]):
+            row, column = layers.index(place["layer"]), kinds.index(place["kind"])
+            part = 100 * sum(place["owned"]) / place["entries"] / len(ledgers)
+            share[row, column] = np.nan_to_num(share[row, column]) + part
+            of_layer[row] += np.array(place["owned"]) / len(ledgers)
+        of_layer *= 100 / np.maximum(of_layer.sum(0), 1)
+        most = np.unravel_index(np.nanargmax(share), share.shape)
+        says = f"most, {share[most]:.2g} % of the entries, in {layers[most[0]]}, {kinds[most[1]]}"
+        top = float(np.nanmax(share)) or 1.0
+        pictures.append(
+            shaded(
+                *(share, f"{entry.label}: owned by any task", says, layers, kinds, "layer", "", (0, top), ""),
+                caption=f"Share of a place's entries that some task owns, from 0 to {top:.2g} %.",
+            )
+        )
+        if len(comparison.tasks) > 1:
+            top = float(of_layer.max()) or 1.0
+            says = f"in % of what the task owns, at most {top:.0f} % in one layer"
+            names = _names(comparison.tasks)
+            pictures.append(
+                shaded(
+                    *(of_layer, f"{entry.label}: by task", says, layers, names, "layer", "owner", (0, top), "{:.0f}"),
+                    caption="Where in the model a task's own entries lie, in % of them.",
+                )
+            )
+    text = f"Which entries of the model the tasks own, by layer and kind of parameter; {_seeds(comparison)}."
+    return Section("ownership", "Who owns what", text, pictures)
+
+
+def _overlaps(comparison: Comparison) -> Section:
+    pictures, names = [], _names(comparison.tasks)
+    for entry, ledgers in _with_ledger(comparison, "overlap") if len(names) > 1 else ():
+        mean = 100 * np.mean([ledger["overlap"] for ledger in ledgers], axis=0)
+        np.fill_diagonal(mean, np.nan)
+        most = float(np.nanmax(mean)) or 1.0
+        says, top = f"at most {most:.0f} % of a region", most if len(names) > NAMED else 100
+        pictures.append(
+            shaded(mean, entry.label, says, names, names, "in the region of", "share of", (0, top), "{:.0f}")
+        )
+    text = "How much of a column's region lies in the row's, in %. An entry that two regions hold belongs to the earlier task; "
+    text += f"{_seeds(comparison)}."
+    return Section("overlap", "Overlap of regions", text, pictures)
+
+
+# ---- training ---------------------------------------------------------------------------------------------
+
+
+def _losses(comparison: Comparison) -> Section:
+    pictures = []
+    for entry in comparison.strategies:
+        run = entry.runs[0]
+        steps = losses_of(run)
+        pieces: dict[tuple[str, str], list[Json]] = {}
+        for step in steps:
+            pieces.setdefault((step["task"], step["phase"]), []).append(step)
+        if not pieces:
+            continue
+        colours = dict(zip(_PHASES, LINES, strict=False))
+        with canvas() as ax:
+            x, named, task = 0.0, set[str](), ""
+            for (name, phase), those in pieces.items():
+                if name != task:
+                    ax.axvline(x, color=FAINT, linewidth=0.6)
+                    if len(comparison.tasks) <= 5:
+                        ax.text(x, 1, f" {short(name, 12)}", transform=ax.get_xaxis_transform(), va="top", fontsize=8)
+                    task = name
+                label = "_" if phase in named else _PHASES.get(phase, phase)
+                places, losses = [x + step["step"] for step in those], [step["loss"] for step in those]
+                colour = colours.get(phase, LINES[-1])
+                ax.plot(places, losses, color=colour, linewidth=1, label=label, marker="" if len(those) > 1 else ".")
+                named.add(phase)
+                x = places[-1]
+            ax.set(xlabel="steps, task after task", ylabel="loss")
+            ax.margins(y=0.15)
+            ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+            if len(named) > 1:
+                ax.legend(loc="upper right", fontsize=8)
+        last = pieces[next(reversed(pieces))][-1]["loss"]
+        pictures.append(
+            picture(ax, f"{entry.label}, seed {run['seed']}", f"{len(steps)} steps, the last loss {last:.3g}")
+        )
+    return Section("losses", "Losses", "The loss over the steps of training, of the first seed.", pictures)
+
+
+# ---- words ----------------------------------------------------------------------------------------------
+
+
+def _matrix(run: Json) -> Floats:
+    return np.array(run["matrix"], dtype=float)
+
+
+def _names(tasks: Sequence[str]) -> list[str]:
+    return list(tasks) if len(tasks) <= NAMED else [str(number) for number in range(1, len(tasks) + 1)]
+
+
+def _seeds(comparison: Comparison) -> str:
+    counts = {len(entry.runs) for entry in comparison.strategies}
+    if counts == {1}:
+        return "one seed"
+    return f"mean over {counts.pop()} seeds" if len(counts) == 1 else f"mean over {min(counts)} to {max(counts)} seeds"
+
+
+def _rows(comparison: Comparison) -> str:
+    counts = sorted(set(comparison.test_rows.values()))
+    if not counts:
+        return ""
+    return f"; {counts[0]:,}{f' to {counts[-1]:,}' if len(counts) > 1 else ''} test rows a task"

@@ -1,0 +1,73 @@
+"""The page of a run: the outcome in a sentence, figures, tables, and how to repeat it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forgetfree.errors import RunError
+from forgetfree.results.config_file import load_run, located
+from forgetfree.results.inline import style_sheet
+from forgetfree.results.rendering import Page, Table, render_html
+from forgetfree.results.run_figures import sections_of
+from forgetfree.results.run_results import Comparison
+
+
+def render_run_page(comparison: Comparison, page: Page) -> str:
+    """Return the page as HTML.
+
+    Args:
+        comparison: what the figures show.
+        page: its tables.
+    """
+    tables = tuple(table for source in comparison.sources for table in _configuration(Path(source)))
+    page = replace(page, tables=(*page.tables, *tables))
+    return render_html(page, sections_of(comparison), style_sheet())
+
+
+def _configuration(source: Path) -> Iterator[Table]:
+    """Yield a table of what a run was asked for and ran with, where its config.json is there."""
+    directory = source.parent if source.suffix == ".json" else source
+    try:
+        config = load_run(directory)
+    except RunError:
+        return
+    asked: Mapping[str, Any] = config["run"]
+    rows = [("command to repeat it", command_of(asked, directory))]
+    rows += [(key, _text(value)) for key, value in asked.items() if value not in (None, "", [], {})]
+    rows += [(f"version of {name}", str(value)) for name, value in config.get("versions", {}).items()]
+    machine = config.get("machine")
+    rows += [(name, str(value)) for name, value in machine.items()] if isinstance(machine, dict) else []
+    yield Table(f"Configuration of {source}", ("option", "value"), tuple(rows))
+
+
+def command_of(asked: Mapping[str, Any], directory: Path) -> str:
+    """Return the command that repeats a run, from its section of config.json.
+
+    Args:
+        asked: the section.
+        directory: where the config.json lies: places are relative to it.
+    """
+    words = ["forgetfree", "run", asked["stream"]]
+    for key, value in asked.items():
+        flag = f"--{key.replace('_', '-')}"
+        if key == "set":
+            words += [word for name, each in value.items() for word in ("--set", f"{name}={_text(each)}")]
+        elif isinstance(value, list):
+            words += [word for each in value for word in (flag, str(each))]
+        elif key != "stream" and value not in (None, ""):
+            words += [flag, located(value, directory) if key in ("model", "data") else str(value)]
+    return " ".join(map(shlex.quote, [*words, "--out", os.path.join("runs", "again")]))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_text(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

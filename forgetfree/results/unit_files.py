@@ -1,0 +1,50 @@
+"""What lies in the folder of a unit beside its scores, for figures: answers and losses. What is not there is not shown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forgetfree.errors import MetricError
+from forgetfree.results.metrics import Predictions
+
+Json = dict[str, Any]
+
+
+def folder_of(run: Mapping[str, Any]) -> Path:
+    """Return the folder of an entry of ``runs``, which says under ``source`` where it was read."""
+    source = Path(run["source"])
+    return (source.parent if source.suffix == ".json" else source) / str(run["strategy"]) / f"seed-{run['seed']}"
+
+
+def answers_of(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Predictions]:
+    """Return the last answers on every task; nothing where the file is missing, damaged, or not that of these scores."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        held = load_file(folder_of(run) / "predictions.safetensors")
+        found = {task: Predictions(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
+        sound = all(
+            math.isclose(found[task].ece, expected, abs_tol=1e-6)
+            for task, expected in zip(tasks, run["ece"][-1], strict=True)
+        )
+    except (OSError, KeyError, ValueError, IndexError, SafetensorError, MetricError):
+        return {}
+    return found if sound else {}
+
+
+def losses_of(run: Mapping[str, Any]) -> list[Json]:
+    """Return the logged steps of a unit (``task``, ``phase``, ``step``, ``loss``); none where the file is damaged."""
+    try:
+        lines = (folder_of(run) / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        steps = [json.loads(line) for line in lines]
+        sound = all(
+            math.isfinite(each["loss"]) and each["step"] >= 0 and {"task", "phase"} <= each.keys() for each in steps
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+    return steps if sound else []
