@@ -45,4 +45,4 @@ def _show(results: dict[str, Any], out: Path) -> None:
 
     if results["runs"]:
         print(render(merge([results]), "rich"))
-        print(escaped(f"Report: {out / 'report.md'}"))
+        print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (tables)"))

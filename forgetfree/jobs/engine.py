@@ -4,6 +4,7 @@ OUT/config.json     what was asked for and found, and all that is needed to repe
 OUT/…/unit.json     one folder for each unit, see `forgetfree.jobs.unit`
 OUT/results.json    made from the units, whenever one has ended
 OUT/report.md       the tables
+OUT/report.html     of a run, figures and tables: made when it ends, however it ends
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Job(ABC, Generic[Config]):
     @classmethod
     @abstractmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
-        """Write report.md, if anything is measured; figures only where the job has ended."""
+        """Write report.md, if anything is measured; figures only where nothing more is run."""
 
     # -- What the engine does --------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class Job(ABC, Generic[Config]):
                     assemble(self.out)
         except BaseException as error:
             with suppress(Exception):  # what is cut short stands in the results, too
-                assemble(self.out)
+                assemble(self.out, ended=True)
             if isinstance(error, BrokenProcessPool):
                 raise RunError(
                     "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "
@@ -232,7 +233,7 @@ def assemble(out: Path, ended: bool = False) -> Json:
 
     Args:
         out: what a job wrote.
-        ended: draw figures, too.
+        ended: nothing more is run now: draw figures, too.
 
     Raises:
         RunError: there is no config.json of a job, or it is damaged.

@@ -1,6 +1,6 @@
 """One run of the command line: a stream, some strategies, some seeds. A unit is one strategy with one seed.
 
-OUT/report.md                         the tables
+OUT/report.md, OUT/report.html        the tables; the page: figures and tables
 OUT/fine-tuned/                       each task's fine-tuned model, shared by the strategies
 OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetensors, predictions.safetensors (the last
                                       row's logits and labels on every task's test rows), seconds-per-task.json
@@ -278,7 +278,7 @@ class RunJob(Job[RunConfig]):
 
     @classmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
-        """Write the tables."""
+        """Write the tables, and the page with figures."""
         comparison = merge([with_timings(results, out) | {"source": str(out)}])
         if results["runs"]:
             write_atomically(out / "report.md", render(comparison, "markdown"))

@@ -113,7 +113,7 @@ def _inlined(svg: str, name: str) -> str:
     for variable, (light, _) in COLOURS.items():
         svg = re.sub(light, f"var(--{variable})", svg, flags=re.I)
     used = set(re.findall(r"(?:url\(#|href=\"#)([\w-]+)", svg))
-    svg = re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else "", svg)
+    svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
     svg = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), svg)
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert box is not None

@@ -58,11 +58,16 @@ def shaded(
     """
     low, high = limits
     written = bool(digits) and len(columns) <= NAMED
-    with canvas(height=1.1 + 0.2 * min(len(rows), 13)) as ax:
+    places, names = _labels(columns, 16, 28)
+    longest = max(map(len, names))
+    upright = longest * len(names) > 40  # more than fit beside each other
+    with canvas(height=0.9 + 0.2 * min(len(rows), 13) + (0.07 * longest if upright else 0.2)) as ax:
         ax.imshow(values, cmap=SHADES, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
         ax.grid(False)
         ax.spines[:].set_visible(False)
-        _label(ax, rows, columns)
+        ax.set_xticks(places, names, rotation=90 if upright else 0)
+        ax.set_yticks(*_labels(rows, 14, 18))
+        ax.tick_params(length=0)
         ax.set(xlabel=column, ylabel=row)
         for (i, j), value in np.ndenumerate(values) if written else ():
             if not np.isnan(value):
@@ -71,14 +76,10 @@ def shaded(
     return picture(ax, title, says, caption or f"From dark, {low:.0f} %, to light, {high:.3g} %." * (not written))
 
 
-def _label(ax: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Write as many names beside rows and columns as there is room for."""
-    for names, ticks, most in ((rows, ax.set_yticks, 14), (columns, ax.set_xticks, 16)):
-        every = max(1, -(-len(names) // most))
-        ticks(range(0, len(names), every), [short(name, 18) for name in names[::every]])
-    if sum(len(short(name, 18)) for name in columns) > 36:
-        ax.tick_params(axis="x", rotation=90)
-    ax.tick_params(length=0)
+def _labels(names: Sequence[str], most: int, length: int) -> tuple[range, list[str]]:
+    """Return as many places, and the names there, as there is room for."""
+    every = max(1, -(-len(names) // most))
+    return range(0, len(names), every), [short(name, length) for name in names[::every]]
 
 
 def _on(colour: tuple[float, ...]) -> str:
@@ -87,7 +88,7 @@ def _on(colour: tuple[float, ...]) -> str:
     return "#000001" if float(np.dot((0.2126, 0.7152, 0.0722), linear)) > 0.179 else "#fffffe"
 
 
-def key_to(names: Sequence[str]) -> Picture:
+def key_to(names: Sequence[str], where: str) -> Picture:
     """Return what tells the lines apart in the panels beside it."""
     with canvas(height=0.25 + 0.2 * len(names)) as ax:
         ax.set_axis_off()
@@ -95,7 +96,7 @@ def key_to(names: Sequence[str]) -> Picture:
             ax.plot([0, 1], [place, place], **style)
             ax.text(1.4, place, short(name, 44), va="center", color=TEXT)
         ax.set(xlim=(-0.3, 12), ylim=(len(names) - 0.5, -0.5))
-    return picture(ax, "Strategies", ", ".join(names))
+    return picture(ax, "Strategies", f"{where}: {', '.join(names)}")
 
 
 def short(name: str, most: int) -> str:

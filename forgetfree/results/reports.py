@@ -97,7 +97,7 @@ def lay_out(comparison: Comparison) -> Page:
         table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
     ]
     return Page(
-        title=f"forgetfree: {comparison.stream}",
+        title=f"forgetfree: {_stream(comparison)}",
         notes=tuple(_notes(comparison)),
         tables=(
             *(transposed(table, "task") if wide and table.rows else table for table in by_task),
@@ -291,6 +291,13 @@ def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
 
 def _known(score: float | None) -> float:
     return float("nan") if score is None else score
+
+
+def _stream(comparison: Comparison) -> str:
+    """Return the name of the stream; where it lists many tasks, how many."""
+    tasks = comparison.tasks
+    listed = len(tasks) > _WIDE and "," in comparison.stream
+    return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else comparison.stream
 
 
 def _notes(comparison: Comparison) -> Iterable[str]:

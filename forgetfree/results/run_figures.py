@@ -64,6 +64,7 @@ def _matrices(comparison: Comparison) -> Section:
         )
     text = "A column is a task, a row is what was learned last. Read a column downwards: it lights up when the task is learned"
     text += f", and darkens where it is forgotten. Scores in %, {_seeds(comparison)}{_rows(comparison)}."
+    text += " Tasks are numbered as they stand in the tables." * (len(tasks) > NAMED)
     return Section("matrix", "Scores after each task", text, pictures)
 
 
@@ -81,7 +82,7 @@ def _curves(comparison: Comparison) -> Section:
     else:
         panels = [(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], None), ("tasks so far", _so_far, None)]
         text = "The first task, and the mean of all tasks learned so far, after each task of the stream"
-    pictures = [key_to([entry.label for entry in entries])]
+    pictures = [key_to([entry.label for entry in entries], "scores")]
     for number, (task, values, floor) in enumerate(panels):
         with canvas() as ax:
             for runs, style in zip(matrices, styles(len(entries)), strict=True):
@@ -180,9 +181,8 @@ def _costs(comparison: Comparison) -> Section:
     text += f"worst to the best seed; {_seeds(comparison)}{_rows(comparison)}. Seconds are those of one machine, and a "
     text += "fine-tuned model that strategies share counts for the first that made it."
     text += " Dotted: a constant answer." * (comparison.constant is not None)
-    return Section(
-        "cost", "Scores against cost", text, [key_to([entry.label for entry in entries]), *pictures] if pictures else []
-    )
+    key = [key_to([entry.label for entry in entries], "costs")] if pictures else []
+    return Section("cost", "Scores against cost", text, key + pictures)
 
 
 def _calibration(comparison: Comparison) -> Section:
@@ -255,7 +255,7 @@ def _places(comparison: Comparison) -> Section:
             pictures.append(
                 shaded(
                     *(of_layer, f"{entry.label}: by task", says, layers, names, "layer", "owner", (0, top), "{:.0f}"),
-                    caption="Where in the model a task's own entries lie, in % of them.",
+                    caption=f"Where a task's own entries lie, in % of them: from dark, 0 %, to light, {top:.0f} %.",
                 )
             )
     text = f"Which entries of the model the tasks own, by layer and kind of parameter; {_seeds(comparison)}."
@@ -297,7 +297,8 @@ def _losses(comparison: Comparison) -> Section:
                 if name != task:
                     ax.axvline(x, color=FAINT, linewidth=0.6)
                     if len(comparison.tasks) <= 5:
-                        ax.text(x, 1, f" {short(name, 12)}", transform=ax.get_xaxis_transform(), va="top", fontsize=8)
+                        label = f" {short(name, 36 // len(comparison.tasks))}"
+                        ax.text(x, 1, label, transform=ax.get_xaxis_transform(), va="top", fontsize=8)
                     task = name
                 label = "_" if phase in named else _PHASES.get(phase, phase)
                 places, losses = [x + step["step"] for step in those], [step["loss"] for step in those]
@@ -309,7 +310,7 @@ def _losses(comparison: Comparison) -> Section:
             ax.margins(y=0.15)
             ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
             if len(named) > 1:
-                ax.legend(loc="upper right", fontsize=8)
+                ax.figure.legend(loc="outside upper center", ncols=len(named), fontsize=8)
         last = pieces[next(reversed(pieces))][-1]["loss"]
         pictures.append(
             picture(ax, f"{entry.label}, seed {run['seed']}", f"{len(steps)} steps, the last loss {last:.3g}")

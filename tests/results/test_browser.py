@@ -1,0 +1,172 @@
+"""The page of a run in a real browser: Chromium, as Debian packages it, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported import make_run
+
+from forgetfree.cli import main
+
+pytestmark = pytest.mark.slow
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WIDTHS, SCHEMES = (360, 800, 1400), ("light", "dark")
+
+#: Text whose contrast with what lies behind it is too low (WCAG 2, AA), as [text, ratio].
+#: Digits on shades have a test of their own.
+CONTRAST = """() => {
+  const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = channels(getComputedStyle(e).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  let seen = 0;
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (words.nextNode()) {
+    const element = words.currentNode.parentElement;
+    if (!words.currentNode.textContent.trim() || ["SCRIPT", "STYLE"].includes(element.tagName)) continue;
+    const style = getComputedStyle(element);
+    const colour = channels(element.closest("svg") ? style.fill : style.color);
+    if (["0,0,1", "255,255,254"].includes(colour.slice(0, 3).join())) continue;
+    seen += 1;
+    const pair = [light(colour), light(behind(element))].sort((a, b) => b - a);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < 4.5) low.push([words.currentNode.textContent.trim(), ratio]);
+  }
+  return [seen, low];
+}"""
+#: Labels of a figure that lie over each other, or outside it.
+LABELS = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
+  const frame = svg.getBoundingClientRect();
+  const boxes = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect(), text]);
+  const name = svg.getAttribute("aria-label");
+  const outside = boxes.filter(([, box]) => box.left < frame.left - 2 || box.right > frame.right + 2)
+    .map(([text]) => `${name}: ${text} is outside`);
+  const upright = boxes.filter(([, , text]) => !text.hasAttribute("transform"));
+  const over = upright.flatMap(([text, a], i) => upright.slice(i + 1)
+    .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2)
+    .map(([other]) => `${name}: ${text} lies over ${other}`));
+  return [...outside, ...over];
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install '.[dev]'")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Reports, as the command writes them: of a small run of which a unit failed, and of fifty tasks."""
+    made = {}
+    short = ("qnli", "ag_news", "a task whose name is rather long")
+    failed = [{"strategy": "ewc", "seed": 1, "error": "The loss became nan."}]
+    for name, tasks, more in (("small", short, failed), ("fifty", [f"task{i}" for i in range(50)], [])):
+        loss = {"continual-ft": 0.1, "grafting-continual": 0.0, "ewc": 0.03}
+        run = make_run(tmp_path_factory.mktemp(name) / "run", tasks, loss, failed=more)
+        made[name] = run.parent / "report.html"
+        with pytest.MonkeyPatch.context() as patch, made[name].open("w", encoding="utf-8") as file:
+            patch.setattr("sys.stdout", file)
+            assert main(["report", str(run), "--format", "html"]) == 0
+    return made
+
+
+def opened(browser: Any, path: Path, width: int, scheme: str) -> Any:
+    """The page, on which nothing is said on the console, and for which nothing is fetched."""
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+    page.goto(path.as_uri())
+    page.said = said
+    return page
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["small", "fifty"])
+def test_it_is_legible_at_every_width_in_both_schemes(
+    browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    page = opened(browser, pages[name], width, scheme)
+    page.screenshot(path=pages[name].with_name(f"{width}-{scheme}.png"), full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    seen, low = page.evaluate(CONTRAST)
+    assert seen > 200 and low == []
+    assert page.evaluate(LABELS) == []
+    bright = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert (bright == "rgb(255, 255, 255)") == (scheme == "light")
+    assert page.said == []
+    page.close()
+
+
+def test_everything_has_a_name_and_links_lead_somewhere(browser: Any, pages: dict[str, Path]) -> None:
+    page = opened(browser, pages["small"], 800, "light")
+    assert page.locator("svg").count() > 15
+    assert (
+        page.evaluate("[...document.querySelectorAll('svg')].filter((s) => s.role !== 'img' || !s.ariaLabel).length")
+        == 0
+    )
+    assert (
+        page.evaluate("[...document.querySelectorAll('table')].filter((t) => !t.caption?.textContent.trim()).length")
+        == 0
+    )
+    assert page.evaluate("[...document.querySelectorAll('th')].filter((t) => !t.scope).length") == 0
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids))
+    links = page.evaluate("[...document.querySelectorAll('nav a')].map((a) => a.getAttribute('href'))")
+    assert [link for link in links if link[1:] not in ids] == []
+    assert {"#forgetting", "#cost", "#matrix", "#curves", "#reliability", "#ownership", "#overlap", "#losses"} <= set(
+        links
+    )
+    page.click("nav a[href='#losses']")
+    assert page.evaluate("document.querySelector('#losses').getBoundingClientRect().top") < 100
+    assert page.locator("li.warning").inner_text().startswith("Failed and left out: ewc, seed 1")
+    page.close()
+
+
+def test_a_click_sorts_a_table_by_numbers(browser: Any, pages: dict[str, Path]) -> None:
+    """Bytes as numbers: 27,000 before 40,000,000; and a dash last, both ways."""
+    page = opened(browser, pages["small"], 1400, "light")
+    cost = page.locator("table", has_text="Time per phase")
+    button = cost.get_by_role("button", name="kept (bytes)")
+    first = cost.locator("tbody tr").first
+    button.click()
+    assert first.locator("th").inner_text() == "grafting-continual"
+    assert cost.locator("[aria-sort=ascending]").count() == 1
+    button.click()
+    assert first.locator("th").inner_text() != "grafting-continual"
+    outcome = page.locator("table", has_text="After the last task")
+    for _ in range(2):
+        outcome.get_by_role("button", name="forgetting").click()
+        assert outcome.locator("tbody tr").last.locator("th").inner_text() == "a constant answer"
+    page.close()
+
+
+def test_it_prints(browser: Any, pages: dict[str, Path]) -> None:
+    """On white, whatever the screen's scheme, without what can only be clicked."""
+    page = opened(browser, pages["small"], 800, "dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator("nav").is_visible()
+    assert page.evaluate(CONTRAST)[1] == []
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    page.close()
