@@ -21,7 +21,7 @@ def answers(score: float, labels: int, rng: np.random.Generator) -> Predictions:
     truth = rng.integers(labels, size=ROWS)
     logits = rng.normal(size=(ROWS, labels)).astype(np.float32)
     right = rng.random(ROWS) < score
-    logits[np.arange(ROWS)[right], truth[right]] = logits[right].max(1) + 1
+    logits[np.arange(ROWS), truth] = np.where(right, logits.max(1) + 1, logits.min(1) - 1)
     return Predictions(logits, truth)
 
 
@@ -94,8 +94,8 @@ def make_run(
             "name": task,
             "kind": "single",
             "labels": ["no", "yes"],
-            "label_words": None,
-            "template": None,
+            "label_words": [],
+            "template": "",
             "metric": "accuracy",
         }
         for task in tasks

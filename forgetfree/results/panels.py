@@ -58,7 +58,7 @@ def shaded(
     """
     low, high = limits
     written = bool(digits) and len(columns) <= NAMED
-    places, names = _labels(columns, 16, 28)
+    places, names = _labels(columns, 16, 18 if digits else 28)
     longest = max(map(len, names))
     upright = longest * len(names) > 40  # more than fit beside each other
     with canvas(height=0.9 + 0.2 * min(len(rows), 13) + (0.07 * longest if upright else 0.2)) as ax:

@@ -1,0 +1,266 @@
+"""The page of a run without a browser: its sentence, its figures, its tables, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from handmade import results_of, run_of, write
+from matplotlib import colormaps
+from reported import make_run
+
+from forgetfree.results.headline import headline
+from forgetfree.results.inline import COLOURS, SHADES
+from forgetfree.results.intervals import student
+from forgetfree.results.panels import _on
+from forgetfree.results.rendering import Page, Table, render_page, tables_html, transposed, with_best
+from forgetfree.results.reports import lay_out, render
+from forgetfree.results.run_page import command_of
+from forgetfree.results.run_results import Comparison, load_run_results, merge
+
+
+def compared(*runs: Any, **more: Any) -> Comparison:
+    return merge([results_of(*runs, **more)])
+
+
+# ---- the sentence -----------------------------------------------------------------------------------------
+
+
+def test_the_sentence_says_what_each_lost_and_at_what_price() -> None:
+    """Naive: 80 − 60 = 20 points with one seed. Grafting loses nothing and keeps 12,000 bytes for two tasks: 6 kB each."""
+    naive = run_of("continual-ft", 0, [0.6, 0.7])
+    ours = run_of("grafting-continual", 0, [0.8, 0.7], kept_bytes=[7_000, 12_000])
+    text = headline(compared(naive, ours, floors={"constant": [0.5, 0.6]}))
+    assert text == (
+        "Naive fine-tuning (continual-ft) lost 20.0 points on average (one seed), grafting-continual lost 0.0 points on "
+        "average, at 6 kB a task. At the end grafting-continual scores 75.0 % on average, continual-ft 65.0 %: one seed in "
+        "common, so what other seeds would give is not known. A constant answer scores 55.0 % on average."
+    )
+
+
+def test_the_sentence_has_the_interval_over_seeds() -> None:
+    """Losses of 20 and 10: 15 ± t(0.975, 1) · 7.07 / √2 = 15 ± 12.706 · 5 = −48.5 to 78.5. Nothing is decided by two seeds."""
+    runs = [run_of("continual-ft", seed, [last, 0.7]) for seed, last in enumerate((0.6, 0.7))]
+    text = headline(compared(*runs, *(run_of("grafting-continual", seed, [0.8, 0.7]) for seed in (0, 1))))
+    loss = "lost 15.0 points on average (95 % interval of the loss -48.5 to 78.5 over 2 seeds: undecided whether it forgot)"
+    assert loss in text
+    assert "grafting-continual lost 0.0 points on average, with every seed." in text  # and no price, which is not known
+    assert ": undecided (95 % interval of the difference -24.3 to 39.3 points over 2 seeds)." in text
+    mean, low, high = student([0.2, 0.1])
+    assert (round(mean, 3), round(low, 3), round(high, 3)) == (0.15, -0.485, 0.785)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([], "No strategy has finished, so there is nothing to compare."),
+        ([("fine-tune", [0.8, 0.7])], "A model for each task (fine-tune) scores 75.0 % on average."),
+        (
+            [("mine", [0.7, 0.7])],
+            "Mine lost 10.0 points on average (one seed). continual-ft is not among the strategies: what naive training would "
+            "have lost is not known.",
+        ),
+        ([("continual-ft", [0.9, 0.7])], "Naive fine-tuning (continual-ft) gained 10.0 points on average (one seed)."),
+    ],
+)
+def test_the_sentence_says_only_what_was_run(runs: list[tuple[str, list[float]]], expected: str) -> None:
+    assert headline(compared(*(run_of(name, 0, last) for name, last in runs))) == expected
+
+
+# ---- the best of a column -----------------------------------------------------------------------------------
+
+
+def test_the_best_are_marked_by_their_column_s_sense_and_ties_as_shown() -> None:
+    table = Table(
+        "t",
+        ("strategy", "score", "forgetting", "seconds", "same", "bytes"),
+        (
+            ("a", "60.0 (1.0)", "-1.0", "3", "1.0", "1,000"),
+            ("b", "60.0 (9.9)", "0.0", "2", "1.0", "999"),
+            ("c", "9.5", "2.0", "—", "1.0", "—"),
+        ),
+    )
+    best = with_best(table, [1, -1, 0, 1, -1]).best
+    assert set(best) == {(0, 1), (1, 1), (0, 2), (1, 5)}
+    turned = transposed(with_best(table, [1, -1, 0, 1, -1]), "what")
+    assert turned.header == ("what", "a", "b", "c") and turned.rows[1] == ("forgetting", "-1.0", "0.0", "2.0")
+    assert {(turned.rows[row][0], turned.header[column]) for row, column in turned.best} == {
+        *(("score", "a"), ("score", "b"), ("forgetting", "a"), ("bytes", "b")),
+    }
+
+
+def test_the_best_are_bold_in_every_format_that_has_bold() -> None:
+    page = lay_out(compared(run_of("a", 0, [0.6, 0.7]), run_of("b", 0, [0.8, 0.7])))
+    assert "| b | **80.0** | 70.0 | **75.0** | **0.0** | **0.0** | 20.0 |" in render_page(page, "markdown")
+    assert r"b & \textbf{80.0} & 70.0 & \textbf{75.0} & \textbf{0.0} & \textbf{0.0} & 20.0 \\" in render_page(
+        page, "latex"
+    )
+    assert "<td><strong>80.0</strong></td><td>70.0</td><td><strong>75.0</strong></td>" in tables_html(page)
+    assert "*" not in render_page(page, "rich")
+
+
+def test_every_column_has_a_legend() -> None:
+    page = lay_out(compared(run_of("a", 0, [0.6, 0.7], agreement=[0.5, 0.5]), floors={"constant": [0.5, 0.5]}))
+    text = render_page(page, "markdown")
+    for name in (
+        "a task",
+        "average",
+        "forgetting",
+        "BWT",
+        "ECE",
+        "a constant answer",
+        "FWT",
+        "intransigence",
+        "agreement",
+    ):
+        assert f"\n- {name}: " in text, name
+
+
+# ---- fifty tasks --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fifty") / "run"
+    return make_run(out, [f"task{i}" for i in range(50)], {"continual-ft": 0.1, "grafting-continual": 0.0})
+
+
+def test_fifty_tasks_fit_a_terminal(fifty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    comparison = merge([load_run_results(fifty)])
+    text = render(comparison, "rich")
+    assert max(map(len, text.splitlines())) <= 80
+    for table in lay_out(comparison).tables[:3]:
+        assert len(table.header) <= 4 and len(table.rows) >= 50
+    outcome = lay_out(comparison).tables[0]
+    assert outcome.header == ("task", "continual-ft", "grafting-continual", "a constant answer")
+    assert [row[0] for row in outcome.rows] == [*comparison.tasks, "average", "forgetting", "BWT", "ECE"]
+
+
+def test_ten_tasks_are_columns_still(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [f"task{i}" for i in range(10)], {"continual-ft": 0.1}, seeds=[0])
+    assert lay_out(merge([load_run_results(run)])).tables[0].header[1:3] == ("task0", "task1")
+
+
+# ---- the page -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    failed = [{"strategy": "ewc", "seed": 1, "error": "The loss became nan."}]
+    return make_run(out, ["qnli", "<b>&"], {"continual-ft": 0.1, "grafting-continual": 0.0}, failed=failed)
+
+
+def sections(text: str) -> list[str]:
+    return re.findall(r'<section id="([a-z]+)">', text)
+
+
+EVERY = ["forgetting", "cost", "matrix", "curves", "reliability", "ownership", "overlap", "losses", "tables"]
+
+
+def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
+    """And the same results make the same page."""
+    text, again = (render(merge([load_run_results(whole)]), "html") for _ in range(2))
+    assert text == again
+    assert sections(text) == EVERY
+    assert len(text) < 1_000_000
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:image/png)""", text)
+    assert "<b>" not in text and "&lt;b&gt;&amp;" in text
+    assert '<li class="warning">Failed and left out: ewc, seed 1' in text
+    assert "120 test rows a task" in text and "mean over 2 seeds" in text
+    assert "forgetfree run &#39;qnli,&lt;b&gt;&amp;&#39; --strategy continual-ft" in text
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.S))
+    assert "var(--blue)" in drawn and not {light for light, _ in COLOURS.values() if light in drawn}
+
+
+def test_what_a_directory_lacks_is_left_out(whole: Path, tmp_path: Path) -> None:
+    """Answers that are not those of the scores are damaged: a diagram of them would be of something else."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    other = run / "grafting-continual" / "seed-1" / "predictions.safetensors"
+    shutil.copy(run / "grafting-continual" / "seed-0" / "predictions.safetensors", other)
+    (run / "continual-ft" / "seed-0" / "predictions.safetensors").write_bytes(b"\x00" * 40)
+    for history in run.rglob("history.jsonl"):
+        history.write_text('{"task": "qnli", "loss": "x"}\n')
+    (run / "config.json").unlink()
+    text = render(merge([load_run_results(run)]), "html")
+    assert sections(text) == [name for name in EVERY if name not in ("reliability", "losses")]
+    assert "Configuration of" not in text
+
+
+def test_results_without_runs_have_a_page(tmp_path: Path) -> None:
+    failed = [{"strategy": "ewc", "seed": 1, "error": "The loss became nan."}]
+    text = render(merge([load_run_results(write(tmp_path / "run", results_of(failed=failed)))]), "html")
+    assert "No strategy has finished" in text and "The loss became nan." in text
+    assert sections(text) == ["tables"]
+
+
+@pytest.mark.parametrize("name", ["main-job", "baselines", "long"])
+def test_results_in_one_file_have_a_page(name: str) -> None:
+    source = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.csv"
+    found = load_run_results(source)
+    kept = ("continual-ft", "grafting-continual")  # of 22
+    runs = [run for run in found["runs"] if run["strategy"] in kept]
+    text = render(merge([{**found, "runs": runs}]), "html")
+    assert {"forgetting", "cost", "matrix", "curves", "overlap", "tables"} == set(sections(text))
+    assert "grafting-continual lost 0.0 points on average" in text.lower()
+
+
+def test_the_command_is_the_one_that_was_given(tmp_path: Path) -> None:
+    asked = {
+        **{"stream": "a,b", "strategy": ["ewc"], "data": "my data", "model": "minilm", "seed": [0, 1], "shots": None},
+        "set": {"precision": "bf16", "dropout": False},
+    }
+    assert command_of(asked, tmp_path) == (
+        "forgetfree run a,b --strategy ewc --data 'my data' --model minilm --seed 0 --seed 1 --set precision=bf16 "
+        "--set dropout=false --out runs/again"
+    )
+
+
+def test_digits_can_be_read_on_every_shade() -> None:
+    """WCAG 2, AA: a contrast of 4.5."""
+
+    def light(colour: tuple[float, ...]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+        return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+    for shade in (colormaps[SHADES](float(x)) for x in np.linspace(0, 1, 256)):
+        ink = tuple(int(_on(shade)[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        low, high = sorted((light(ink), light(shade)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_the_tables_alone_are_html_of_their_own() -> None:
+    page = Page("t", (), (Table("a <b>", ("x", "y"), (("1", "2"),)),))
+    assert tables_html(page).count("<table>") == 1 and "a &lt;b&gt;" in tables_html(page)
+    assert "<style" not in tables_html(page) and "<script" not in tables_html(page)
+
+
+# ---- LaTeX --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no TeX: apt-get install texlive-latex-recommended")
+def test_latex_compiles(tmp_path: Path, fifty: Path) -> None:
+    hostile = run_of(r"a & <b>|[red]_\{x} 50% #1 ~ ^ $ × γ … “", 0, [0.6, 0.7])
+    pages = {"hostile": compared(hostile, run_of("b", 0, [0.8, 0.7])), "fifty": merge([load_run_results(fifty)])}
+    for name, comparison in pages.items():
+        body = "\n" + render(comparison, "latex")
+        document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
+        (tmp_path / f"{name}.tex").write_text(document, encoding="utf-8")
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", f"{name}.tex"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=100)
+        assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
+        assert (tmp_path / f"{name}.pdf").stat().st_size > 10_000
+
+
+def test_json_holds_the_sentence(whole: Path) -> None:
+    report = json.loads(render(merge([load_run_results(whole)]), "json"))["report"]
+    assert report["headline"].startswith("Naive fine-tuning (continual-ft) lost")
+    assert report["tables"][0]["best"]
