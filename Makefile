@@ -16,7 +16,7 @@ demo: $(BIN)/.installed
 		$(BIN)/forgetfree run demo --data demo --model minilm --shots 200 --steps 150 --precision auto --set dropout=false \
 			--seed 0 --out $(DEMO_OUT) && touch $(DEMO_OUT)/.complete; \
 	fi
-	@echo "The report: $(DEMO_OUT)/report.md. A new run: make demo DEMO_OUT=runs/another"
+	@echo "The report: $(DEMO_OUT)/report.html. A new run: make demo DEMO_OUT=runs/another"
 
 # Everything that CI checks.
 test: $(BIN)/.installed

@@ -58,6 +58,13 @@ def test_the_concepts_hold_and_their_pictures_show_their_numbers() -> None:
     assert {path.stem: path.read_text(encoding="utf-8") for path in figures.glob("concepts-*.svg")} == drawn
 
 
+def test_the_picture_of_the_first_task_shows_the_committed_run() -> None:
+    """``python docs/figures/first_task.py`` would not change it."""
+    figures = ROOT / "docs" / "figures"
+    drawn = runpy.run_path(str(figures / "first_task.py"))["picture"]()
+    assert (figures / "first-task.svg").read_text(encoding="utf-8") == drawn
+
+
 def test_there_are_commands_to_check() -> None:
     assert len(commands(ROOT / "README.md")) >= 6
 

@@ -162,6 +162,7 @@ def test_progress_names_stream_strategy_task_and_phase(tiny_cli: Tiny, tmp_path:
         assert f"· sst2 · {phase}" in printed.err
     assert "sst2 · grafting-continual · seed 0" in printed.err
     assert "After the last task" in printed.out and str(tmp_path / "out" / "report.md") in printed.out
+    assert str(tmp_path / "out" / "report.html") in printed.out and (tmp_path / "out" / "report.html").is_file()
 
 
 # -- Wrong usage: exit code 2, one paragraph, no traceback, nothing written ---------------------------------
@@ -250,6 +251,7 @@ def test_a_diverging_strategy_does_not_take_the_others_down(tiny_cli: Tiny, tmp_
     assert "continual-ft, seed 0: The loss became" in error and "Lower the learning rate" in error
     assert [run["strategy"] for run in results["runs"]] == ["fine-tune", "grafting-continual"]
     assert [failed["strategy"] for failed in results["failed"]] == ["continual-ft"]
+    assert "Failed and left out: continual-ft, seed 0" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
@@ -272,6 +274,8 @@ def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     assert "will start again: grafting-continual seed 0 (1 of 3 tasks)" in error and "--resume" in error
     assert cli.main(["report", str(out)]) == 0
     assert "grafting-continual" in capsys.readouterr().out
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Unfinished and left out: grafting-continual, seed 0, after 1 of 3 tasks" in page and "<svg" in page
 
     monkeypatch.undo()
     assert tiny_cli.run(out, *seeds, "--resume") == 0

@@ -1,0 +1,81 @@
+"""Draw the README's picture from benchmarks/results/main-job.csv: ``python docs/figures/first_task.py``.
+
+It shows the first task's accuracy while the others are learned. The same numbers always give the same bytes, and the picture follows
+the reader's light or dark scheme.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+
+from forgetfree.results.run_results import load_run_results, merge
+
+HERE = Path(__file__).parent
+RUN = HERE.parent.parent / "benchmarks" / "results" / "main-job.csv"
+WIDTH, HEIGHT, LEFT, TOP, STEP, POINT = 640, 300, 60, 58, 174, 4.6  # in pixels; POINT for a point of accuracy
+LOWEST, HIGHEST = 45, 85
+#: What is drawn, with its name in the picture and its colours in the light and the dark scheme.
+LINES = {
+    "continual-ft": ("naive fine-tuning", "#bc4c00", "#f0883e"),
+    "grafting-continual": ("grafting", "#0969da", "#58a6ff"),
+}
+
+
+def picture(run: Path = RUN) -> str:
+    """Return the picture as SVG text."""
+    drawing = runpy.run_path(str(HERE / "concepts.py"))
+    colours, text = drawing["COLOURS"], drawing["_text"]
+    comparison = merge([load_run_results(run)])
+    first, rows = comparison.tasks[0], comparison.test_rows[comparison.tasks[0]]
+    stages = ["before training", *(f"after {task}" for task in comparison.tasks)]
+    seeds = len(comparison.strategies[0].runs)
+    parts = [
+        text(LEFT, 24, f"Accuracy on {first}, the first of {len(comparison.tasks)} tasks, in %", "text", anchor="start"),
+        text(LEFT, 41, f"mean and range over {seeds} seeds, {rows:,} test rows", "faint", anchor="start", size=11),
+    ]
+    for level in range(50, HIGHEST + 1, 10):
+        path = f"M{LEFT} {_height(level):g}h{STEP * (len(stages) - 1)}"
+        parts.append(f'<path d="{path}" class="line" stroke="{colours["line"][0]}"/>')
+        parts.append(text(LEFT - 8, _height(level) + 4, str(level), "faint", anchor="end", size=11))
+    for i, stage in enumerate(stages):
+        parts.append(text(LEFT + i * STEP, _height(LOWEST) + 22, stage, "faint", size=12))
+    dark = "".join(f".{name}{{fill:{after}}}" for name, (_, after) in colours.items() if name != "line")
+    dark += f".line{{stroke:{colours['line'][1]}}}"
+    for entry in comparison.strategies:
+        if entry.label not in LINES:
+            continue
+        name, before, after = LINES[entry.label]
+        scores = 100 * np.array([run["matrix"] for run in entry.runs], dtype=float)[:, :, 0]
+        band = [*_points(scores.max(0)), *reversed(_points(scores.min(0)))]
+        parts.append(f'<polygon points="{" ".join(band)}" class="{entry.label}-fill" fill="{before}" opacity="0.18"/>')
+        line = " ".join(_points(scores.mean(0)))
+        parts.append(f'<polyline points="{line}" class="{entry.label}" fill="none" stroke="{before}" stroke-width="2.5"/>')
+        end = scores.mean(0)[-1]
+        label = text(LEFT + (len(stages) - 1) * STEP, _height(end) - 10, f"{name}: {end:.1f}", "text", anchor="end")
+        parts.append(label.replace('class="text"', f'class="{entry.label}-fill"').replace(colours["text"][0], before))
+        dark += f".{entry.label}{{stroke:{after}}}.{entry.label}-fill{{fill:{after}}}"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+            'font-family="system-ui, sans-serif">',
+            f"<style>@media (prefers-color-scheme: dark){{{dark}}}</style>",
+            f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" class="page" fill="{colours["page"][0]}"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _height(score: float) -> float:
+    return round(TOP + (HIGHEST - score) * POINT, 1)
+
+
+def _points(scores: np.ndarray) -> list[str]:
+    return [f"{LEFT + i * STEP:g},{_height(float(score)):g}" for i, score in enumerate(scores)]
+
+
+if __name__ == "__main__":
+    (HERE / "first-task.svg").write_text(picture(), encoding="utf-8")
