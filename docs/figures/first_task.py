@@ -1,7 +1,7 @@
 """Draw the README's picture from benchmarks/results/main-job.csv: ``python docs/figures/first_task.py``.
 
-It shows the first task's accuracy while the others are learned. The same numbers always give the same bytes, and the picture follows
-the reader's light or dark scheme.
+It shows the first task's accuracy while the others are learned. The same numbers always give the same bytes, and the picture
+follows the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def picture(run: Path = RUN) -> str:
     stages = ["before training", *(f"after {task}" for task in comparison.tasks)]
     seeds = len(comparison.strategies[0].runs)
     parts = [
-        text(LEFT, 24, f"Accuracy on {first}, the first of {len(comparison.tasks)} tasks, in %", "text", anchor="start"),
+        text(
+            LEFT, 24, f"Accuracy on {first}, the first of {len(comparison.tasks)} tasks, in %", "text", anchor="start"
+        ),
         text(LEFT, 41, f"mean and range over {seeds} seeds, {rows:,} test rows", "faint", anchor="start", size=11),
     ]
     for level in range(50, HIGHEST + 1, 10):
@@ -52,7 +54,9 @@ def picture(run: Path = RUN) -> str:
         band = [*_points(scores.max(0)), *reversed(_points(scores.min(0)))]
         parts.append(f'<polygon points="{" ".join(band)}" class="{entry.label}-fill" fill="{before}" opacity="0.18"/>')
         line = " ".join(_points(scores.mean(0)))
-        parts.append(f'<polyline points="{line}" class="{entry.label}" fill="none" stroke="{before}" stroke-width="2.5"/>')
+        parts.append(
+            f'<polyline points="{line}" class="{entry.label}" fill="none" stroke="{before}" stroke-width="2.5"/>'
+        )
         end = scores.mean(0)[-1]
         label = text(LEFT + (len(stages) - 1) * STEP, _height(end) - 10, f"{name}: {end:.1f}", "text", anchor="end")
         parts.append(label.replace('class="text"', f'class="{entry.label}-fill"').replace(colours["text"][0], before))

@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 NULL = "—"
+#: Longer cells are no numbers.
+_PROSE = 40
 #: What the best constant answer scores, beside every score.
 CONSTANT = "a constant answer"
 
@@ -51,6 +53,11 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     best: tuple[tuple[int, int], ...] = ()
     legend: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_prose(self) -> bool:
+        """Say whether cells hold sentences, which must be broken into lines."""
+        return any(len(cell) > _PROSE for row in self.rows for cell in row[1:])
 
 
 @dataclass(frozen=True)
@@ -197,7 +204,7 @@ def _draw(table: Table, broken: bool) -> rich.table.Table:
     drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD)
     for number, cells in enumerate(zip(table.header, *table.rows, strict=True)):
         longest = max((len(word) for cell in cells for word in cell.split()), default=1)
-        prose = any(len(cell) > 40 for cell in cells[1:])
+        prose = any(len(cell) > _PROSE for cell in cells[1:])
         drawn.add_column(
             rich.text.Text(cells[0]),
             justify="right" if number and not prose else "left",

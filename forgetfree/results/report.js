@@ -19,9 +19,6 @@ function sort(heading, column) {
   body.append(...sorted);
 }
 for (const table of document.querySelectorAll("table")) {
-  for (const cell of table.querySelectorAll("td")) {
-    if (cell.textContent.length > 40) cell.classList.add("words");
-  }
   [...table.tHead.rows[0].cells].forEach((heading, column) => {
     const button = document.createElement("button");
     button.textContent = heading.textContent;

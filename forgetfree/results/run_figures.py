@@ -130,6 +130,8 @@ def _forgetting(comparison: Comparison) -> Section:
                 ax.plot(mean, place, marker=style["marker"], color=style["color"])
                 says.append(f"{entry.label} {percent(mean / 100)}")
             ax.axvline(0, color=FAINT, linewidth=1)
+            left, right = ax.get_xlim()
+            ax.set_xlim(min(left, -1), max(right, 1))  # less than a point is no picture
             ax.set_yticks(range(len(entries)), [short(f"{e.label}, n={len(e.runs)}", 30) for e in entries])
             ax.set_ylim(len(entries) - 0.4, -0.6)
             ax.set_xlabel("forgetting (points)")

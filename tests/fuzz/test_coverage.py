@@ -12,7 +12,17 @@ from fuzz.samples import Samples
 import forgetfree
 
 #: What commands write for people and for other programs, and never read back.
-NOT_READ = ("*/report.md", "*.png", "*.svg", "*/history.jsonl", "data/*.jsonl", "run-*", "graft-*", "experiment-*.json")
+NOT_READ = (
+    "*/report.md",
+    "*/report.html",
+    "*.png",
+    "*.svg",
+    "*/history.jsonl",
+    "data/*.jsonl",
+    "run-*",
+    "graft-*",
+    "experiment-*.json",
+)
 #: Modules that call a parser of JSON or of safetensors files, and what they read by it.
 PARSERS = {
     "files": "signed files; the header that safetensors has just made",
