@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forgetfree.errors import MetricError
+from forgetfree.json_file import parse_json, read_bounded
 from forgetfree.results.metrics import Predictions
 
 Json = dict[str, Any]
@@ -40,11 +40,10 @@ def answers_of(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Predic
 def losses_of(run: Mapping[str, Any]) -> list[Json]:
     """Return the logged steps of a unit (``task``, ``phase``, ``step``, ``loss``); none where the file is damaged."""
     try:
-        lines = (folder_of(run) / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        steps = [json.loads(line) for line in lines]
-        sound = all(
-            math.isfinite(each["loss"]) and each["step"] >= 0 and {"task", "phase"} <= each.keys() for each in steps
-        )
+        lines = read_bounded(folder_of(run) / "history.jsonl").splitlines()
+        steps = [parse_json(line) for line in lines]
+        named = all(isinstance(each["task"], str) and isinstance(each["phase"], str) for each in steps)
+        sound = named and all(math.isfinite(each["loss"]) and each["step"] >= 0 for each in steps)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return []
     return steps if sound else []

@@ -11,7 +11,7 @@ from fuzz.samples import Samples
 
 import forgetfree
 
-#: What commands write for people and for other programs, and never read back.
+#: What commands write for people and for other programs, and never read back, but for a figure that is left out if it is damaged.
 NOT_READ = (
     "*/report.md",
     "*/report.html",
@@ -31,6 +31,7 @@ PARSERS = {
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
     "core/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
     "lora/file": "what was written in the same call",
+    "results/unit_files": "answers for a figure, which must have the scores in results.json: tests/results/test_page.py",
     "results/run_results": "options that were written in the same call",
     "jobs/resuming": "what was written in the same call",
 }
