@@ -11,7 +11,7 @@ from fuzz.samples import Samples
 
 import forgetfree
 
-#: What commands write for people and for other programs, and never read back, but for a figure that is left out if it is damaged.
+#: What commands write for people and other programs; for figures at most it is read back, and left out if it is damaged.
 NOT_READ = (
     "*/report.md",
     "*/report.html",
