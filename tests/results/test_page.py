@@ -19,7 +19,7 @@ from forgetfree.results.headline import headline
 from forgetfree.results.inline import COLOURS, SHADES
 from forgetfree.results.intervals import student
 from forgetfree.results.panels import _on
-from forgetfree.results.rendering import Page, Table, render_page, tables_html, transposed, with_best
+from forgetfree.results.rendering import Page, Table, notebook_html, render_page, transposed, with_best
 from forgetfree.results.reports import lay_out, render
 from forgetfree.results.run_page import command_of
 from forgetfree.results.run_results import Comparison, load_run_results, merge
@@ -101,7 +101,7 @@ def test_the_best_are_bold_in_every_format_that_has_bold() -> None:
     assert r"b & \textbf{80.0} & 70.0 & \textbf{75.0} & \textbf{0.0} & \textbf{0.0} & 20.0 \\" in render_page(
         page, "latex"
     )
-    assert "<td><strong>80.0</strong></td><td>70.0</td><td><strong>75.0</strong></td>" in tables_html(page)
+    assert "<td><strong>80.0</strong></td><td>70.0</td><td><strong>75.0</strong></td>" in notebook_html(page)
     assert "*" not in render_page(page, "rich")
 
 
@@ -239,8 +239,8 @@ def test_digits_can_be_read_on_every_shade() -> None:
 
 def test_the_tables_alone_are_html_of_their_own() -> None:
     page = Page("t", (), (Table("a <b>", ("x", "y"), (("1", "2"),)),))
-    assert tables_html(page).count("<table>") == 1 and "a &lt;b&gt;" in tables_html(page)
-    assert "<style" not in tables_html(page) and "<script" not in tables_html(page)
+    assert notebook_html(page).count("<table>") == 1 and "a &lt;b&gt;" in notebook_html(page)
+    assert "<style" not in notebook_html(page) and "<script" not in notebook_html(page)
 
 
 # ---- LaTeX --------------------------------------------------------------------------------------------------
