@@ -81,6 +81,8 @@ class Continual(Experiment):
             stream=",".join(preset.tasks),
             model=preset.model,
             data=context.data,
+            text_columns=context.columns.texts,
+            label_column=context.columns.label,
             readout=preset.readout,
             shots=shots,
             seeds=(unit["seed"],),

@@ -16,7 +16,7 @@ from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.cli.words import fail, free_directory, no_empty_directories
-from forgetfree.data.sources import default_data
+from forgetfree.data.sources import default_data, only_task
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import CommonOptions, JobConfig, key_of, section_types
@@ -41,9 +41,9 @@ _FLAGGED = (*_PLAIN, "steps", "sparsity", "base")
 #: What stands for a value in the help, where it is not ``N``.
 _METAVARS = {
     **dict.fromkeys(("sparsity", "learning_rate"), "F"),
-    **dict.fromkeys(("strategy", "task", "precision"), "NAME"),
+    **dict.fromkeys(("strategy", "task", "precision", "text_column", "label_column"), "NAME"),
     **dict.fromkeys(("fine_tuned", "out", "cache"), "DIR"),
-    **{"model": "NAME|DIR", "data": "hub|demo|DIR", "set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
+    **{"model": "NAME|DIR", "data": "hub|demo|DIR|FILE", "set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
 }
 _WHAT, _LEARNING, _RUNNING = map(Group.create_ordered, ("What to learn", "How to learn", "How to run"))
 _GROUPS = {
@@ -78,6 +78,8 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         if (jobs := given.get("jobs", 1)) < 1:
             raise UsageError(f"--jobs must be at least 1, got {jobs}.")
         values = _values(config, given | dict(zip([subject], subjects, strict=False)))
+        if subject != "name" and (held := only_task(values.get("data", default_data()))):
+            values.setdefault(subject, *held)
         if not values.get(subject):
             raise _lacks_subject(config.command, subject, given)
         values.setdefault("data", default_data())

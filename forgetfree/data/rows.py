@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import get_args
 
@@ -16,6 +16,8 @@ from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
 #: How many training rows are held out for a missing split: this share of them, and at most this many.
 _HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
+#: The same for test rows, where the data are in one piece.
+_TEST_SHARE, _TEST_ROWS = 0.2, 2000
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """A task with all its rows."""
+    """A task with all its rows.
+
+    Attributes:
+        task: its definition.
+        train, validation, test: its rows.
+        notes: what a user should know of how they were read.
+    """
 
     task: TaskDefinition
     train: Rows
     validation: Rows
     test: Rows
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def shared(self) -> dict[str, int]:
@@ -115,11 +124,13 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     """Return a task with all three splits.
 
     A missing test split is the validation split; a missing validation split is held out from the training
-    rows.
+    rows. Where both are missing, both are held out, label by label.
 
     Raises:
         DataError: a split is empty, or a label has no training row.
     """
+    if rows.keys() == {"train"}:
+        rows = _in_three(rows["train"], task.name)
     train = rows["train"]
     validation = rows.get("validation") if "test" in rows else None
     test = rows["test"] if "test" in rows else rows["validation"]
@@ -148,3 +159,21 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
             f"label: {counts}. {remedy}"
         )
     return TaskRows(task, train, validation, test)
+
+
+def _in_three(rows: Rows, task: str) -> dict[str, Rows]:
+    """Return three splits of rows that are all there are: the same ones for the same rows and task."""
+    train, test = _held_out(rows, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", task))
+    train, validation = _held_out(train, _HELD_OUT_SHARE, _HELD_OUT_ROWS, derive_seed(0, "held out", task))
+    return {"train": train, "validation": validation, "test": test}
+
+
+def _held_out(rows: Rows, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
+    """Cut off a share of every label's rows; a label keeps one row at least, and gives one where it has two."""
+    by_label: dict[int, list[int]] = {}
+    for i, label in enumerate(rows.labels):
+        by_label.setdefault(label, []).append(i)
+    share, draw, held = min(share, most / max(1, len(rows))), random.Random(seed), set[int]()
+    for _, own in sorted(by_label.items()):
+        held.update(draw.sample(own, min(len(own) - 1, max(1, round(len(own) * share)))))
+    return rows.take([i for i in range(len(rows)) if i not in held]), rows.take(sorted(held))

@@ -10,15 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forgetfree.data.rows import Rows
-from forgetfree.data.tables import Table
 from forgetfree.display import brief
 from forgetfree.errors import DataError
 from forgetfree.json_file import read_json
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition
 
 #: What is read of source.json; more may stand there.
-_KEYS = ("label_names", "label_words", "template", "causal_template", "metric")
+_KEYS = ("label_names", "label_words", "template", "causal_template", "metric", "text_column", "label_column")
 
 
 def read_source(folder: Path) -> dict[str, Any]:
@@ -42,6 +40,12 @@ def read_source(folder: Path) -> dict[str, Any]:
             raise DataError(
                 f"{path}: {key} must be a list of at least two names, all different, got {brief(names, 200)}."
             )
+    for key, most in (("text_column", 2), ("label_column", 1)):
+        names = given.get(key, [])
+        listed = names if isinstance(names, list) else [names]
+        if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
+            expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
+            raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
     if given.get("metric", "accuracy") not in ("accuracy", "f1"):
         raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {given['metric']!r}.")
     return given
@@ -55,16 +59,8 @@ def _are_names(names: Any) -> bool:
     return "" not in plain and len(plain) == len(names) > 1
 
 
-def infer(name: str, kind: Kind, given: Mapping[str, Any], train: Rows, table: Table) -> TaskDefinition:
-    """Return the definition of a task that is not registered, with labels from ``source.json`` or from the rows."""
-    present = sorted(set(train.labels))
-    if not given.get("label_names") and present != list(range(len(present))):
-        gap = next(label for label in range(len(present)) if label not in present)
-        raise DataError(
-            f"{table.where}: the labels go up to {present[-1]}, and no row has label {gap}. "
-            "Number the labels from 0 without gaps, or put their names into source.json as label_names."
-        )
-    labels = tuple(map(str, given.get("label_names") or range(max(len(present), 2))))
+def infer(name: str, kind: Kind, labels: tuple[str, ...]) -> TaskDefinition:
+    """Return the definition of a task that is not registered."""
     return TaskDefinition(
         name,
         kind,

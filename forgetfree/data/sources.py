@@ -1,30 +1,31 @@
-"""Reading a task's rows: from a directory, the hub, or the embedded demo.
+"""Reading a task's rows: from a directory, a file, memory, the hub, or the embedded demo.
 
-A directory holds ``NAME/{train,validation,test}.{parquet,jsonl,csv}`` with the columns ``text`` or
-``text_a``, ``text_b``, and an integer ``label``. ``NAME/source.json`` may give ``label_names``,
-``label_words``, ``template``, ``causal_template`` and ``metric``; they override the registry.
-For a task that is not registered, missing values are inferred.
+A directory holds ``NAME/{train,validation,test}.{parquet,jsonl,csv,tsv,json}`` with the columns ``text`` or
+``text_a``, ``text_b``, and ``label``; other columns are named, or recognised by common names. ``NAME/source.json`` may give
+``label_names``, ``label_words``, ``template``, ``causal_template``, ``metric``, ``text_column`` and ``label_column``; they
+override the registry. For a task that is not registered, missing values are inferred. docs/data.md tells users all of it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
+from forgetfree.data.columns import RECOGNISED, Columns
+from forgetfree.data.in_memory import configurations, is_path, is_snapshot, tables_of
+from forgetfree.data.labels import Labels
+from forgetfree.data.reading import holds_a_task, is_one_task, read_folder, read_task
 from forgetfree.data.rows import Rows, TaskRows, complete
-from forgetfree.data.source_json import described, infer, read_source
-from forgetfree.data.tables import FORMATS, PAIR, Table, read_table
+from forgetfree.data.table_files import FORMATS, format_of, read_table
+from forgetfree.data.tables import Table
 from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
-from forgetfree.tasks import SPLITS, EvaluatedOn, Kind, slots
+from forgetfree.tasks import EvaluatedOn, slots
 
-#: Other common names for a split, and common suffixes of files with rows.
-_ALIASES = {"validation": ("dev", "eval", "val", "valid")}
-_TABLES = (".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tsv", ".txt", ".xlsx")
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
 
@@ -41,21 +42,33 @@ def default_data() -> str:
     return data
 
 
-def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> list[TaskRows]:
+def load_tasks(
+    stream: str | Sequence[str] | None,
+    data: str | Mapping[str, Any],
+    evaluate_on: EvaluatedOn = "test",
+    columns: Columns = RECOGNISED,
+) -> list[TaskRows]:
     """Load the tasks of a stream with their rows.
 
     Args:
-        stream: a registered stream, or task names separated by commas.
-        data: ``hub``, ``demo``, or a directory.
+        stream: a registered stream, or task names: separated by commas, or as a list; none: all tasks of ``data``, in order.
+        data: ``hub``, ``demo``, a directory, a file of rows; or the rows of each task, by name: see
+            `forgetfree.data.in_memory.tables_of`, or the path of what holds them.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
+        columns: where texts and labels are; what is not given is recognised.
 
     Raises:
         UsageError: the stream is empty, names a task twice or a plug-in that is broken, or the directory does not exist.
         UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what its task needs.
     """
-    streams = registry.streams()
-    names = streams.get(stream) or tuple(name.strip() for name in stream.split(",") if name.strip())
+    streams, source = registry.streams(), _open_source(data, columns)
+    if stream is None:
+        names = tuple(data) if isinstance(data, Mapping) else only_task(data)
+    elif isinstance(stream, str):
+        names = streams.get(stream) or tuple(name.strip() for name in stream.split(",") if name.strip())
+    else:
+        names = tuple(stream)
     if not names:
         raise UsageError("The stream names no task. Give a registered stream or task names separated by commas.")
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -64,26 +77,32 @@ def load_tasks(stream: str, data: str, evaluate_on: EvaluatedOn = "test") -> lis
             f"The stream names {', '.join(map(repr, twice))} more than once. A task owns its parameters "
             "once and for all, so it can be learned once; to learn it again, give the data a second name."
         )
-    source = _open_source(data)
+    _check_several(names, source)
     for name in names:
         _check_known(name, source, streams if len(names) == 1 else ())
     return [source.load(name).evaluated_on(evaluate_on) for name in names]
 
 
-def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRows:
+def load_task(
+    name: str,
+    data: str,
+    evaluate_on: EvaluatedOn = "test",
+    columns: Columns = RECOGNISED,
+) -> TaskRows:
     """Load one task with its rows.
 
     Args:
         name: the name of a task, registered or in ``data``.
-        data: ``hub``, ``demo``, or a directory.
+        data: ``hub``, ``demo``, a directory, or a file of rows.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
+        columns: where texts and labels are; what is not given is recognised.
 
     Raises:
         UsageError: the name is a stream's, or of a plug-in that is broken, or the directory does not exist.
         UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what the task needs.
     """
-    source = _open_source(data)
+    source = _open_source(data, columns)
     members = registry.streams().get(name) or name.split(",")
     if len(members) > 1 and not source.holds(name):
         raise UsageError(
@@ -93,10 +112,29 @@ def load_task(name: str, data: str, evaluate_on: EvaluatedOn = "test") -> TaskRo
     return source.load(name).evaluated_on(evaluate_on)
 
 
+def only_task(data: str) -> tuple[str, ...]:
+    """Return the name of the task that a file of rows holds: the file's, without its endings; nothing for other data."""
+    stem, format = format_of(Path(data).name)
+    return (stem,) if format and Path(data).is_file() else ()
+
+
+def check_tasks(names: Sequence[str], data: str) -> None:
+    """Raise ``UsageError`` if several tasks would be read from the rows of one, or ``data`` are not there."""
+    _check_several(names, _open_source(data, RECOGNISED))
+
+
+def _check_several(names: Sequence[str], source: _Source) -> None:
+    if isinstance(source, _OneTask) and not source.names() and len(names) > 1:
+        raise UsageError(
+            f"{source.path} holds the rows of one task, and {len(names)} are named: {', '.join(names)}. Name one, or give a "
+            "directory with a folder for each task."
+        )
+
+
 def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
     """Raise unless the registry or ``source`` has a task of this name; ``streams`` are names to suggest, too."""
     known = {*registry.tasks(), *source.names()}
-    if name in known or source.holds(name):
+    if source.holds(name) or (name in known and not isinstance(source, _OneTask)):
         return
     if reason := registry.broken("streams").get(name):
         raise UsageError(reason)
@@ -107,23 +145,14 @@ def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> N
 
 
 class _Directory:
-    """The source ``--data DIR``."""
+    """The source ``--data DIR``: a folder for each task."""
 
-    def __init__(self, root: Path) -> None:
-        if not root.is_dir():
-            fault = "is a file" if root.exists() else "does not exist"
-            raise UsageError(
-                f"The data directory {str(root)!r} {fault}. Give an existing one, 'hub' or 'demo' to --data."
-            )
-        self.root = root
+    def __init__(self, root: Path, asked: Columns) -> None:
+        self.root, self._asked = root, asked
         self.hint = f"To add a task, put it under {root}/NAME as train, validation and test files."
 
     def names(self) -> list[str]:
-        return sorted(
-            path.name
-            for path in self.root.iterdir()
-            if any((path / f"{split}.{f}").is_file() for split in SPLITS for f in FORMATS)
-        )
+        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and holds_a_task(path))
 
     def holds(self, name: str) -> bool:
         """Return whether there is a folder, with any content: `load` says what is missing."""
@@ -137,44 +166,58 @@ class _Directory:
                 f"{', '.join(self.names()) or 'no tasks'}. Add the folder, or give another directory to "
                 "--data."
             )
-        given = read_source(folder)
-        tables = {split: read_table(folder, split) for split in SPLITS}
-        train = tables["train"]
-        if train is None or (tables["test"] is None and tables["validation"] is None):
-            lacking = "train" if train is None else "test or validation"
-            raise DataError(
-                f"Task {name!r} has no {lacking} split: expected {folder}/{lacking.split()[0]}.parquet, .jsonl or "
-                f".csv, found {', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the "
-                "file."
-            )
-        for split, table in tables.items():
-            if table is None:
-                _check_left_out(name, folder, split)
-        texts = {"text", *PAIR} & set(train.columns)
-        if given.get("kind") == "tokens" or (not texts and {"tokens", "tags"} <= set(train.columns)):
-            raise DataError(
-                f"Task {name!r} is token classification: {folder} holds a tag for each word. This version reads tasks with "
-                "one label a row; token classification comes later. Leave the task out."
-            )
-        registered = registry.tasks().get(name)
-        kind: Kind = registered.kind if registered else "pair" if set(PAIR) <= set(train.columns) else "single"
-        rows = {split: table.rows(kind) for split, table in tables.items() if table is not None}
-        task = described(registered or infer(name, kind, given, rows["train"], train), given, folder)
-        for split, split_rows in rows.items():
-            table = tables[split]
-            assert table is not None
-            table.check_labels(split_rows, task)
-        return complete(task, rows)
+        return read_folder(name, folder, self._asked)
 
 
-def _check_left_out(name: str, folder: Path, split: str) -> None:
-    """Raise ``DataError`` if a split is missing and there is a file that may be meant for it."""
-    for path in sorted(folder.iterdir()):
-        if path.stem.lower() in (split, *_ALIASES.get(split, ())) and path.suffix.lower() in _TABLES:
-            raise DataError(
-                f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, or "
-                "move it elsewhere."
-            )
+class _OneTask:
+    """The source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it.
+
+    A hub snapshot with several configurations is one task of each of their names.
+    """
+
+    def __init__(self, path: Path, asked: Columns) -> None:
+        self.path, self._asked = path, asked
+        found = configurations(path) if path.is_dir() and is_snapshot(path) else []
+        self._names = found if len(found) > 1 else []
+        held = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
+        self.hint = f"{path} holds {held}."
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def holds(self, name: str) -> bool:
+        return (
+            name in self._names if self._names else bool(name) and name not in (".", "..") and not set(name) & set("/,")
+        )
+
+    def load(self, name: str) -> TaskRows:
+        if self.path.is_dir():
+            return read_folder(name, self.path, self._asked)
+        table = read_table(self.path)
+        return read_task(name, {"train": table}, {}, self.path.parent, self._asked)
+
+
+class _InMemory:
+    """The source ``data={"NAME": ROWS}`` of Python."""
+
+    def __init__(self, rows: Mapping[str, Any], asked: Columns) -> None:
+        self._rows, self._asked = rows, asked
+        self.hint = f"The data given hold {', '.join(rows) or 'no task'}."
+
+    def names(self) -> list[str]:
+        return list(self._rows)
+
+    def holds(self, name: str) -> bool:
+        return name in self._rows
+
+    def load(self, name: str) -> TaskRows:
+        if name not in self._rows:
+            raise NoDataError(f"There is no data for task {name!r}. {self.hint}")
+        rows = self._rows[name]
+        if is_path(rows):
+            return _open_source(os.fspath(rows), self._asked).load(name)
+        tables, said = tables_of(f"data[{name!r}]", rows)
+        return read_task(name, tables, {}, Path(), self._asked, said)
 
 
 class _Hub:
@@ -221,8 +264,7 @@ class _Hub:
             columns["label"] = labels
             kept = {name: [values[i] for i in keep] for name, values in columns.items()}
             read = Table(where, kept, keep)
-            rows[ours] = read.rows(task.kind)
-            read.check_labels(rows[ours], task)
+            rows[ours] = read.rows(Columns(names, "label"), Labels.named(task.labels), name)
         return complete(task, rows)
 
 
@@ -260,12 +302,24 @@ class _Embedded:
         return complete(task, rows)
 
 
-_Source = _Directory | _Hub | _Embedded
+_Source = _Directory | _OneTask | _InMemory | _Hub | _Embedded
 
 
-def _open_source(data: str) -> _Source:
-    if data == "hub":
-        return _Hub()
-    if data in registry.SOURCES:
-        return _Embedded(data)
-    return _Directory(Path(data))
+def _open_source(data: str | Mapping[str, Any], asked: Columns) -> _Source:
+    if isinstance(data, Mapping):
+        return _InMemory(data, asked)
+    if data == "hub" or data in registry.SOURCES:
+        if asked != RECOGNISED:
+            raise UsageError(
+                f"The columns of the tasks of {data!r} are known. Leave --text-column and --label-column out."
+            )
+        return _Hub() if data == "hub" else _Embedded(data)
+    path = Path(data)
+    if path.is_dir():
+        return _OneTask(path, asked) if is_one_task(path) else _Directory(path, asked)
+    if path.is_file() and format_of(path.name)[1]:
+        return _OneTask(path, asked)
+    fault = f"is a file, and none of rows: expected {', '.join(FORMATS)}" if path.exists() else "does not exist"
+    raise UsageError(
+        f"The data directory {data!r} {fault}. Give an existing one, a file of rows, 'hub' or 'demo' to --data."
+    )

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import Field
 
+from forgetfree.data.columns import Columns
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, ReportError, UnknownNameError, UsageError
 from forgetfree.json_file import read_json
@@ -30,7 +31,7 @@ Readout = Literal["auto", "prompt", "linear", "causal"]
 #: Fields that hold several values, and the name that each of them is given by.
 _SINGULAR = {
     **{"strategies": "strategy", "seeds": "seed", "sparsities": "sparsity"},
-    **{"tasks": "task", "settings": "set"},
+    **{"tasks": "task", "settings": "set", "text_columns": "text_column"},
 }
 
 
@@ -70,7 +71,13 @@ class JobConfig:
     command: ClassVar[str]
 
     model: str = option("minilm", "minilm (default), a directory, or a hub name")
-    data: str = option("hub", "hub, demo (embedded) or a directory (default: $FORGETFREE_DATA, else hub)")
+    data: str = option(
+        "hub", "hub, demo (embedded), a directory or a file of rows (default: $FORGETFREE_DATA, else hub)"
+    )
+    text_columns: tuple[str, ...] = option(
+        (), "column of the texts; for pairs, give it twice (default: by common names)"
+    )
+    label_column: str | None = option(None, "column of the labels (default: label, or by common names)")
     readout: Readout = option("auto", "how logits are read (default: auto)")
     steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1)
     seeds: tuple[Seed, ...] = option((0,), "seed of sampling and training, may be given several times (default: 0)")
@@ -81,10 +88,17 @@ class JobConfig:
     def section(self) -> dict[str, Any]:
         """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
         section = {key_of(field.name): getattr(self, field.name) for field in fields(self) if field.name != "out"}
+        for key in [key for key in ("text_column", "label_column") if not section[key]]:
+            del section[key]
         for key in PLACES:
             if section.get(key):
                 section[key] = portable(section[key], Path(self.out))
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
+
+    @property
+    def columns(self) -> Columns:
+        """Return where texts and labels are, as far as it is said."""
+        return Columns(self.text_columns, self.label_column)
 
     def flags(self) -> dict[str, Any]:
         """Return the options that a flag of this command gives and that ``--set`` could give, too."""
@@ -100,6 +114,7 @@ class JobConfig:
             value, key = getattr(self, field.name), key_of(field.name)
             if isinstance(value, tuple) and len(set(value)) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
+        faults.attempt(Columns.of, self.text_columns, self.label_column)
         for key in self.flags():
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
-from forgetfree.display import brief
+from forgetfree.display import brief, escaped
 from forgetfree.errors import UsageError, first_line
 
 if TYPE_CHECKING:
@@ -54,15 +54,15 @@ def quiet_libraries() -> None:
 
 
 def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
-    """Print a note on every task some of whose scored rows are trained on.
+    """Print a note on every task some of whose scored rows are trained on, and what else is to be known of its rows.
 
     Args:
         tasks: with their rows.
         scored: which rows their test rows are.
     """
     for rows in tasks:
-        if note := rows.shared_note(scored):
-            print(f"note: {note}", file=sys.stderr)
+        for note in filter(None, (*rows.notes, rows.shared_note(scored))):
+            print(escaped(f"note: {note}"), file=sys.stderr)
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -151,7 +151,9 @@ class GraftJob(Job[GraftConfig]):
     @cached_property
     def rows(self) -> TaskRows:
         """Return the task and all its rows."""
-        return load_task(self.config.task, self.given.data_or(self.config.data), self.common.evaluate_on)
+        return load_task(
+            self.config.task, self.given.data_or(self.config.data), self.common.evaluate_on, self.config.columns
+        )
 
     def _subject(self, seed: int) -> _Subject:
         """Load the models, and check what only they can tell: before any training."""

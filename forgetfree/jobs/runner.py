@@ -145,7 +145,8 @@ class RunJob(Job[RunConfig]):
 
         if self.given.reads_tensors:
             return []
-        return load_tasks(self.config.stream, self.given.data_or(self.config.data), self.common.evaluate_on)
+        data = self.given.data_or(self.config.data)
+        return load_tasks(self.config.stream, data, self.common.evaluate_on, self.config.columns)
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""

@@ -21,9 +21,11 @@ _RUN_SECTION: Mapping[str, Any] = {
     **{"strategy": tuple[str, ...], "seed": tuple[int, ...], "set": Mapping[str, Any]},
     **{"shots": int | None, "steps": int | None, "sparsity": float | None},
 }
+#: What it holds where the columns of the data were named.
+_NAMED_COLUMNS: Mapping[str, Any] = {"text_column": tuple[str, ...], "label_column": str}
 
 
-def read_section(values: Any, types: Mapping[str, Any] = _RUN_SECTION) -> dict[str, Any]:
+def read_section(values: Any, types: Mapping[str, Any] = {**_RUN_SECTION, **_NAMED_COLUMNS}) -> dict[str, Any]:
     """Return the options of a file under their names on the command line; what may be given several times as a list.
 
     Args:

@@ -196,7 +196,7 @@ CASES = [
     Case("run sst2 --model minilmm", "Unknown model 'minilmm'. Did you mean 'minilm'?"),
     Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
     Case("run sst2 --model ~/models/bert", "The model directory '~/models/bert' does not exist."),
-    Case("run sst2 --data data/sst2/train.jsonl", "train.jsonl' is a file. Give an existing one", 2),
+    Case("run sst2 --data run/report.md", "report.md' is a file, and none of rows: expected parquet", 2),
     Case("run sst2 --model run/config.json", "config.json' is a file. Give one in Hugging Face layout", 2),
     Case("run sst2 --model data", "'data' is no model directory: it holds no config.json. Save with", 1),
     Case("run sst2 --model owner/name", "Model 'owner/name' cannot be loaded: ", 1),

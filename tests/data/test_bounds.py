@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from forgetfree.data import tables
+from forgetfree.data import table_files as tables
 from forgetfree.data.sources import load_task
 from forgetfree.errors import DataError
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from forgetfree.core.base_regions import BaseKind, budget
 from forgetfree.core.regions import Region, biases
+from forgetfree.data.columns import RECOGNISED, Columns
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import representative
 from forgetfree.data.sources import load_task
@@ -38,6 +39,7 @@ class ExperimentContext:
         store: of fine-tuned models, shared by all experiments.
         cache: its directory, for experiments that run whole streams.
         monitor: makes the monitor of a unit from a title; default: silence.
+        columns: of texts and labels in the data, as far as they are named.
     """
 
     def __init__(
@@ -48,16 +50,17 @@ class ExperimentContext:
         store: StateStore,
         cache: Path,
         monitor: Callable[[str], Monitor] = lambda _: Monitor(),
+        columns: Columns = RECOGNISED,
     ) -> None:
         self.preset, self.data, self.device, self.cache = preset, data, device, cache
-        self.monitor = monitor
+        self.monitor, self.columns = monitor, columns
         self._store = store
         self._tasks: dict[str, TaskRows] = {}
 
     def rows(self, task: str) -> TaskRows:
         """Return a task and all its rows."""
         if task not in self._tasks:
-            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on)
+            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.columns)
         return self._tasks[task]
 
     def missing(self, names: Sequence[str]) -> str:

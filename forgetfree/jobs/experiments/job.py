@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from forgetfree.data.rows import TaskRows
+from forgetfree.data.sources import check_tasks
 from forgetfree.errors import DataError, ReportError, UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
@@ -62,6 +63,7 @@ class ExperimentJob(Job[ExperimentConfig]):
         for key in self.experiment.single:
             if len(given := getattr(self.preset, key)) > 1:
                 raise UsageError(f"{config.name} looks at one of {key}, got {', '.join(map(str, given))}. Give one.")
+        check_tasks([names[0] for names in self.experiment.tasks(self.preset)], config.data)
         precision = {**self.preset.options, **self.preset.fixed}.get("precision", "fp32")
         beside = str(Path(config.out).parent / "fine-tuned")
         super().__init__(config, replace(common, cache=common.cache or beside), [precision])
@@ -71,7 +73,14 @@ class ExperimentJob(Job[ExperimentConfig]):
     @cached_property
     def context(self) -> ExperimentContext:
         """Return what units are measured with."""
-        return ExperimentContext(self.preset, self.config.data, self.device, StateStore(self.cache), self.cache)
+        return ExperimentContext(
+            self.preset,
+            self.config.data,
+            self.device,
+            StateStore(self.cache),
+            self.cache,
+            columns=self.config.columns,
+        )
 
     @cached_property
     def skipped(self) -> dict[str, str]:

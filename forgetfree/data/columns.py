@@ -1,0 +1,145 @@
+"""Which columns hold the texts and the label: named by the user or in source.json, ours, or of a common name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forgetfree.errors import DataError, UsageError
+from forgetfree.tasks import Kind
+
+#: The columns of a pair of texts.
+PAIR = ("text_a", "text_b")
+#: Common names, compared without case and punctuation.
+_SINGLES = (
+    *("text", "sentence", "review", "content", "comment", "tweet", "message", "post", "body", "document"),
+    *("utterance", "headline", "paragraph"),
+)
+_PAIRS = (
+    *(PAIR, ("premise", "hypothesis"), ("question", "answer"), ("question", "sentence"), ("question", "passage")),
+    *(("query", "passage"), ("sentence1", "sentence2"), ("sentence_a", "sentence_b"), ("question1", "question2")),
+    *(("text1", "text2"),),
+)
+_LABELS = (
+    *("label", "labels", "class", "category", "target", "sentiment", "emotion", "intent", "topic", "gold_label"),
+    *("stars", "rating"),
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of a task's columns. As a user asks for them, both may be left out.
+
+    Attributes:
+        texts: one for single texts, two for pairs.
+        label: of the label.
+    """
+
+    texts: tuple[str, ...] = ()
+    label: str | None = None
+
+    @classmethod
+    def of(cls, texts: str | Sequence[str] | None, label: str | None) -> Columns:
+        """Make them of what a user gives.
+
+        Raises:
+            UsageError: these are not one or two different names of texts, and another of a label.
+        """
+        names = () if texts is None else (texts,) if isinstance(texts, str) else tuple(texts)
+        given = [*names, *([] if label is None else [label])]
+        if len(names) > 2 or len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
+            raise UsageError(
+                "text_column must be one column or, for pairs, two, and label_column another, got "
+                f"{', '.join(map(repr, names)) or 'none'}, and {label!r}. Name each column once."
+            )
+        return cls(names, label)
+
+    def over(self, given: Mapping[str, Any]) -> Columns:
+        """Return these, and what a ``source.json`` names where they are left out."""
+        noted = Columns.of(given.get("text_column"), given.get("label_column"))
+        return Columns(self.texts or noted.texts, self.label or noted.label)
+
+
+#: Nothing is named: all is recognised.
+RECOGNISED = Columns()
+
+
+def choose(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) -> tuple[Columns, str]:
+    """Return a table's columns of texts and label, and what to say of them; nothing where they were named or are ours.
+
+    Args:
+        where: the table, for messages.
+        names: of all its columns.
+        asked: those that were named.
+        kind: of the task, where it is known.
+
+    Raises:
+        DataError: a column is missing, or several may be meant.
+    """
+    known, found = {_plain(name): name for name in reversed(list(names))}, list(names)
+    for name in (*asked.texts, *filter(None, [asked.label])):
+        if name not in found:
+            option = "text_column" if name in asked.texts else "label_column"
+            raise DataError(
+                f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}. Name one of these with "
+                f"--{option.replace('_', '-')}, or for one task alone as {option} in its source.json."
+            )
+    if asked.texts and kind and len(asked.texts) != (1 if kind == "single" else 2):
+        raise DataError(
+            f"{where}: the task has {'one text' if kind == 'single' else 'two texts'} a row, and "
+            f"{len(asked.texts)} columns of texts are named: {_listed(asked.texts)}. Name one for each text."
+        )
+    said = []
+    texts = asked.texts or _own_texts(found, kind)
+    if not texts:
+        pairs = [(known[_plain(a)], known[_plain(b)]) for a, b in _PAIRS if {_plain(a), _plain(b)} <= known.keys()]
+        paired = {name for pair in pairs for name in pair}
+        singles = [(known[name],) for name in _SINGLES if name in known and (kind or known[name] not in paired)]
+        options = [*(pairs if kind != "single" else []), *(singles if kind != "pair" else [])]
+        (texts,) = _only(where, "the texts", options, "--text-column") or [()]
+        said.append(f"texts from {' and '.join(map(repr, texts))}")
+    label = asked.label or ("label" if "label" in found else None)
+    if texts and label is None:
+        options = [(known[_plain(name)],) for name in _LABELS if _plain(name) in known]
+        label = next((name for (name,) in _only(where, "the labels", options, "--label-column")), None)
+        said.append(f"labels from {label!r}")
+    if not texts or label is None:
+        ours = PAIR if kind == "pair" else ("text",)
+        lacking = "label" if texts else next(name for name in ours if name not in found)
+        expected = "text_a and text_b" if kind == "pair" else "text (or text_a and text_b)"
+        option = "--label-column" if texts else "--text-column"
+        raise DataError(
+            f"{where} has no column {lacking!r}: expected {expected}, and label; found {_listed(found)}. Rename or add the "
+            f"column, or name another with {option}."
+        )
+    if label in texts:
+        raise DataError(f"{where}: column {label!r} would be both text and label. Name two columns.")
+    return Columns(texts, label), " and ".join(said)
+
+
+def _own_texts(found: Sequence[str], kind: Kind | None) -> tuple[str, ...]:
+    """Return our columns of texts, where a table has them."""
+    if kind != "single" and set(PAIR) <= set(found):
+        return PAIR
+    return ("text",) if kind != "pair" and "text" in found else ()
+
+
+def _only(where: str, what: str, options: Sequence[tuple[str, ...]], flag: str) -> list[tuple[str, ...]]:
+    """Return the only option, or none where there is none."""
+    if len(options) > 1:
+        ways = [" ".join(f"{flag} {name!r}" for name in names) for names in options]
+        raise DataError(
+            f"{where}: {what} may be in {', or in '.join(' and '.join(map(repr, names)) for names in options)}. Say which, by "
+            f"{' or by '.join(ways)}."
+        )
+    return list(options)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).lower()
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

@@ -1,0 +1,207 @@
+"""Rows that are in memory, or in a folder that the ``datasets`` library reads, as the tables of a task's splits."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forgetfree.data import table_files
+from forgetfree.data.table_files import of_arrow, of_records, split_of
+from forgetfree.data.tables import Table
+from forgetfree.errors import DataError, UsageError, first_line
+
+#: The tables of a task by split, and what to say of them.
+Tables = tuple[dict[str, Table], str]
+
+
+def tables_of(where: str, rows: Any) -> Tables:
+    """Return the tables of rows in one of the forms that users have them in.
+
+    Args:
+        where: what the rows are called, for messages.
+        rows: a ``datasets.Dataset`` or ``DatasetDict``, a pandas ``DataFrame``, a list of rows, each a mapping from columns
+            to values, or a mapping from splits to these.
+
+    Raises:
+        DataError: a split is given twice, the training rows are missing, or the rows have another form.
+    """
+    if not isinstance(rows, Mapping):
+        return {"train": _table(where, rows)}, ""
+    ours, unread = splits_of(where, map(str, rows))
+    if unread and type(rows) is dict:  # a data set of the hub may have more
+        raise DataError(
+            f"{where}: {unread[0]!r} is no split; expected train, validation and test. For rows in one piece give a list of "
+            "rows, a DataFrame or a Dataset."
+        )
+    said = f"{', '.join(map(repr, unread))} not read" if unread else ""
+    return {ours[name]: _table(f"{where}[{name!r}]", part) for name, part in rows.items() if name in ours}, said
+
+
+def splits_of(where: str, names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return our name of each split by the given one, and the names of what is no split.
+
+    Raises:
+        DataError: a split is there twice, or the training rows are missing.
+    """
+    given = list(names)
+    found = {name: split for name in given if (split := split_of(name))}
+    for split in found.values():
+        if len(same := [name for name, other in found.items() if other == split]) > 1:
+            raise DataError(f"{where} holds {' and '.join(same)}, and the {split} split is one. Remove the others.")
+    if "train" not in found.values():
+        raise DataError(f"{where} has no train split; it holds {', '.join(given) or 'nothing'}. Add the training rows.")
+    return found, [name for name in given if name not in found]
+
+
+def _table(where: str, rows: Any) -> Table:
+    """Return the table of one split."""
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")  # who has such rows has imported them
+    if datasets is not None and isinstance(rows, datasets.Dataset):
+        return _of_dataset(where, rows)
+    if pandas is not None and isinstance(rows, pandas.DataFrame):
+        _check_once(where, [str(name) for name in rows.columns])
+        plain = rows.astype(object).where(rows.notna(), None)
+        return Table(where, {str(name): plain[name].tolist() for name in rows.columns}, range(len(rows)))
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        table = of_records(where, rows, range(len(rows)))
+        columns = {name: [_plain(value) for value in values] for name, values in table.columns.items()}
+        return Table(where, columns, table.numbers)
+    raise DataError(
+        f"{where}: expected a datasets.Dataset or DatasetDict, a pandas.DataFrame, a list of rows, each a dict, or a dict of "
+        f"splits of these, got a {type(rows).__name__}. Give one of them, or the path of a file."
+    )
+
+
+def _of_dataset(where: str, dataset: Any) -> Table:
+    import pyarrow
+
+    rows: pyarrow.Table = dataset.with_format("arrow")[:]
+    return _named(of_arrow(where, rows.schema, rows.to_batches(), 0), dataset.features)
+
+
+def _named(table: Table, features: Mapping[str, Any]) -> Table:
+    """Return a table with the names that its features give to labels."""
+    names = {column: feature.names for column, feature in features.items() if type(feature).__name__ == "ClassLabel"}
+    return Table(table.where, table.columns, table.numbers, names)
+
+
+def _check_once(where: str, names: Sequence[str]) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{where} has column {twice[0]!r} twice. Rename or remove one of them.")
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy as one of Python."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
+
+
+# -- Folders ---------------------------------------------------------------------------------------------
+
+_SHARD = re.compile(
+    r"(train|training|validation|valid|val|dev|eval|test)[-._].*\.(parquet|csv|tsv|jsonl?|arrow)(\.\w+)?"
+)
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether ``datasets.save_to_disk`` wrote the folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def is_snapshot(folder: Path) -> bool:
+    """Return whether the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
+    if is_saved(folder):
+        return False
+    places = [place for place in (folder, folder / "data") if place.is_dir()]
+    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or has_card(folder)
+
+
+def has_card(folder: Path) -> bool:
+    """Return whether a ``README.md`` describes the folder as a data set of the hub."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return False
+    with card.open("rb") as file:
+        head = file.read(2**16)
+    return head.startswith(b"---") and bool(re.search(rb"^(configs|dataset_info):", head, re.MULTILINE))
+
+
+def read_saved(folder: Path) -> Tables:
+    """Read what ``datasets.save_to_disk`` wrote."""
+    with _reading(folder):
+        from datasets import load_from_disk
+
+        held = load_from_disk(str(folder))
+    return tables_of(str(folder), held)
+
+
+def configurations(folder: Path) -> list[str]:
+    """Return the names of the configurations of a hub snapshot."""
+    with _reading(folder):
+        from datasets import get_dataset_config_names
+
+        return list(get_dataset_config_names(str(folder)))
+
+
+def read_snapshot(folder: Path, name: str) -> Tables:
+    """Read a hub snapshot: its only configuration, or the one called ``name``.
+
+    Raises:
+        UsageError: it has several configurations, and none of that name.
+        DataError: it cannot be read.
+    """
+    known = configurations(folder)
+    if len(known) > 1 and name not in known:
+        raise UsageError(f"{folder} holds the configurations {', '.join(known)}. Name one of them as the task.")
+    with _reading(folder):
+        from datasets import load_dataset
+
+        # Streaming reads the files where they lie, and makes no copy in the cache.
+        held: Any = load_dataset(str(folder), name if len(known) > 1 else known[0], streaming=True)
+    ours, unread = splits_of(str(folder), map(str, held))
+    said = f"{', '.join(map(repr, unread))} not read" if unread else ""
+    return {ours[split]: _streamed(f"{folder}[{split!r}]", folder, held[split]) for split in ours}, said
+
+
+def _streamed(where: str, folder: Path, rows: Any) -> Table:
+    import pyarrow
+
+    with _reading(folder):
+        parts = rows.with_format("arrow").iter(batch_size=2048)
+        first = next(parts, None)
+        features = rows.features or {}
+        if first is None:
+            return Table(where, {name: [] for name in features}, [])
+
+        def batches() -> Iterator[pyarrow.RecordBatch]:
+            for part in (first, *parts):
+                yield from part.cast(first.schema).to_batches()
+
+        return _named(of_arrow(where, first.schema, batches(), 0), features)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Say what the library finds wrong as an error of the folder's."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if size > table_files.MOST_BYTES:
+        raise DataError(
+            f"{folder} holds {size:,} bytes, and at most {table_files.MOST_BYTES:,} are read. Take a part of its rows."
+        )
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{folder} cannot be read by the datasets library: {first_line(error)}. Save or download it again."
+        ) from error
+
+
+def is_path(value: Any) -> bool:
+    """Return whether rows are given by the path of what holds them."""
+    return isinstance(value, str | os.PathLike)

@@ -1,0 +1,126 @@
+"""What is written in a label column, as the numbers of a task's labels."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forgetfree.errors import DataError
+
+#: The most digits of a label: all such numbers fit into 64 bits.
+_DIGITS = 18
+#: Where more labels than these have, on average, fewer than two rows, the column holds something else.
+_MANY = 20
+
+
+def written(value: Any) -> int | str:
+    """Return a cell of a label column as a whole number or a name; truth values are the names ``false`` and ``true``.
+
+    Raises:
+        ValueError: it is neither; with a sentence that says more, where there is more to say.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = value.strip() if isinstance(value, str) else str(value)
+    if not isinstance(value, str | int | float) or not text or (isinstance(value, float) and math.isnan(value)):
+        raise ValueError("")
+    if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", text):
+        number = text.split(".")[0]
+        if len(number.lstrip("+-")) > _DIGITS:
+            raise ValueError("")
+        return int(number)
+    if re.fullmatch(r"[+-]?[0-9]*\.?[0-9]+(e[+-]?[0-9]+)?|[+-]?inf|nan", text, re.IGNORECASE):
+        raise ValueError("A number that is not whole is a value to predict, and tasks here have classes. ")
+    return text.lower() if text.lower() in ("false", "true") else text
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a task, and how its data write them.
+
+    Attributes:
+        names: in the order of their numbers.
+        numbers: what stands for each label that is written as a whole number, to its number.
+        expected: what a cell should be, for messages.
+        said: what to say of them; nothing where they are numbered from 0.
+    """
+
+    names: tuple[str, ...]
+    numbers: Mapping[int, int]
+    expected: str = "an integer from 0"
+    said: str = ""
+
+    @classmethod
+    def named(cls, names: Sequence[str]) -> Labels:
+        """Return labels of these names, which may be written as numbers from 0, too."""
+        return cls(tuple(names), {i: i for i in range(len(names))})
+
+    def place(self, cell: int | str) -> int | None:
+        """Return the number of a label as it is written; ``None`` if there is no such label."""
+        if isinstance(cell, int):
+            return self.numbers.get(cell)
+        if cell in self.names:
+            return self.names.index(cell)
+        alike = [i for i, name in enumerate(self.names) if name.casefold() == cell.casefold()]
+        return alike[0] if len(alike) == 1 else None
+
+
+def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str]) -> Labels:
+    """Return the labels that training rows have.
+
+    Args:
+        where: the table, for messages.
+        cells: what is `written` in each row; all are numbers or all are names, unless ``names`` are given.
+        names: of the labels, in order, where they are known.
+
+    Raises:
+        DataError: these are no labels.
+    """
+    found = {cell for cell in cells if isinstance(cell, int)}
+    texts = {cell for cell in cells if isinstance(cell, str)}
+    by_name = {number: names.index(str(number)) for number in found if str(number) in names}
+    if names:
+        count = len(names)
+        if len(by_name) == len(found) and (texts or not found <= set(range(count))):
+            return Labels(tuple(names), by_name, "one of the labels")
+        if texts:
+            return Labels(tuple(names), {}, "one of the labels")
+        if found == set(range(1, count + 1)):
+            said = f"labels 1 to {count} are {_listed(names)}"
+            return Labels(tuple(names), {number: number - 1 for number in found}, "an integer from 1", said)
+        return Labels.named(names)
+    if not texts and found == set(range(len(found))):
+        return Labels.named([str(i) for i in range(max(len(found), 2))])
+    order = [*sorted(found), *sorted(texts)]
+    if len(order) > _MANY and 2 * len(order) > len(cells):
+        raise DataError(
+            f"{where} has {len(order):,} different labels in {len(cells):,} rows, such as {shown(order[0])}: the column seems "
+            "to hold something else. Name the label column with --label-column, or all labels as label_names in source.json."
+        )
+    if len(order) < 2:
+        raise DataError(f"{where}: every row has label {shown(order[0])}. A task needs rows of two labels at least.")
+    alike: dict[str, str] = {}
+    for name in sorted(texts):
+        if (other := alike.setdefault(name.casefold(), name)) != name:
+            raise DataError(
+                f"{where} has the labels {shown(other)} and {shown(name)}, which differ in case alone. Write them alike; if "
+                "they are two labels, name all labels as label_names in source.json."
+            )
+    expected = "one of the labels" if texts else "an integer"
+    numbers = {number: i for i, number in enumerate(sorted(found))}
+    return Labels(tuple(map(str, order)), numbers, expected, f"labels, in this order: {_listed(order)}")
+
+
+def _listed(names: Sequence[Any]) -> str:
+    texts = [str(name) for name in names]
+    return ", ".join(texts if len(texts) <= 12 else [*texts[:10], "…", texts[-1]])
+
+
+def shown(value: Any) -> str:
+    """Return a value as a reader of the data sees it, shortened."""
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,127 @@
+"""A task's rows from a folder, or from tables: the columns, the labels and the splits are settled here, for every source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forgetfree import registry
+from forgetfree.data.columns import PAIR, Columns, choose
+from forgetfree.data.in_memory import has_card, is_saved, is_snapshot, read_saved, read_snapshot
+from forgetfree.data.labels import learn_labels
+from forgetfree.data.rows import TaskRows, complete
+from forgetfree.data.source_json import described, infer, read_source
+from forgetfree.data.table_files import find_table, format_of, read_table, split_of
+from forgetfree.data.tables import Table
+from forgetfree.errors import DataError
+from forgetfree.tasks import SPLITS, Kind
+
+#: Suffixes of files that may hold rows and are not read.
+_UNREAD = (".arrow", ".feather", ".txt", ".xls", ".xlsx")
+
+
+def is_one_task(root: Path) -> bool:
+    """Return whether a folder is itself a task, and not a folder of tasks."""
+    if is_saved(root):
+        return True
+    tasks = [path.name for path in root.iterdir() if path.is_dir() and holds_a_task(path)]
+    if tasks in ([], ["data"]):
+        return is_snapshot(root) or (not tasks and holds_a_task(root))
+    return has_card(root)
+
+
+def holds_a_task(folder: Path) -> bool:
+    """Return whether a folder holds files of rows, whatever may be wrong with them."""
+    named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
+    return is_saved(folder) or any(format and split_of(stem) for stem, format in named) or is_snapshot(folder)
+
+
+def read_folder(name: str, folder: Path, asked: Columns) -> TaskRows:
+    """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded."""
+    given = read_source(folder)
+    if is_saved(folder):
+        tables, said = read_saved(folder)
+        return read_task(name, tables, given, folder, asked, said)
+    paths = {split: find_table(folder, split) for split in SPLITS}
+    if not any(paths.values()) and is_snapshot(folder):
+        tables, said = read_snapshot(folder, name)
+        return read_task(name, tables, given, folder, asked, said)
+    if paths["train"] is None:
+        raise DataError(
+            f"Task {name!r} has no train split: expected {folder}/train.parquet, .jsonl or .csv, found "
+            f"{', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the file."
+        )
+    for split, path in paths.items():
+        if path is None:
+            _check_left_out(name, folder, split)
+    tables = {split: read_table(path) for split, path in paths.items() if path is not None}
+    others = [
+        f"{path.name} is the {split} split"
+        for split, path in paths.items()
+        if path is not None and format_of(path.name)[0] != split
+    ]
+    return read_task(name, tables, given, folder, asked, "; ".join(others))
+
+
+def read_task(
+    name: str, tables: Mapping[str, Table], given: Mapping[str, Any], folder: Path, asked: Columns, said: str = ""
+) -> TaskRows:
+    """Return a task with its rows, from the tables of its splits.
+
+    Args:
+        name: of the task.
+        tables: by split; the training rows at least.
+        given: what ``source.json`` says.
+        folder: where that is.
+        asked: the columns that the user named.
+        said: what the user should know of the tables.
+
+    Raises:
+        DataError: the tables do not hold what the task needs.
+    """
+    train = tables["train"]
+    if given.get("kind") == "tokens" or (
+        not {"text", *PAIR} & set(train.columns) and {"tokens", "tags"} <= set(train.columns)
+    ):
+        raise DataError(
+            f"Task {name!r} is token classification: {folder} holds a tag for each word. This version reads tasks with "
+            "one label a row; token classification comes later. Leave the task out."
+        )
+    registered = registry.tasks().get(name)
+    columns, recognised = choose(train.where, train.columns, asked.over(given), registered.kind if registered else None)
+    assert columns.label is not None
+    kind: Kind = "pair" if len(columns.texts) == 2 else "single"
+    read = {split: table.labelled(columns.label) for split, table in tables.items()}
+    unlabelled = {split: len(tables[split].numbers) - len(table.numbers) for split, table in read.items()}
+    if not given.get("label_names") and (names := train.label_names.get(columns.label)):
+        given = {**given, "label_names": names}
+    names = [str(label) for label in given.get("label_names") or (registered.labels if registered else ())]
+    labels = learn_labels(train.where, read["train"].cells(columns.label, names), names)
+    task = described(registered or infer(name, kind, labels.names), given, folder)
+    rows = {
+        split: table.rows(columns, labels, name)
+        for split, table in read.items()
+        if len(table.numbers) or not unlabelled[split]
+    }
+    whole = complete(task, rows)
+    pieces = [said, recognised, labels.said]
+    pieces += [f"{count:,} {split} rows without a label (-1) left out" for split, count in unlabelled.items() if count]
+    if rows.keys() == {"train"}:
+        pieces.append(
+            f"{len(whole.test):,} test and {len(whole.validation):,} validation rows held out from the {len(rows['train']):,}, "
+            "always the same"
+        )
+    note = "; ".join(filter(None, pieces))
+    return replace(whole, notes=(f"Task {name!r} ({train.where}): {note}.",) if note else ())
+
+
+def _check_left_out(name: str, folder: Path, split: str) -> None:
+    """Raise ``DataError`` if a split is missing and there is a file that may be meant for it."""
+    for path in sorted(folder.iterdir()):
+        if split_of(path.stem) == split and path.suffix.lower() in _UNREAD:
+            raise DataError(
+                f"Task {name!r} has no {split} split, and {path} is not read. Write it as {split}.parquet, .jsonl or .csv, or "
+                "move it elsewhere."
+            )

@@ -1,0 +1,251 @@
+"""Files that hold a table: parquet, jsonl, csv, tsv, json; those of text may be packed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from forgetfree.data.labels import shown
+from forgetfree.data.tables import Table
+from forgetfree.errors import DataError, first_line
+from forgetfree.files import size_of
+from forgetfree.json_file import MOST_BYTES as MOST_JSON
+from forgetfree.json_file import parse_json
+
+#: The formats of files; those of text may be packed.
+FORMATS, PACKED = ("parquet", "jsonl", "csv", "tsv", "json"), ("", ".gz", ".zst")
+#: The names of splits, ours first.
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "dev", "eval", "val", "valid"),
+    "test": ("test",),
+}
+_QUOTE = "Quote texts that hold commas, quotes or line breaks"
+#: The largest file that is read: in bytes (unpacked), in rows, and in characters for a line of csv or jsonl.
+MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
+
+
+def format_of(name: str) -> tuple[str, str]:
+    """Return a file's name without its endings, and the format that they say; empty if it is none that is read.
+
+    >>> format_of("mood.csv.gz")
+    ('mood', 'csv')
+    """
+    packed = next((ending for ending in PACKED[1:] if name.lower().endswith(ending)), "")
+    stem, _, ending = name.removesuffix(name[len(name) - len(packed) :] if packed else "").rpartition(".")
+    known = ending.lower() in FORMATS[1 if packed else 0 :]
+    return (stem, ending.lower()) if known and stem else (name, "")
+
+
+def find_table(folder: Path, split: str) -> Path | None:
+    """Return the file of a split in a folder, in any of the formats; ``None`` if there is none.
+
+    Raises:
+        DataError: there are several.
+    """
+    found = []
+    for path in folder.iterdir():
+        stem, format = format_of(path.name)
+        if format and split_of(stem) == split:
+            found.append((stem.lower() != split, FORMATS.index(format), path.name))
+    if len(found) > 1:
+        names = " and ".join(name for *_, name in sorted(found))
+        raise DataError(f"{folder} holds {names}, and the {split} split is one file. Remove the others.")
+    return folder / found[0][-1] if found else None
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that is meant by a name such as ``dev``; ``None`` if it is none."""
+    return next((split for split, names in _SPLIT_NAMES.items() if name.lower() in names), None)
+
+
+def read_table(path: Path) -> Table:
+    """Read a file by the format that its name says.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    _, format = format_of(path.name)
+    try:
+        _check_size(path, size_of(path), "bytes", MOST_BYTES)
+        return {
+            "parquet": _read_parquet,
+            "jsonl": _read_jsonl,
+            "json": _read_json,
+            "csv": _read_csv,
+            "tsv": _read_tsv,
+        }[format](path)
+    except DataError:
+        raise
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in UTF-8. Write the file again, in UTF-8.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {first_line(error)}. Put a file there.") from error
+    except Exception as error:
+        raise DataError(f"{path} cannot be read as {format}: {first_line(error)}. Write the file again.") from error
+
+
+def _check_size(path: Path | str, found: int, unit: str, most: int) -> None:
+    if found > most:
+        raise DataError(f"{path} holds {found:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
+
+
+def _read_parquet(path: Path) -> Table:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_names(str(path), file.schema_arrow.names)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        _check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
+        _check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", MOST_BYTES)
+        return of_arrow(str(path), file.schema_arrow, file.iter_batches(batch_size=2048), 1)
+
+
+def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int) -> Table:
+    """Return the table of Arrow's batches, whose rows are counted from ``first``.
+
+    Raises:
+        DataError: a column's name comes twice, or the rows are too large.
+    """
+    import pyarrow
+
+    _check_names(where, schema.names)
+    parts, held = [schema.empty_table()], 0
+    for batch in batches:  # a text that is stored once may be repeated any number of times
+        columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch.columns]
+        held += sum(column.nbytes for column in columns)
+        _check_size(where, held, "bytes or more when unpacked", MOST_BYTES)
+        parts.append(pyarrow.Table.from_arrays(columns, batch.schema.names))
+    table = pyarrow.concat_tables(parts[1:] or parts)
+    return Table(where, table.to_pydict(), range(first, first + table.num_rows))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Open a text file, unpacked where it is packed."""
+    import pyarrow
+
+    # Unlike gzip's and zstandard's own readers, it knows a file that was cut off, and reads all frames of one.
+    with pyarrow.input_stream(str(path), compression="detect") as file:
+        yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """Yield the lines of a file, and refuse a line without end."""
+    number = held = 0
+    while line := file.readline(MOST_LINE + 1):
+        number, held = number + 1, held + len(line)
+        _check_size(path, held, "characters or more when unpacked", MOST_BYTES)
+        if len(line) > MOST_LINE:
+            raise DataError(
+                f"{path}, line {number}: expected at most {MOST_LINE:,} characters, got more. Write one row a line, or shorten "
+                "the text."
+            )
+        yield line
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let texts be as long as a line: the csv module reads at most 131,072 characters by default."""
+    before = csv.field_size_limit(MOST_LINE)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _read_csv(path: Path, **dialect: Any) -> Table:
+    with _opened(path) as file, _long_fields():
+        reader, lines, begin = csv.reader(_lines(file, path), strict=True, **dialect), list[list[str]](), 1
+        try:
+            for line in reader:
+                begin = reader.line_num + 1
+                lines += [line] * bool(line)  # blank ones are no rows
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
+            ) from error
+    names, *records = lines or [[]]
+    _check_names(str(path), [name for name in names if name])  # a column without a name is not read
+    for number, record in enumerate(records, 1):
+        if len(record) != len(names):
+            column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
+            raise DataError(
+                f"{path}, row {number}, column {column}: expected a cell for each of the {len(names)} columns "
+                f"({', '.join(names)}), got {len(record)}. {_QUOTE}."
+            )
+    columns = zip(*records, strict=True) if records else ([] for _ in names)
+    return Table(str(path), dict(zip(names, columns, strict=True)), range(1, len(records) + 1))
+
+
+def _read_tsv(path: Path) -> Table:
+    """Read cells between tabs: with quotes as in csv if all that begin with one are quoted whole, else (GLUE) without."""
+    try:
+        plain = _read_csv(path, delimiter="\t", quoting=csv.QUOTE_NONE)
+    except DataError:  # cells hold tabs or line breaks, so they must be quoted
+        return _read_csv(path, delimiter="\t")
+    cells = (cell for column in plain.columns.values() for cell in column if cell.startswith('"'))
+    quoted = all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in [*cells, *plain.columns] if cell.startswith('"'))
+    return _read_csv(path, delimiter="\t") if quoted else plain
+
+
+def _check_names(path: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{path} has column {name!r} twice. Rename or remove one of them.")
+
+
+def _read_jsonl(path: Path) -> Table:
+    records, numbers = [], []
+    with _opened(path) as file:
+        for number, line in enumerate(_lines(file, path), 1):
+            if not line.strip():
+                continue
+            record, reason = None, ""
+            try:
+                record = parse_json(line)
+            except ValueError as error:
+                reason = f" ({first_line(error)})"
+            if not isinstance(record, dict):
+                raise DataError(
+                    f"{path}, row {number}: expected a JSON object, got {shown(line.strip())}{reason}. Fix or remove the row."
+                )
+            records.append(record)
+            numbers.append(number)
+    return of_records(str(path), records, numbers)
+
+
+def _read_json(path: Path) -> Table:
+    """Read a list of records; or, as many files of that name are, one record a line."""
+    with _opened(path) as file:
+        start = file.read(1024).lstrip()
+    if not start.startswith("["):
+        return _read_jsonl(path)
+    with _opened(path) as file:
+        text = file.read(MOST_JSON + 1)
+    _check_size(path, len(text), "characters of JSON or more", MOST_JSON)
+    try:
+        records = parse_json(text)
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON: {first_line(error)}. Write the file again.") from error
+    return of_records(str(path), records, range(1, len(records) + 1))
+
+
+def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
+    """Return the table of a list of records.
+
+    Raises:
+        DataError: one is no mapping from columns to values.
+    """
+    for number, record in zip(numbers, records, strict=True):
+        if not isinstance(record, Mapping):
+            raise DataError(
+                f"{where}, row {number}: expected columns and values, got {shown(record)}. Fix or remove the row."
+            )
+    names = dict.fromkeys(str(key) for record in records for key in record)
+    return Table(where, {name: [record.get(name) for record in records] for name in names}, numbers)
