@@ -109,10 +109,7 @@ def read_task(
     pieces = [said, recognised, labels.said]
     pieces += [f"{count:,} {split} rows without a label (-1) left out" for split, count in unlabelled.items() if count]
     if rows.keys() == {"train"}:
-        pieces.append(
-            f"{len(whole.test):,} test and {len(whole.validation):,} validation rows held out from the {len(rows['train']):,}, "
-            "always the same"
-        )
+        pieces.append(whole.cut)
     note = "; ".join(filter(None, pieces))
     return replace(whole, notes=(f"Task {name!r} ({train.where}): {note}.",) if note else ())
 

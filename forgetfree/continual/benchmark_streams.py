@@ -1,0 +1,283 @@
+"""Streams of any network that ends in a linear layer: over Avalanche's own benchmarks, and over rows of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline, with_task_labels
+from avalanche.benchmarks.scenarios import CLScenario, DatasetExperience, EagerCLStream
+from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskAwareSupervisedClassificationDataset
+from avalanche.models.dynamic_modules import MultiTaskModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from forgetfree.continual.experiences import check_streams, task_label
+from forgetfree.continual.stream import BenchmarkModel, Stream
+from forgetfree.core.body import fingerprint_of
+from forgetfree.core.readout_model import TaskHead
+from forgetfree.data.examples import DatasetExamples
+from forgetfree.data.in_memory import splits_of
+from forgetfree.data.rows import Rows, TaskRows, complete, tell
+from forgetfree.data.sampling import k_shot, representative
+from forgetfree.errors import DataError, ModelError, UsageError
+from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.models.loading import LoadedModel
+from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.state import ModelState
+from forgetfree.seeds import derive_seed
+from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition
+
+
+def benchmark_stream(
+    benchmark: Any,
+    network: nn.Module,
+    *,
+    head: str | None = None,
+    graftable: str | None = None,
+    seed: int = 0,
+    name: str = "benchmark",
+    tasks: Sequence[str] = (),
+) -> Stream:
+    """Make a stream over an Avalanche benchmark, such as ``nc_benchmark`` makes, and any network that ends in a linear layer.
+
+    Each experience is a task: ``experience-0``, ``experience-1``, … The scenario is ``task`` where experiences have task
+    labels of their own (each then has its own readout), ``domain`` where all have the same classes, else ``class``.
+
+    Args:
+        benchmark: with a ``train_stream`` and a ``test_stream`` of as many experiences, in the same order; or with a single
+            test experience for all (new instances, ``complete_test_set_only``): each task is then tested on its rows of the
+            classes that the task has. Rows of a ``valid_stream``, else of the training stream, choose between masks.
+        network: from inputs to logits of all classes; it is copied, and left as it is.
+        head: name of its linear layer that reads out; default: the last.
+        graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
+        seed: kept with the stream.
+        name: of the stream.
+        tasks: names of the tasks, one for each experience; default: as above.
+
+    Raises:
+        UsageError: train and test stream do not go together, or the network reads out fewer classes than there are.
+        ModelError: the network has no linear layer to read out from, or something follows it.
+    """
+    check_streams(benchmark)
+    train = list(benchmark.train_stream)
+    validation = list(getattr(benchmark, "valid_stream", train))
+    if isinstance(network, MultiTaskModule):
+        raise UsageError(
+            f"{type(network).__name__} asks for task labels itself. Give a network with one last layer for all classes: each "
+            "task with a label of its own gets a copy of it."
+        )
+    classes = [tuple(sorted({int(label) for label in experience.dataset.targets})) for experience in train]
+    given = [task_label(experience) for experience in train]
+    if 1 < len(set(given)) < len(given):
+        raise UsageError(
+            f"The experiences have task labels {given}. Give each a task label of its own, or all the same."
+        )
+    scenario: Scenario = "class"
+    if len(train) > 1 and len(set(given)) == len(train):
+        scenario = "task"
+    elif len(set(classes)) == 1:
+        scenario = "domain"
+    test = list(benchmark.test_stream)
+    if len(test) == 1 < len(train):
+        if scenario == "task":
+            raise UsageError(
+                f"The benchmark has {len(train)} training experiences with task labels of their own, {given}, and one test "
+                "experience, whose rows cannot be read by the readout of each. Give one test experience for each, or all "
+                "experiences the same task label."
+            )
+        benchmark, test = _tests_by_task(benchmark, test[0], classes)
+    model = BenchmarkModel(network, head, graftable=graftable, shared_readout=scenario != "task")
+    largest = max(map(max, classes))
+    if largest >= model.n_labels:
+        raise UsageError(
+            f"The benchmark has labels up to {largest}, and the network reads out {model.n_labels}. Give it at least "
+            f"{largest + 1} outputs."
+        )
+    _check_reads_out(network, model, train[0].dataset)
+    encoded = []
+    for position, experiences in enumerate(zip(train, validation, test, strict=True)):
+        called = tasks[position] if tasks else f"experience-{position}"
+        label = model.add_task(TaskHead(called, model.n_labels))
+        shown = given[position] if scenario == "task" else 0
+        if scenario == "task" and shown != position:
+            raise UsageError(
+                f"Experience {position} has task label {shown}. Give a benchmark whose task labels are 0, 1, 2, … in order."
+            )
+        rows = tuple(DatasetExamples(part.dataset, part.dataset.targets, shown) for part in experiences)
+        definition = TaskDefinition(called, "single", tuple(map(str, classes[position])))
+        shots = min(rows[0].labels.tolist().count(label) for label in classes[position])
+        fingerprint = f"{name}/{position}"
+        encoded.append(EncodedTask(definition, label, shots, rows[0], rows[1], rows[2], fingerprint, classes[position]))
+    loaded = LoadedModel(type(network).__name__, model, None, "linear", fingerprint_of(model.backbone))
+    return Stream(name, tuple(encoded), loaded, seed, ModelState.of(model), benchmark, scenario)
+
+
+def _tests_by_task(benchmark: Any, complete: Any, classes: Sequence[Sequence[int]]) -> tuple[Any, list[Any]]:
+    """Give the benchmark a test experience for each task: of its only one, the rows of the task's classes."""
+    targets = [int(label) for label in complete.dataset.targets]
+    tests = []
+    for i, known in enumerate(classes):
+        rows = [row for row, label in enumerate(targets) if label in known]
+        if not rows:
+            raise UsageError(
+                f"The benchmark has no test rows of the classes {list(known)} of experience {i}. Give it a test set "
+                "with all classes."
+            )
+        dataset = complete.dataset if len(rows) == len(targets) else complete.dataset.subset(rows)
+        tests.append(DatasetExperience(dataset=dataset))
+    others = [stream for name, stream in benchmark.streams.items() if name != "test"]
+    # The complete test set, too, is the benchmark's own.
+    kept = EagerCLStream("complete_test", [DatasetExperience(dataset=complete.dataset)])
+    return CLScenario([*others, EagerCLStream("test", tests), kept]), tests
+
+
+@torch.no_grad()
+def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> None:
+    """Raise unless the network, its last layer taken out and put back, still computes what it did."""
+    rows = [dataset[i][0] for i in range(min(2, len(dataset)))]
+    if not all(isinstance(row, Tensor) for row in rows):
+        raise UsageError(
+            f"The benchmark's rows are of type {type(rows[0]).__name__}, expected tensors. Give it a transform, such as "
+            "torchvision's ToTensor."
+        )
+    x = torch.stack(rows).to(next(network.parameters()).device)
+    mode = network.training
+    try:
+        expected, features = network.eval()(x), model.backbone.eval()(x)
+    finally:
+        network.train(mode)
+        model.backbone.train(mode)
+    readout = model.make_linear(TaskHead("", model.n_labels), 0)
+    fits = isinstance(features, Tensor) and features.shape[-1] == readout.in_features
+    if not fits or not torch.allclose(readout(features), expected, rtol=1e-3, atol=1e-5):
+        raise ModelError(
+            f"{type(network).__name__} does not end in the layer {model.head_name!r}: something follows it. Name the last "
+            "layer as head=…, and leave out what follows, such as a softmax."
+        )
+
+
+# -- Rows of tensors -------------------------------------------------------------------------------------
+
+
+def tensor_stream(
+    names: Sequence[str],
+    data: Mapping[str, Any],
+    network: nn.Module,
+    *,
+    shots: int | None = None,
+    seed: int = 0,
+    test_limit: int | None = None,
+    graftable: str | None = None,
+    scenario: Scenario = "task",
+    evaluate_on: EvaluatedOn = "test",
+) -> Stream:
+    """Make a stream of tasks whose rows are tensors.
+
+    Args:
+        names: of the tasks, in order.
+        data: for each its rows, ``(x, y)`` with ``x`` ``(n, …)`` and ``y`` ``(n,)`` of integers from 0, or a
+            ``TensorDataset`` of them; or a mapping from splits to such rows. Missing splits are held out as of texts.
+        network: from inputs to logits of all labels; see `benchmark_stream`.
+        shots: training rows per label; default: all.
+        seed: of the sample, and kept with the stream.
+        test_limit: evaluate on at most this many test rows, spread evenly; default: all.
+        graftable: as of `benchmark_stream`.
+        scenario: what is known at inference, see `Scenario`.
+        evaluate_on: ``validation`` scores validation rows, see `TaskRows.evaluated_on`.
+
+    Raises:
+        DataError: the rows are no such tensors, or not those of a task.
+        UsageError, ModelError: see `benchmark_stream`.
+    """
+    parts: dict[str, list[Any]] = {"train": [], "valid": [], "test": []}
+    for position, name in enumerate(names):
+        if name not in data:
+            raise UsageError(
+                f"The stream names {name!r}, and the data given hold {', '.join(data)}. Give its rows, too."
+            )
+        held = _tensors(name, data[name])
+        rows = _positions(name, held).evaluated_on(evaluate_on)
+        tell([rows])
+        train = rows.train if shots is None else k_shot(rows.train, shots, derive_seed(seed, "shots", name), name)
+        test = rows.test.take(representative(rows.test.labels, test_limit))
+        task = position if scenario == "task" else 0
+        for split, chosen in (("train", train), ("valid", rows.validation), ("test", test)):
+            parts[split].append(_labelled(held, chosen, task))
+    benchmark = with_classes_timeline(with_task_labels(benchmark_from_datasets(**parts)))
+    stream = benchmark_stream(benchmark, network, graftable=graftable, seed=seed, name=",".join(names), tasks=names)
+    if stream.scenario != scenario:
+        if len(names) == 1 and scenario == "task":
+            return stream
+        raise UsageError(
+            f"scenario={scenario} does not fit these labels: domain needs the same in all tasks, class others in each. Give "
+            f"scenario={stream.scenario}."
+        )
+    return stream
+
+
+def _tensors(name: str, rows: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return ``x`` and ``y`` of each split."""
+    where = f"data[{name!r}]"
+    splits = {"train": rows}
+    if isinstance(rows, Mapping):
+        ours, unread = splits_of(where, map(str, rows))
+        if unread:
+            raise DataError(f"{where}: {unread[0]!r} is no split; expected train, validation and test. Rename it.")
+        splits = {ours[split]: part for split, part in rows.items()}
+    held = {}
+    for split, part in splits.items():
+        pair = part.tensors if isinstance(part, TensorDataset) else part
+        place = f"{where}[{split!r}]" if splits is not rows and isinstance(rows, Mapping) else where
+        if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(each, Tensor) for each in pair):
+            raise DataError(
+                f"{place}: expected two tensors (x, y) or a TensorDataset, got a {type(part).__name__}. Give them."
+            )
+        x, y = pair
+        if y.dim() != 1 or len(x) != len(y) or y.is_floating_point() or y.is_complex():
+            raise DataError(
+                f"{place}: expected a whole number as label of each of the {len(x)} rows, got {y.dtype} of shape "
+                f"{tuple(y.shape)}. Give y as int64 of shape (n,)."
+            )
+        if len(y) and int(y.min()) < 0:
+            raise DataError(
+                f"{place}, row {int(y.argmin())}: expected a label from 0, got {int(y.min())}. Remove the row."
+            )
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            raise DataError(f"{place}: x holds numbers that are not finite. Remove those rows.")
+        held[split] = x, y.long()
+    return held
+
+
+def _positions(name: str, held: Mapping[str, tuple[Tensor, Tensor]]) -> TaskRows:
+    """Return the splits of a task, where the text of a row says where it lies: splits are completed as those of texts are."""
+    labels = sorted(set(held["train"][1].tolist()))
+    if len(labels) < 2:
+        raise DataError(
+            f"data[{name!r}]: every row has label {labels[0] if labels else 'none'}. A task needs two at least."
+        )
+    definition = TaskDefinition(name, "single", tuple(map(str, labels)))
+    rows = {}
+    for split, (_, y) in held.items():
+        if unknown := sorted(set(y.tolist()) - set(labels)):
+            raise DataError(
+                f"data[{name!r}], split {split}: label {unknown[0]} is none of the training rows' {labels}. Remove its rows."
+            )
+        places = tuple(f"{split} {i}" for i in range(len(y)))
+        rows[split] = Rows(places, (), tuple(labels.index(label) for label in y.tolist()))
+    whole = complete(definition, rows)
+    return whole if len(held) > 1 else replace(whole, notes=(f"Task {name!r}: {whole.cut}.",))
+
+
+def _labelled(
+    held: Mapping[str, tuple[Tensor, Tensor]], rows: Rows, task: int
+) -> TaskAwareSupervisedClassificationDataset:
+    """Return the data set of the rows that lie at those places."""
+    places = [place.split() for place in rows.first]
+    x = torch.stack([held[split][0][int(i)] for split, i in places])
+    y = torch.stack([held[split][1][int(i)] for split, i in places])
+    targets = DataAttribute(y.tolist(), "targets")
+    tasks = DataAttribute(ConstantSequence(task, len(y)), "targets_task_labels", use_in_getitem=True)
+    return TaskAwareSupervisedClassificationDataset([TensorDataset(x, y)], data_attributes=[targets, tasks])

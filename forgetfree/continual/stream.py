@@ -1,0 +1,140 @@
+"""A stream: tasks in order, the model that reads them, and their Avalanche benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from avalanche.benchmarks import split_online_stream
+from avalanche.models.dynamic_modules import MultiTaskModule
+
+from forgetfree.continual.experiences import named, place_of, whole
+from forgetfree.continual.turn import Turn, turn_of
+from forgetfree.core.body import fingerprint_of
+from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.errors import UsageError
+from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.models.loading import LoadedModel
+from forgetfree.models.module_model import ModuleModel
+from forgetfree.models.state import ModelState
+from forgetfree.models.task_model import TaskModel
+from forgetfree.tasks import Scenario
+
+
+class StreamModel(TaskModel, MultiTaskModule):
+    """A `TaskModel` that Avalanche knows as one with task labels."""
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, shared_readout: bool) -> StreamModel:
+        """Make a model on a loaded model's backbone that has no readouts so far.
+
+        Args:
+            loaded: the model; it gets no readout.
+            shared_readout: see `ReadoutModel`.
+
+        Raises:
+            UsageError: it is none that `load_model` gives, or its weights are not those that were loaded.
+        """
+        model = loaded.model
+        if type(model) not in (TaskModel, cls) or not isinstance(model, TaskModel):
+            raise UsageError(f"A stream needs a model as load_model gives it, got a {type(model).__name__}.")
+        if fingerprint_of(model.backbone) != loaded.fingerprint:
+            raise UsageError(
+                f"The weights of {loaded.name!r} are no longer those that were loaded: something has trained them, perhaps a "
+                "strategy of an earlier stream. Load the model again for each stream."
+            )
+        return cls(
+            model.backbone,
+            model.tokens,
+            model.readout,
+            read_last=model.read_last,
+            dropout=model.dropout.p,
+            graftable=model._graftable,
+            shared_readout=shared_readout,
+        )
+
+    def adaptation(self, experience: Any) -> None:
+        """Nothing to adapt: the readouts of all tasks are there from the start."""
+
+
+class BenchmarkModel(ModuleModel, MultiTaskModule):
+    """A `ModuleModel` that Avalanche knows as one with task labels."""
+
+    def adaptation(self, experience: Any) -> None:
+        """Nothing to adapt: the readouts of all experiences are there from the start."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tasks in order, the model that reads them, and their Avalanche benchmark.
+
+    Attributes:
+        name: as it was asked for.
+        tasks: in order.
+        loaded: the model with its tokenizer and fingerprint. Strategies train this very model, in turns.
+        seed: of the k-shot samples and the readouts' first weights.
+        pre_trained: what the model held at first: every strategy starts from it.
+        benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
+        scenario: what is known at inference.
+    """
+
+    name: str
+    tasks: tuple[EncodedTask, ...]
+    loaded: LoadedModel
+    seed: int
+    pre_trained: ModelState
+    benchmark: Any
+    scenario: Scenario = "task"
+
+    @property
+    def model(self) -> ReadoutModel:
+        """Return the model that all strategies train."""
+        return self.loaded.model
+
+    @cached_property
+    def turn(self) -> Turn:
+        """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
+        return turn_of(self.model.backbone)
+
+    def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
+        """Return the task of an experience of the benchmark, of a copy with the same rows, or of a part that Avalanche cut off.
+
+        Args:
+            experience: of any stream of the benchmark, such as ``train_stream`` and ``test_stream``.
+            training: whether it is to be trained on.
+
+        Raises:
+            UsageError: it is of another benchmark, has rows of several experiences, or is no training experience.
+        """
+        own = whole(experience)
+        place = place_of(own)
+        streams = [
+            name
+            for name, datasets in self._datasets.items()
+            if any(i == place and dataset is own.dataset for i, dataset in enumerate(datasets))
+        ]
+        if place is None or not streams:
+            raise UsageError(
+                f"{named(own)} is none of this stream's own: expected an experience of stream.benchmark, or a part of one, got "
+                "other rows. Train and evaluate on the benchmark that the stream is of, or make a stream of the other one."
+            )
+        if training and "train" not in streams:
+            raise UsageError(
+                f"{named(own)} is no training experience. Train on stream.benchmark.train_stream[{place}]."
+            )
+        return self.tasks[place]
+
+    def parts(self, rows: int, seed: int = 0) -> list[Any]:
+        """Cut the training experiences into parts of ``rows`` rows each, shuffled by ``seed``: Avalanche's online stream."""
+        return list(split_online_stream(self.benchmark.train_stream, rows, seed=seed))
+
+    @cached_property
+    def _datasets(self) -> dict[str, list[Any]]:
+        """Return the data sets of each stream's experiences; copies of an experience share them."""
+        return {
+            name.removesuffix("_stream"): [experience.dataset for experience in islice(stream, len(self.tasks))]
+            for name, stream in vars(self.benchmark).items()
+            if name.endswith("_stream")
+        }
