@@ -85,10 +85,10 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str]) -
     by_name = {number: names.index(str(number)) for number in found if str(number) in names}
     if names:
         count = len(names)
-        if len(by_name) == len(found) and (texts or not found <= set(range(count))):
+        known = any(Labels.named(names).place(text) is not None for text in texts)
+        outside = not found <= set(range(count))
+        if known or (texts and not found) or (outside and len(by_name) == len(found)):
             return Labels(tuple(names), by_name, "one of the labels")
-        if texts:
-            return Labels(tuple(names), {}, "one of the labels")
         if found == set(range(1, count + 1)):
             said = f"labels 1 to {count} are {_listed(names)}"
             return Labels(tuple(names), {number: number - 1 for number in found}, "an integer from 1", said)

@@ -90,8 +90,9 @@ class TaskRows:
     @property
     def cut(self) -> str:
         """What to say of splits that were all cut from the same rows."""
-        total = len(self.train) + len(self.validation) + len(self.test)
-        return f"{len(self.test):,} test and {len(self.validation):,} validation rows held out from the {total:,}, always the same"
+        test, validation = len(self.test), len(self.validation)
+        total = len(self.train) + validation + test
+        return f"{test:,} test and {validation:,} validation rows held out from the {total:,}, always the same"
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over every row of every split: equal data sets have equal fingerprints."""
@@ -172,6 +173,11 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
 def _in_three(rows: Rows, task: str) -> dict[str, Rows]:
     """Return three splits of rows that are all there are: the same ones for the same rows and task."""
     train, test = _held_out(rows, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", task))
+    if len(rows) and not len(test):
+        raise DataError(
+            f"Task {task!r} has {len(set(rows.labels)):,} labels in {len(rows):,} rows, and none has two different texts, so "
+            "no row can be held out for testing. Add rows of every label; if these are no labels, name another --label-column."
+        )
     train, validation = _held_out(train, _HELD_OUT_SHARE, _HELD_OUT_ROWS, derive_seed(0, "held out", task))
     return {"train": train, "validation": validation, "test": test}
 

@@ -133,12 +133,14 @@ def _check_several(names: Sequence[str], source: _Source) -> None:
 
 def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
     """Raise unless the registry or ``source`` has a task of this name; ``streams`` are names to suggest, too."""
-    known = {*registry.tasks(), *source.names()}
-    if source.holds(name) or (name in known and not isinstance(source, _OneTask)):
+    closed = isinstance(source, _OneTask | _InMemory)  # a directory may get the data of a registered task
+    known = {*source.names(), *(() if closed else registry.tasks())}
+    if name in known or source.holds(name):
         return
     if reason := registry.broken("streams").get(name):
         raise UsageError(reason)
-    raise UnknownNameError("stream or task" if streams else "task", name, {*known, *streams}, source.hint)
+    known |= set() if closed else {*streams}
+    raise UnknownNameError("stream or task" if streams else "task", name, known, source.hint)
 
 
 # -- Sources ---------------------------------------------------------------------------------------------
@@ -211,8 +213,6 @@ class _InMemory:
         return name in self._rows
 
     def load(self, name: str) -> TaskRows:
-        if name not in self._rows:
-            raise NoDataError(f"There is no data for task {name!r}. {self.hint}")
         rows = self._rows[name]
         if is_path(rows):
             return _open_source(os.fspath(rows), self._asked).load(name)
@@ -321,5 +321,5 @@ def _open_source(data: str | Mapping[str, Any], asked: Columns) -> _Source:
         return _OneTask(path, asked)
     fault = f"is a file, and none of rows: expected {', '.join(FORMATS)}" if path.exists() else "does not exist"
     raise UsageError(
-        f"The data directory {data!r} {fault}. Give an existing one, a file of rows, 'hub' or 'demo' to --data."
+        f"The data directory {data!r} {fault}. Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
     )

@@ -108,13 +108,13 @@ class JobConfig:
     def faults(self) -> Faults:
         """Return what is wrong with each option by itself."""
         faults = Faults()
-        for fault in faults_in(self, lambda name: f"--{key_of(name)}"):
+        for fault in faults_in(self, lambda name: f"--{key_of(name).replace('_', '-')}"):
             faults.add(f"{fault}.")
         for field in fields(self):
-            value, key = getattr(self, field.name), key_of(field.name)
+            value, key = getattr(self, field.name), key_of(field.name).replace("_", "-")
             if isinstance(value, tuple) and len(set(value)) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
-        faults.attempt(Columns.of, self.text_columns, self.label_column)
+        faults.attempt(Columns.of, tuple(dict.fromkeys(self.text_columns)), self.label_column)
         for key in self.flags():
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")

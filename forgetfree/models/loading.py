@@ -23,7 +23,7 @@ from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
-from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
+from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -128,9 +128,12 @@ def load_model(
             f"{repr(name) if isinstance(name, str) else f'a {type(name).__name__}'} and tokenizer={type(tokenizer).__name__}. "
             "Give both, or the name or directory of a model alone."
         )
+    import transformers
+
     with tempfile.TemporaryDirectory() as directory:  # so it is checked as any other, and what was given is not touched
-        for each in (name, tokenizer):
-            each.save_pretrained(directory)
+        with explained(type(name).__name__), quiet(transformers):
+            name.save_pretrained(directory)
+            tokenizer.save_pretrained(directory)
         return _load(directory, type(name).__name__, readout, graftable, max_length)
 
 

@@ -224,6 +224,20 @@ CASES = [
     Case(
         "run sst2 --shots 5000", "Task 'sst2' has 12 training rows of label 0, fewer than --shots 5000. Give --shots 12"
     ),
+    Case(
+        "run sst2 --text-column phrase", "no column 'phrase', which is named as text_column; found 'text', 'label'", 1
+    ),
+    Case("run sst2 --text-column a --text-column a", "--text-column names the same text-column twice: a, a."),
+    Case("run sst2 --text-column text --label-column text", "Name each column once."),
+    Case(
+        "run sst2 --label-column class", "no column 'class', which is named as label_column; found 'text', 'label'", 1
+    ),
+    Case("graft sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
+    Case("graft sst2 --label-column class", "no column 'class', which is named as label_column", 1),
+    Case("experiment localization --text-column phrase", "no column 'phrase', which is named as text_column", 1),
+    Case("experiment localization --label-column class", "no column 'class', which is named as label_column", 1),
+    Case("run --data data/sst2/train.jsonl --stream", "Unknown flag of 'forgetfree run' '--stream'."),
+    Case("run sst2,other --data data/sst2/train.jsonl", "holds the rows of one task, and 2 are named: sst2, other"),
     Case("run sst2 --steps -1", "--steps must be at least 1, got -1."),
     Case("run sst2 --steps 1 --steps 2", "--steps is given twice, as '1' and '2'. Give it once."),
     Case("run sst2 --set steps=3", "--steps and --set steps=3 are both given. Leave one of them out."),

@@ -1,0 +1,118 @@
+"""Own data at the command line: one file with text labels, from `run` and `graft` to `predict`; forms give equal scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pytest
+
+from forgetfree import cli
+from forgetfree.ledger import Ledger
+
+LABELS = ("angry", "joyful", "very sad")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, model_directory: Any) -> Path:
+    """Rows of one task with text labels, in five forms, and a tiny model."""
+    place = tmp_path_factory.mktemp("own")
+    words = ["good", "bad", "film", "who", "news", "city", "a"]
+    rows = [
+        {
+            "id": i,
+            "review": " ".join(words[(i * k) % len(words)] for k in (1, 3, 7)[: i % 3 + 1]),
+            "mood": LABELS[i % 3],
+        }
+        for i in range(60)
+    ]
+    frame = pandas.DataFrame(rows)
+    frame.to_csv(place / "mood.csv", index=False)
+    frame.to_csv(place / "mood.tsv.gz", index=False, sep="\t")
+    frame.to_json(place / "mood.jsonl.zst", orient="records", lines=True)
+    frame.to_parquet(place / "mood.parquet")
+    datasets.DatasetDict(train=datasets.Dataset.from_pandas(frame)).save_to_disk(place / "mood.saved")
+    (place / "model").symlink_to(model_directory("bert"))
+    return place
+
+
+FORMS = ("mood.csv", "mood.tsv.gz", "mood.jsonl.zst", "mood.parquet", "mood.saved")
+COMMON = ("--label-column", "mood", "--model", "model", "--readout", "linear", "--steps", "2", "--shots", "8")
+
+
+def call(*arguments: str) -> int:
+    return cli.main(list(arguments))
+
+
+@pytest.fixture
+def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for each in place.iterdir():
+        (tmp_path / each.name).symlink_to(each)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_same_rows_in_every_form_give_the_same_scores(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = set()
+    for form in FORMS:
+        more = ("--strategy", "grafting-continual", "--set", "sparsity=0.1", "--out", f"out-{form}")
+        assert call("run", "mood", "--data", form, *COMMON, *more) == 0
+        said, source = capsys.readouterr().err, f"{form}['train']" if form == "mood.saved" else form
+        assert (
+            f"note: Task 'mood' ({source}): texts from 'review'; labels, in this order: angry, joyful, very sad; "
+            in said
+        )
+        assert "validation rows held out from the 60, always the same." in said
+        scores.add((here / f"out-{form}" / "grafting-continual" / "seed-0" / "scores.csv").read_text())
+        results = json.loads((here / f"out-{form}" / "results.json").read_text())
+        scores.add(results["data"]["fingerprints"]["mood"])
+        config = json.loads((here / f"out-{form}" / "config.json").read_text())
+        assert config["tasks"][0]["labels"] == list(LABELS) and config["run"]["label_column"] == "mood"
+    assert len(scores) == 2
+    out = f"out-{FORMS[0]}"
+    assert call("predict", out, "--task", "mood", "good film") == 0
+    assert capsys.readouterr().out.split("\t")[0] in LABELS
+    assert call("ledger", "show", f"{out}/grafting-continual/seed-0/ledger.safetensors") == 0
+    assert Ledger.load(f"{out}/grafting-continual/seed-0/ledger.safetensors").records[0].definition.labels == LABELS
+    # The directory says all that is needed to do it again.
+    assert call("run", "--config", f"{out}/config.json", "--out", "again") == 0
+    again = (here / "again" / "grafting-continual" / "seed-0" / "scores.csv").read_text()
+    assert again in scores
+
+
+def test_a_file_is_a_task_of_its_own_name_for_run_and_graft(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run", "--data", "mood.csv", *COMMON, "--strategy", "continual-ft", "--out", "out") == 0
+    assert json.loads((here / "out" / "results.json").read_text())["tasks"] == ["mood"]
+    more = ("--sparsity", "0.1", "--out", "graft")
+    assert call("graft", "feelings", "--data", "mood.csv", *COMMON, "--text-column", "review", *more) == 0
+    results = json.loads((here / "graft" / "results.json").read_text())
+    assert results["task"] == "feelings"
+    assert "Task 'feelings' (mood.csv): labels, in this order: angry" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault", "code"),
+    [
+        ("run mood --data mood.csv", "has no column 'label': expected text", 1),
+        ("run mood --data mood.csv --label-column moood", "has no column 'moood', which is named as label_column", 1),
+        ("run mood --data mood.csv --label-column id", "has 60 labels in 60 rows, and none has two different texts", 1),
+        ("run mood --data mood.parquet --label-column mood --text-column id", "column 'id': expected a text, got", 1),
+        ("run mood --data mood.csv --label-column mood --text-column mood", "Name each column once", 2),
+        ("run mood,other --data mood.csv", "holds the rows of one task, and 2 are named: mood, other", 2),
+        ("run mood --data moood.csv", "The data directory 'moood.csv' does not exist", 2),
+        ("run sst2 --data demo --text-column text", "The columns of the tasks of 'demo' are known", 2),
+        ("experiment localization --data mood.csv", "holds the rows of one task", 2),
+        ("graft a,b --data mood.csv", "Expected one task, got the 2", 2),
+        ("run --data hub", "No stream is given", 2),
+    ],
+)
+def test_wrong_data_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: str, fault: str, code: int
+) -> None:
+    assert call(*arguments.split(), *(("--model", "model") if "experiment" not in arguments else ())) == code
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("forgetfree: error: ") and fault in error
+    assert not (here / "runs").exists()

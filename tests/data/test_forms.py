@@ -1,0 +1,509 @@
+"""Data in the forms that users have them in: files, folders of the datasets library, and rows in memory."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pytest
+import zstandard
+
+from forgetfree.data.rows import TaskRows
+from forgetfree.data.sources import load_task, load_tasks
+from forgetfree.data.table_files import format_of
+from forgetfree.errors import ForgetfreeError, UsageError
+
+NAMES = ("angry", "joyful", "sad")
+#: Texts with all that files quote, in rows that are not balanced: 20 angry, 12 joyful, 8 sad.
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": i,
+        "review": f"text {i}" + ("", ', "quoted"', "\nof two lines", "\tand a tab", " Grüße 東京")[i % 5],
+        "sentiment": NAMES[(0, 1, 0, 2, 0, 0, 1, 0, 1, 2)[i % 10]],
+    }
+    for i in range(40)
+]
+
+
+def text_file(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    """Write rows as the file's name says, packed where it says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _, form = format_of(path.name)
+    frame = pandas.DataFrame(rows)
+    if form == "parquet":
+        frame.to_parquet(path)
+        return path
+    text = {
+        "csv": lambda: frame.to_csv(index=False, lineterminator="\n"),
+        "tsv": lambda: frame.to_csv(index=False, sep="\t", quoting=csv.QUOTE_MINIMAL),
+        "jsonl": lambda: frame.to_json(orient="records", lines=True, force_ascii=False),
+        "json": lambda: frame.to_json(orient="records", indent=2),
+    }[form]()
+    content = text.encode()
+    pack: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
+    path.write_bytes(pack.get(path.suffix, bytes)(content))
+    return path
+
+
+def dataset(rows: list[dict[str, Any]] = ROWS) -> datasets.Dataset:
+    return datasets.Dataset.from_list(rows)
+
+
+def class_labels(rows: list[dict[str, Any]] = ROWS) -> datasets.Dataset:
+    """The labels are numbers, and the data set knows their names."""
+    features = datasets.Features(
+        id=datasets.Value("int64"), review=datasets.Value("string"), sentiment=datasets.ClassLabel(names=[*NAMES])
+    )
+    return datasets.Dataset.from_list(
+        [{**row, "sentiment": NAMES.index(row["sentiment"])} for row in rows], features=features
+    )
+
+
+def snapshot(root: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    """A data set as it is downloaded from the hub: two shards, and a card."""
+    folder = root / "snapshot"
+    (folder / "data").mkdir(parents=True)
+    for i, part in enumerate((rows[:25], rows[25:])):
+        class_labels(part).to_parquet(folder / "data" / f"train-{i:05}-of-00002.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/train-*\n---\n# Moods\n"
+    )
+    return folder
+
+
+def saved(root: Path, held: Any) -> Path:
+    held.save_to_disk(root / "saved")
+    return root / "saved"
+
+
+FORMS: dict[str, Callable[[Path], Any]] = {
+    **{
+        ending: lambda root, ending=ending: text_file(root / f"mood.{ending}")  # type: ignore[misc]
+        for form in ("csv", "tsv", "jsonl", "json", "parquet")
+        for ending in ([form] if form == "parquet" else [form, f"{form}.gz", f"{form}.zst"])
+    },
+    "folder": lambda root: text_file(root / "folder" / "train.csv").parent,
+    "saved Dataset": lambda root: saved(root, dataset()),
+    "saved DatasetDict": lambda root: saved(root, datasets.DatasetDict(train=class_labels())),
+    "hub snapshot": snapshot,
+    "Dataset": lambda _: dataset(),
+    "ClassLabel": lambda _: class_labels(),
+    "DatasetDict": lambda _: datasets.DatasetDict(train=dataset()),
+    "selected Dataset": lambda _: dataset(ROWS + ROWS[:3]).select(range(40)),
+    "DataFrame": lambda _: pandas.DataFrame(ROWS),
+    "categories": lambda _: pandas.DataFrame(ROWS, index=range(40, 80)).astype({"sentiment": "category"}),
+    "rows": lambda _: ROWS,
+    "splits": lambda _: {"train": ROWS},
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+def refusal(data: Any, name: str = "mood", **columns: Any) -> str:
+    """The one paragraph that loading ends with."""
+    with pytest.raises(ForgetfreeError) as caught:
+        load_tasks(name, data, **columns)
+    text = str(caught.value)
+    assert "\n" not in text and text.endswith(".")
+    assert not [word for word in ("Traceback", "Error(", "<class", "object at 0x") if word in text], text
+    return text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_rows_are_read_from_every_form(form: str, tmp_path: Path) -> None:
+    made = FORMS[form](tmp_path)
+    (read,) = load_tasks("mood", str(made) if isinstance(made, Path) else {"mood": made})
+    assert read.task.labels == read.task.label_words == NAMES
+    rows = [*zip(read.train.texts, read.train.labels, strict=True)]
+    for part in (read.validation, read.test):
+        rows += zip(part.texts, part.labels, strict=True)
+    assert sorted(rows) == sorted(((row["review"],), NAMES.index(row["sentiment"])) for row in ROWS)
+    assert read.fingerprint() == load_tasks(None, {"mood": ROWS})[0].fingerprint()
+    (note,) = read.notes
+    assert "texts from 'review' and labels from 'sentiment'" in note
+    assert f"8 test and {len(read.validation)} validation rows held out from the 40, always the same." in note
+    if isinstance(made, Path):  # it is also read as one of a directory's tasks, or as one of several of Python's
+        (again,) = load_tasks("mood", {"mood": made})
+        assert again.fingerprint() == read.fingerprint()
+        if made.is_dir():
+            made.rename(tmp_path / "tasks-mood")
+            (tmp_path / "tasks").mkdir()
+            (tmp_path / "tasks-mood").rename(tmp_path / "tasks" / "mood")
+            assert load_task("mood", str(tmp_path / "tasks")).fingerprint() == read.fingerprint()
+
+
+def test_a_file_packed_in_several_frames_is_read_whole_and_a_cut_one_is_refused(tmp_path: Path) -> None:
+    whole = text_file(tmp_path / "mood.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    first, second = b"".join(lines[:20]), b"".join(lines[20:])
+    expected = load_task("mood", str(tmp_path / "mood.jsonl")).fingerprint()
+    for ending, pack in ((".gz", gzip.compress), (".zst", zstandard.compress)):
+        path = tmp_path / f"mood.jsonl{ending}"
+        path.write_bytes(pack(first) + pack(second))
+        assert load_task("mood", str(path)).fingerprint() == expected
+        path.write_bytes(pack(whole)[:-20])
+        assert f"{path} cannot be read" in refusal(str(path))
+        path.write_bytes(b"no such format")
+        assert f"{path} cannot be read" in refusal(str(path))
+
+
+def test_packed_files_are_measured_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mood.csv.gz"
+    path.write_bytes(gzip.compress(b"text,label\n" + b"x" * 80 + b",0\n" + (b"y" * 80 + b",1\n") * 5000))
+    assert path.stat().st_size < 5000
+    monkeypatch.setattr("forgetfree.data.table_files.MOST_BYTES", 100_000)
+    assert "characters or more when unpacked, and at most 100,000 are read" in refusal(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ('text\tlabel\n"never closed\t0\nx "y" z\t1\n', ('"never closed', 'x "y" z')),  # as GLUE's files
+        ('text\tlabel\n"a ""word"""\t0\nplain\t1\n', ('a "word"', "plain")),  # as pandas writes them
+        ('text\tlabel\n"a\tb"\t0\n"c\nd"\t1\n', ("a\tb", "c\nd")),
+    ],
+)
+def test_tsv_is_read_with_quotes_and_without(tmp_path: Path, content: str, texts: tuple[str, str]) -> None:
+    for split in ("train", "test", "validation"):
+        (tmp_path / f"{split}.tsv").write_text(content)
+    assert load_task("mood", str(tmp_path)).train.first == texts
+
+
+def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
+    text_file(tmp_path / "mood.jsonl").rename(tmp_path / "mood.json")
+    assert len(load_task("mood", str(tmp_path / "mood.json")).train) == 28
+    for content, fault in (("[1]", "row 1: expected columns and values, got 1."), ('[{"text": 1', "is not valid JSON")):
+        (tmp_path / "mood.json").write_text(content)
+        assert fault in refusal(str(tmp_path / "mood.json"))
+
+
+# -- Splits ------------------------------------------------------------------------------------------------
+
+
+def test_other_names_of_splits_are_read_and_said(tmp_path: Path) -> None:
+    for name in ("train.csv", "dev.csv", "TEST.jsonl"):
+        text_file(tmp_path / "mood" / name)
+    read = load_task("mood", str(tmp_path))
+    assert (len(read.train), len(read.validation), len(read.test)) == (40, 40, 40)
+    assert "dev.csv is the validation split; TEST.jsonl is the test split;" in read.notes[0]
+    text_file(tmp_path / "mood" / "valid.tsv")
+    assert "holds dev.csv and valid.tsv, and the validation split is one file" in refusal(str(tmp_path))
+
+
+def test_rows_in_one_piece_are_cut_label_by_label_with_equal_texts_on_one_side() -> None:
+    rows = [{"text": f"{i % 60}", "label": int(i % 60 >= 50)} for i in range(180)]  # 50 and 10 texts, three times each
+    (read,) = load_tasks(None, {"mood": rows})
+    parts = (read.train, read.validation, read.test)
+    assert read.shared == {"train": 0, "validation": 0}
+    assert not {*read.train.first} & {*read.validation.first}
+    assert [part.labels.count(0) for part in parts] == [108, 12, 30]  # a fifth of 150, and a tenth of what is left
+    assert [part.labels.count(1) for part in parts] == [21, 3, 6]
+    assert load_tasks(None, {"mood": rows})[0].fingerprint() == read.fingerprint()
+    assert load_tasks(None, {"other": rows})[0].fingerprint() != read.fingerprint()
+
+
+def test_a_label_with_a_single_row_keeps_it_for_training() -> None:
+    rows = [*({"text": f"{i}", "label": i % 2} for i in range(20)), {"text": "rare", "label": 2}]
+    (read,) = load_tasks(None, {"mood": rows})
+    assert (read.train.labels.count(2), read.test.labels.count(2), read.validation.labels.count(2)) == (1, 0, 0)
+
+
+def test_splits_in_memory_are_known_by_their_names() -> None:
+    (read,) = load_tasks(None, {"mood": {"train": ROWS, "dev": ROWS[:10], "test": pandas.DataFrame(ROWS[5:])}})
+    assert (len(read.train), len(read.validation), len(read.test)) == (40, 10, 35)
+    held = datasets.DatasetDict(train=dataset(), test=dataset(ROWS[:9]), unsupervised=dataset())
+    (read,) = load_tasks(None, {"mood": held})
+    assert len(read.test) == 9 and "'unsupervised' not read" in read.notes[0]
+    assert "data['mood']: 'tst' is no split" in refusal({"mood": {"train": ROWS, "tst": ROWS}})
+    assert "data['mood'] holds dev and val, and the validation split is one" in refusal(
+        {"mood": {"train": ROWS, "dev": ROWS, "val": ROWS}}
+    )
+    assert "data['mood'] has no train split; it holds test" in refusal({"mood": datasets.DatasetDict(test=dataset())})
+
+
+def test_rows_without_a_label_are_left_out_and_said_where_the_data_set_marks_them() -> None:
+    marked = class_labels().to_list()
+    train = datasets.Dataset.from_list([*marked, {**marked[0], "sentiment": -1}], features=class_labels().features)
+    test = datasets.Dataset.from_list([{**row, "sentiment": -1} for row in marked], features=class_labels().features)
+    (read,) = load_tasks(None, {"mood": datasets.DatasetDict(train=train, test=test)})
+    assert len(read.train) + len(read.validation) + len(read.test) == 40
+    assert "1 train rows without a label (-1) left out; 40 test rows without a label (-1) left out" in read.notes[0]
+
+
+# -- Labels ------------------------------------------------------------------------------------------------
+
+
+def labelled(*labels: Any) -> Any:
+    return {
+        "mood": {split: [{"text": f"{i}", "label": y} for i, y in enumerate(labels)] for split in ("train", "test")}
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "numbers"),
+    [
+        (["b", "a", " b "], ("a", "b"), (1, 0, 1)),
+        ([1.0, 0.0, 1.0], ("0", "1"), (1, 0, 1)),
+        (["1.0", "0.0", "1"], ("0", "1"), (1, 0, 1)),
+        ([True, False, True], ("false", "true"), (1, 0, 1)),
+        (["TRUE", "False", "true"], ("false", "true"), (1, 0, 1)),
+        ([5, 1, 3], ("1", "3", "5"), (2, 0, 1)),
+        (["10", "9", "10"], ("9", "10"), (1, 0, 1)),
+    ],
+)
+def test_labels_are_what_is_written(labels: list[Any], names: tuple[str, ...], numbers: tuple[int, ...]) -> None:
+    given = labelled(*labels, *labels)  # two rows of each, as a tenth is held out
+    (read,) = load_tasks(None, given)
+    assert read.task.labels == names
+    assert read.test.labels == numbers * 2
+    assert bool(read.notes) == (names != ("0", "1"))  # numbers from 0 need no word
+
+
+def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) -> None:
+    text_file(tmp_path / "mood" / "train.csv", [{"text": r["review"], "label": r["sentiment"]} for r in ROWS])
+    (tmp_path / "mood" / "source.json").write_text(json.dumps({"label_names": ["sad", "Joyful", "angry"]}))
+    read = load_task("mood", str(tmp_path))
+    assert read.task.labels == ("sad", "Joyful", "angry")
+    order = ("sad", "joyful", "angry")
+    texts = {row["review"]: order.index(row["sentiment"]) for row in ROWS}
+    assert all(texts[text] == label for text, label in zip(read.train.first, read.train.labels, strict=True))
+    ones = [{"text": f"{i}", "label": i % 4 + 1} for i in range(40)]
+    text_file(tmp_path / "ag_news" / "train.csv", ones)  # as its authors number it
+    read = load_task("ag_news", str(tmp_path))
+    assert read.task.labels == ("World", "Sports", "Business", "Sci/Tech") and set(read.train.labels) == {0, 1, 2, 3}
+    assert "labels 1 to 4 are World, Sports, Business, Sci/Tech" in read.notes[0]
+    mixed = [{"text": f"{i}", "label": ("1", "2", "3+")[i % 3]} for i in range(30)]
+    text_file(tmp_path / "rooms" / "train.csv", mixed)
+    (tmp_path / "rooms" / "source.json").write_text(json.dumps({"label_names": ["1", "2", "3+"]}))
+    read = load_task("rooms", str(tmp_path))
+    texts = dict(zip(read.train.first, read.train.labels, strict=True))
+    assert all(label == int(text) % 3 for text, label in texts.items())
+
+
+@pytest.mark.parametrize(
+    ("labels", "fault"),
+    [
+        (
+            [0.0, 0.37],
+            "data['mood']['train'], row 1, column 'label': expected an integer from 0, got 0.37. A number that is",
+        ),
+        (["0", "0.37"], "row 1, column 'label': expected an integer from 0, got \"0.37\". A number that is not whole"),
+        (["a", None], "row 1, column 'label': expected a name, as in the rows before, got nothing"),
+        (["a", ""], "row 1, column 'label': expected a name, as in the rows before, got \"\""),
+        (["a", 1], "row 1, column 'label': expected a name, as in the rows before, got 1. If it is a label, name all"),
+        ([0, -1], "row 1, column 'label': expected an integer from 0, got -1. -1 often marks rows without a label."),
+        (["a", "A"], "differ in case alone"),
+        (["a", "a"], 'every row has label "a". A task needs rows of two labels at least'),
+        ([3, 3], "every row has label 3. A task needs rows of two labels at least"),
+        ([f"text {i}" for i in range(30)], 'has 30 different labels in 30 rows, such as "text 0"'),
+    ],
+)
+def test_what_is_no_label_is_refused_with_its_row(labels: list[Any], fault: str) -> None:
+    assert fault in refusal(labelled(*labels))
+
+
+def test_a_label_that_training_rows_lack_is_refused_with_its_row() -> None:
+    rows = [{"text": f"{i}", "label": "ab"[i % 2]} for i in range(9)]
+    message = refusal({"mood": {"train": rows, "test": [*rows, {"text": "x", "label": "c"}]}})
+    assert "data['mood']['test'], row 9, column 'label': expected one of the labels, got \"c\"" in message
+    assert "Task 'mood' has the 2 labels a, b, and every label needs training rows" in message
+    shifted = [{"text": f"{i}", "label": i % 3 + 1} for i in range(9)]
+    message = refusal({"mood": {"train": shifted, "test": [{"text": "x", "label": 0}]}})
+    assert "row 0, column 'label': expected an integer, got 0. Task 'mood' has the 3 labels 1, 2, 3" in message
+
+
+# -- Columns -----------------------------------------------------------------------------------------------
+
+
+def table(*names: str) -> Any:
+    return {"mood": [{name: f"{name} {i}" for name in names[:-1]} | {names[-1]: i % 2} for i in range(20)]}
+
+
+@pytest.mark.parametrize(
+    ("names", "texts"),
+    [
+        (("sentence", "class"), 1),
+        (("Review", "Sentiment"), 1),
+        (("premise", "hypothesis", "label"), 2),
+        (("Question 1", "question_2", "target"), 2),
+        (("question", "sentence", "category"), 2),
+        (("title", "content", "stars"), 1),
+    ],
+)
+def test_columns_of_common_names_are_recognised(names: tuple[str, ...], texts: int) -> None:
+    (read,) = load_tasks(None, table(*names))
+    assert read.task.kind == ("single", "pair")[texts - 1]
+    own = [name for name in names[:-1] if name != "title"]
+    assert read.train.texts[0][0].startswith(own[0]) and read.train.texts[0][-1].startswith(own[-1])
+    assert f"texts from {' and '.join(map(repr, own))}" in read.notes[0]
+
+
+def test_our_own_columns_are_taken_without_a_word() -> None:
+    rows = [{"text": f"{i}", "sentence": "no", "label": i % 2, "class": 0} for i in range(20)]
+    (read,) = load_tasks(None, {"mood": {"train": rows, "test": rows}})
+    assert read.test.first == tuple(map(str, range(20))) and read.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        (
+            ("review", "comment", "label"),
+            "the texts may be in 'review', or in 'comment'. Say which, by --text-column 'review'",
+        ),
+        (
+            ("question", "answer", "sentence", "label"),
+            "the texts may be in 'question' and 'answer', or in 'question' and 'sentence'",
+        ),
+        (
+            ("text", "topic", "sentiment"),
+            "the labels may be in 'sentiment', or in 'topic'. Say which, by --label-column",
+        ),
+        (("phrase", "label"), "has no column 'text': expected text (or text_a and text_b), and label; found 'phrase'"),
+        (
+            ("text", "rank"),
+            "has no column 'label': expected text (or text_a and text_b), and label; found 'text', 'rank'",
+        ),
+    ],
+)
+def test_columns_that_may_be_meant_are_named(names: tuple[str, ...], fault: str) -> None:
+    assert fault in refusal(table(*names))
+
+
+def test_columns_may_be_named(tmp_path: Path) -> None:
+    from forgetfree.data.columns import Columns
+
+    data = table("phrase", "topic", "review", "rank")
+    (read,) = load_tasks(None, data, columns=Columns.of("phrase", "rank"))
+    assert read.train.first[0].startswith("phrase") and read.notes == (
+        "Task 'mood' (data['mood']): 4 test and 2 validation rows held out from the 20, always the same.",
+    )
+    (read,) = load_tasks(None, data, columns=Columns.of(["topic", "phrase"], "rank"))
+    assert read.train.texts[0][0].startswith("topic") and read.train.texts[0][1].startswith("phrase")
+    text_file(tmp_path / "mood" / "train.csv", data["mood"])
+    (tmp_path / "mood" / "source.json").write_text('{"text_column": "phrase", "label_column": "rank"}')
+    assert load_task("mood", str(tmp_path)).train.first[0].startswith("phrase")
+    assert load_task("mood", str(tmp_path), columns=Columns.of("review", None)).train.first[0].startswith("review")
+    (tmp_path / "mood" / "source.json").write_text('{"text_column": 3}')
+    assert "text_column must be the name of a column, or a list of two for pairs, got 3" in refusal(str(tmp_path))
+    (tmp_path / "mood" / "source.json").unlink()
+    message = refusal(data, columns=Columns.of("phase", "rank"))
+    assert "has no column 'phase', which is named as text_column; found 'phrase', 'topic', 'review', 'rank'" in message
+    assert "which is named as label_column" in refusal(data, columns=Columns.of("phrase", "rang"))
+    assert "one text a row, and 2 columns of texts" in refusal(
+        {"sst2": data["mood"]}, "sst2", columns=Columns.of(["phrase", "topic"], "rank")
+    )
+    for texts, label in ((["a", "b", "c"], None), (["a", "a"], None), ("a", "a"), ([""], None)):
+        with pytest.raises(UsageError, match="Name each column once"):
+            Columns.of(texts, label)
+    with pytest.raises(UsageError, match="The columns of the tasks of 'demo' are known"):
+        load_tasks("sst2", "demo", columns=Columns.of("text", None))
+
+
+def test_a_column_that_one_split_lacks_is_named() -> None:
+    rows = table("review", "label")["mood"]
+    message = refusal({"mood": {"train": rows, "test": [{"comment": "a", "label": 0}]}})
+    assert (
+        "data['mood']['test'] has no column 'review', which the training rows have; found 'comment', 'label'" in message
+    )
+
+
+# -- What is one task --------------------------------------------------------------------------------------
+
+
+def test_a_file_is_one_task_of_any_name(tmp_path: Path) -> None:
+    path = str(text_file(tmp_path / "mood.csv.gz"))
+    assert [rows.task.name for rows in load_tasks(None, path)] == ["mood"]
+    assert [rows.task.name for rows in load_tasks("feelings", path)] == ["feelings"]
+    with pytest.raises(UsageError, match="holds the rows of one task, and 2 are named: mood, other"):
+        load_tasks("mood,other", path)
+    for name in ("..", "a/b", "sub/"):
+        with pytest.raises(UsageError, match="Unknown"):
+            load_task(name, path)
+
+
+def test_several_tasks_come_from_several_forms(tmp_path: Path) -> None:
+    text_file(tmp_path / "moods" / "b.jsonl")
+    data = {"a": ROWS, "b": str(tmp_path / "moods" / "b.jsonl"), "c": pandas.DataFrame(ROWS)}
+    assert [rows.task.name for rows in load_tasks(None, data)] == ["a", "b", "c"]
+    assert [rows.task.name for rows in load_tasks(["c", "a"], data)] == ["c", "a"]
+    assert [rows.task.name for rows in load_tasks("b, a", data)] == ["b", "a"]
+    assert "Unknown stream or task 'd'. Known: a, b, c. The data given hold a, b, c." in refusal(data, "d")
+
+
+def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: Path) -> None:
+    card = "---\nconfigs:\n"
+    for name, rows in (("home", ROWS), ("work", ROWS[:30])):
+        class_labels(rows).to_parquet(tmp_path / f"{name}.parquet")
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.parquet").rename(tmp_path / name / "train-00000-of-00001.parquet")
+        card += f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train-*\n"
+    (tmp_path / "README.md").write_text(f"{card}---\n")
+    read = load_tasks("work,home", str(tmp_path))
+    assert [len(each.train) + len(each.validation) + len(each.test) for each in read] == [30, 40]
+    message = refusal(str(tmp_path), "play")
+    assert f"Unknown stream or task 'play'. Known: home, work. {tmp_path} holds home, work." in message
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        (3, "data['mood']: expected a datasets.Dataset or DatasetDict, a pandas.DataFrame, a list of rows"),
+        ((row for row in ROWS), "got a generator"),
+        ([("text", 0)], "data['mood'], row 0: expected columns and values, got [\"text\", 0]"),
+        ([], "has no column 'text'"),
+        ({"text": ["a"], "label": [0]}, "has no train split; it holds text, label"),
+        (pandas.DataFrame([[1, 2]], columns=["text", "text"]), "has column 'text' twice"),
+        ([{"text": "a \udcff", "label": 0}], "row 0, column 'text': expected a text, got"),
+        ("nowhere.csv", "The data directory 'nowhere.csv' does not exist"),
+    ],
+)
+def test_what_holds_no_rows_is_refused(rows: Any, fault: str) -> None:
+    message = refusal({"mood": rows})
+    assert fault in message
+    message.encode()
+
+
+def test_damaged_folders_of_the_datasets_library_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, dataset())
+    (arrow,) = folder.glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:100])
+    assert f"{folder} cannot be read by the datasets library: " in refusal(str(folder))
+    folder = snapshot(tmp_path)
+    (folder / "data" / "train-00001-of-00002.parquet").write_bytes(b"PAR1")
+    assert f"{folder} cannot be read by the datasets library: " in refusal(str(folder))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    import numpy
+
+    rows = [{"text": f"{i}", "label": numpy.int64(i % 2)} for i in range(20)]
+    assert {*load_tasks(None, {"mood": rows})[0].train.labels} == {0, 1}
+    frame = pandas.DataFrame({"text": [f"{i}" for i in range(20)], "label": numpy.float32([0, 1] * 10)})
+    assert {*load_tasks(None, {"mood": frame})[0].train.labels} == {0, 1}
+    frame.loc[3, "text"] = None
+    assert "data['mood'], row 3, column 'text': expected a text, got nothing" in refusal({"mood": frame})
+
+
+def test_existing_data_are_read_as_before(tmp_path: Path) -> None:
+    """Fingerprints of version 0.2, of which runs have a record."""
+    for split in ("train", "validation", "test"):
+        text_file(tmp_path / "mine" / f"{split}.jsonl", [{"text": f"{split} {i}", "label": i % 2} for i in range(30)])
+    read: TaskRows = load_task("mine", str(tmp_path))
+    assert read.fingerprint() == "9ee3840177d56439eb2f57c46787daa1ce74bbb70b019b01b4c84f0a3593a1a0"
+    (tmp_path / "mine" / "test.jsonl").unlink()
+    assert (
+        load_task("mine", str(tmp_path)).fingerprint()
+        == "81384d87859a916a6265ee3a2f66b02bedc9b64253904d82a622975f80b49076"
+    )
