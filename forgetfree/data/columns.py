@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forgetfree.errors import DataError, UsageError
+from forgetfree.errors import DataError, UsageError, nearest
 from forgetfree.tasks import Kind
 
 #: The columns of a pair of texts.
@@ -82,9 +82,11 @@ def choose(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) 
     for name in (*asked.texts, *filter(None, [asked.label])):
         if name not in found:
             option = "text_column" if name in asked.texts else "label_column"
+            pair = "For a pair of texts give --text-column twice. " if "," in name else ""
             raise DataError(
-                f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}. Name one of these with "
-                f"--{option.replace('_', '-')}, or for one task alone as {option} in its source.json."
+                f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}.{nearest(name, found)} "
+                f"{pair}Name one of these with --{option.replace('_', '-')}, or for one task alone as {option} in its "
+                "source.json."
             )
     if asked.texts and kind and len(asked.texts) != (1 if kind == "single" else 2):
         raise DataError(

@@ -116,11 +116,11 @@ def is_snapshot(folder: Path) -> bool:
     """Return whether the folder is a data set of the hub as it is downloaded: files in parts, or a card that describes them."""
     if is_saved(folder):
         return False
-    places = [place for place in (folder, folder / "data") if place.is_dir()]
-    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or has_card(folder)
+    places = [place for place in (folder, folder / "data") if place.is_dir() and os.access(place, os.R_OK | os.X_OK)]
+    return any(_SHARD.fullmatch(path.name.lower()) for place in places for path in place.iterdir()) or _has_card(folder)
 
 
-def has_card(folder: Path) -> bool:
+def _has_card(folder: Path) -> bool:
     """Return whether a ``README.md`` describes the folder as a data set of the hub."""
     card = folder / "README.md"
     if not card.is_file():

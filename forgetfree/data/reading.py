@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.columns import PAIR, Columns, choose
-from forgetfree.data.in_memory import has_card, is_saved, is_snapshot, read_saved, read_snapshot
+from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.labels import learn_labels
 from forgetfree.data.rows import TaskRows, complete
 from forgetfree.data.source_json import described, infer, read_source
@@ -26,16 +27,22 @@ def is_one_task(root: Path) -> bool:
     """Return whether a folder is itself a task, and not a folder of tasks."""
     if is_saved(root):
         return True
-    tasks = [path.name for path in root.iterdir() if path.is_dir() and holds_a_task(path)]
-    if tasks in ([], ["data"]):
-        return is_snapshot(root) or (not tasks and holds_a_task(root))
-    return has_card(root)
+    if any(_has_files(path) for path in root.iterdir() if path.is_dir() and path.name != "data"):
+        return False  # of a snapshot, it is the folder of files
+    return is_snapshot(root) or _has_files(root)
 
 
 def holds_a_task(folder: Path) -> bool:
-    """Return whether a folder holds files of rows, whatever may be wrong with them."""
+    """Return whether a folder holds rows in any form, whatever may be wrong with them."""
+    return _has_files(folder) or is_saved(folder) or is_snapshot(folder)
+
+
+def _has_files(folder: Path) -> bool:
+    """Return whether a folder holds the file of a split; one that may not be read holds none."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return False
     named = (format_of(path.name) for path in folder.iterdir() if path.is_file())
-    return is_saved(folder) or any(format and split_of(stem) for stem, format in named) or is_snapshot(folder)
+    return any(format and split_of(stem) for stem, format in named)
 
 
 def read_folder(name: str, folder: Path, asked: Columns) -> TaskRows:

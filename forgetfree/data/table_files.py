@@ -171,6 +171,11 @@ def _read_csv(path: Path, **dialect: Any) -> Table:
                 f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
             ) from error
     names, *records = lines or [[]]
+    if len(names) == 1 and (sign := next((sign for sign in ";\t|" if sign in names[0]), "")):
+        raise DataError(
+            f"{path} has one column, {shown(names[0])}: its cells seem to be separated by {sign!r}. Separate them by commas; a "
+            "file whose cells are separated by tabs ends in .tsv."
+        )
     _check_names(str(path), [name for name in names if name])  # a column without a name is not read
     for number, record in enumerate(records, 1):
         if len(record) != len(names):

@@ -180,6 +180,13 @@ def test_tsv_is_read_with_quotes_and_without(tmp_path: Path, content: str, texts
     assert load_task("mood", str(tmp_path)).train.first == texts
 
 
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+def test_other_separators_of_csv_are_named(tmp_path: Path, sign: str) -> None:
+    (tmp_path / "mood.csv").write_text(f"text{sign}label\nyes, it is{sign}1\nno{sign}0\n")
+    message = refusal(str(tmp_path / "mood.csv"))
+    assert f"its cells seem to be separated by {sign!r}. Separate them by commas; a file whose cells" in message
+
+
 def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
     text_file(tmp_path / "mood.jsonl").rename(tmp_path / "mood.json")
     assert len(load_task("mood", str(tmp_path / "mood.json")).train) == 28
@@ -399,7 +406,9 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     assert "text_column must be the name of a column, or a list of two for pairs, got 3" in refusal(str(tmp_path))
     (tmp_path / "mood" / "source.json").unlink()
     message = refusal(data, columns=Columns.of("phase", "rank"))
-    assert "has no column 'phase', which is named as text_column; found 'phrase', 'topic', 'review', 'rank'" in message
+    assert "has no column 'phase', which is named as text_column; found 'phrase', 'topic', 'review', 'rank'." in message
+    assert "Did you mean 'phrase'?" in message
+    assert "For a pair of texts give --text-column twice." in refusal(data, columns=Columns.of("phrase,topic", "rank"))
     assert "which is named as label_column" in refusal(data, columns=Columns.of("phrase", "rang"))
     assert "one text a row, and 2 columns of texts" in refusal(
         {"sst2": data["mood"]}, "sst2", columns=Columns.of(["phrase", "topic"], "rank")
@@ -431,6 +440,18 @@ def test_a_file_is_one_task_of_any_name(tmp_path: Path) -> None:
     for name in ("..", "a/b", "sub/"):
         with pytest.raises(UsageError, match="Unknown"):
             load_task(name, path)
+
+
+def test_a_folder_of_tasks_stays_one_whatever_lies_beside_them(tmp_path: Path) -> None:
+    for name in ("mood", "data"):
+        text_file(tmp_path / name / "train.csv")
+    text_file(tmp_path / "train.csv", ROWS[:20])
+    (tmp_path / "README.md").write_text("---\ndataset_info: x\nconfigs: y\n---\n")
+    assert "(" + str(tmp_path / "mood" / "train.csv") in load_task("mood", str(tmp_path)).notes[0]
+    assert len(load_task("data", str(tmp_path)).train) > 20
+    (tmp_path / "mood" / "train.csv").unlink()
+    (tmp_path / "README.md").unlink()
+    assert len(load_task("any", str(tmp_path)).test) == 4  # the file beside the empty folder is the task now
 
 
 def test_several_tasks_come_from_several_forms(tmp_path: Path) -> None:
