@@ -23,6 +23,8 @@ def written(value: Any) -> int | str:
     Raises:
         ValueError: it is neither; with a sentence that says more, where there is more to say.
     """
+    if type(value) is int and abs(value) < 10**_DIGITS:  # nearly all
+        return value
     if isinstance(value, bool):
         return str(value).lower()
     text = value.strip() if isinstance(value, str) else str(value)
