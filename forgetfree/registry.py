@@ -80,6 +80,16 @@ STRATEGIES: dict[str, Entry] = {
     "o-lora": Entry(
         "forgetfree.strategies.lora.o_lora:OLoRA", "low-rank adapters on top of each other, kept orthogonal"
     ),
+    "merge-task-arithmetic": Entry(
+        "forgetfree.strategies.merging:MergeTaskArithmetic", "the sum of the tasks' changes to θ_pre (task arithmetic)"
+    ),
+    "merge-ties": Entry(
+        "forgetfree.strategies.merging:MergeTies", "the mean of the tasks' largest changes of one sign (TIES)"
+    ),
+    "merge-stitch": Entry(
+        "forgetfree.strategies.merging:MergeStitch",
+        "a region per task, the mean where they overlap (Localize-and-Stitch)",
+    ),
     "replay": Entry("forgetfree.strategies.avalanche_baselines:Replay", "rows of earlier tasks beside each batch"),
     "agem": Entry("forgetfree.strategies.avalanche_baselines:AGEM", "no gradient against that of remembered rows"),
     "gem": Entry("forgetfree.strategies.avalanche_baselines:GEM", "no gradient against any earlier task's"),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.core.graft import Graft
+from forgetfree.core.graft import Graft, grafted
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, Trained
@@ -146,6 +146,7 @@ class TaskRegions:
         readout: dict[str, Tensor] | None = None,
         budget: int | None = None,
         steps: int | None = None,
+        options: TrainingOptions | None = None,
         trained: Callable[[], Trained] | None = None,
     ) -> Training:
         """Return the training of what no earlier task owns of ``region``, on top of what the model holds now.
@@ -157,6 +158,7 @@ class TaskRegions:
             readout: where the readout starts from; default: untrained.
             budget: how many entries the rate of AdamW is meant for; default: those of the region.
             steps: updates; default: ``options.region_steps``, or as many as fine-tuning.
+            options: how it is trained; default: as `region_training` says.
             trained: makes what is trained, which may move any entry of a model between whose tasks θ_pre stands; default: the
                 values of the free entries.
         """
@@ -191,7 +193,7 @@ class TaskRegions:
             what,
             readouts,
             strategy.full_steps(task) if steps is None else steps,
-            region_training(strategy.options, len(space), len(region) if budget is None else budget),
+            options or region_training(strategy.options, len(space), len(region) if budget is None else budget),
         )
 
     def _clear(self) -> None:
@@ -239,6 +241,13 @@ class TaskRegions:
                 yield
             finally:
                 self._rest()
+
+    @contextmanager
+    def answering_by(self, graft: Graft) -> Iterator[None]:
+        """Inside, the model is θ_pre with ``graft``, whichever task is answered."""
+        strategy = self._strategy
+        with self._set_aside(), self.pre_trained(), grafted(strategy.model.backbone, strategy.space, graft):
+            yield
 
     @contextmanager
     def _set_aside(self) -> Iterator[None]:

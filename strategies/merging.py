@@ -1,0 +1,144 @@
+"""Merging as strategies: each task is fine-tuned alone, and one merged model answers all tasks that are learned."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from forgetfree.continual.regions import TaskRegions
+from forgetfree.continual.skills import learn_region
+from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
+from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.core.base_regions import budget, most_moved
+from forgetfree.core.graft import Graft
+from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule, merge
+from forgetfree.core.regions import Region
+from forgetfree.learning.localization import LocalizationOptions, check_localization
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.models.state import ModelState
+from forgetfree.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskArithmeticOptions(TaskwiseOptions):
+    """Task arithmetic."""
+
+    weight: float = option(WEIGHTS["task-arithmetic"], "λ, by which the sum of the task vectors is multiplied", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiesOptions(TaskwiseOptions):
+    """TIES."""
+
+    weight: float = option(WEIGHTS["ties"], "λ, by which the merged task vector is multiplied", above=0)
+    density: float = option(DENSITY, "k: the share of the entries that each task vector keeps", above=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StitchOptions(TaskwiseOptions, LocalizationOptions):
+    """Localize-and-Stitch."""
+
+
+class Merging(ContinualStrategy):
+    """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
+
+    A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
+    an untrained readout. What is kept is a ledger of one graft a task, of which the merged model is made.
+    """
+
+    taskwise: ClassVar[bool] = True
+    rule: ClassVar[MergeRule]
+
+    def setup(self) -> None:
+        """Make an empty ledger, in which each task stands alone."""
+        self.regions = TaskRegions(self, "alone")
+        self._merged: tuple[int, Graft] | None = None
+
+    @abstractmethod
+    def region(self, task: EncodedTask, fine_tuned: ModelState) -> tuple[Region, float]:
+        """Return the entries of θ_ft that are kept, and the share of the space that they were allowed."""
+
+    def begin(self, task: EncodedTask) -> Training:
+        """Fine-tune θ_pre on the task alone; nothing is trained after that."""
+        self.regions.ledger.check_new(task.name)
+        fine_tuned = self.fine_tuned(task)
+        self._region, self._share = self.region(task, fine_tuned)
+        readout = dict(fine_tuned.readouts[task.name])
+        return self.regions.training(
+            task, self._region, start=fine_tuned.theta, readout=readout, steps=0, options=self.options
+        )
+
+    def commit(self, task: EncodedTask, training: Training) -> None:
+        """Record the task's entries."""
+        self.regions.commit(task, self._region, self._share)
+
+    @contextmanager
+    def answering(self, task: EncodedTask) -> Iterator[None]:
+        """Answer with the merged model."""
+        with self.regions.answering_by(self.merged()):
+            yield
+
+    def merged(self) -> Graft:
+        """Return what the merged model holds on top of θ_pre, merged once after each task."""
+        records = self.regions.ledger.records
+        if self._merged is None or self._merged[0] != len(records):
+            settings: dict[str, Any] = {
+                name: getattr(self.options, name) for name in ("weight", "density") if hasattr(self.options, name)
+            }
+            grafts = [record.owned for record in records] or [Graft(Region.empty(), self.pre_trained.theta[:0])]
+            self._merged = len(records), merge(grafts, self.pre_trained.theta, self.rule, **settings)
+        return self._merged[1]
+
+
+class MergeTaskArithmetic(Merging):
+    """Task arithmetic: θ_pre + λ Σ_t (θ_t − θ_pre) (Ilharco et al., 2023, arXiv:2212.04089)."""
+
+    Options: ClassVar[type[TrainingOptions]] = TaskArithmeticOptions
+    rule: ClassVar[MergeRule] = "task-arithmetic"
+
+    def region(self, task: EncodedTask, fine_tuned: ModelState) -> tuple[Region, float]:
+        """Return all entries that moved."""
+        return most_moved(self.pre_trained.theta, fine_tuned.theta, len(self.space)), 1.0
+
+
+class MergeTies(Merging):
+    """TIES: the most moved entries of each task, a sign elected for each entry, the mean of those that have it.
+
+    Yadav et al., 2023, arXiv:2306.01708, alg. 1. The trimming is done once a task, so no more of it is kept.
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = TiesOptions
+    rule: ClassVar[MergeRule] = "ties"
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Refuse a density that leaves no entry."""
+        budget(len(stream.model.space()), options.density)
+
+    def region(self, task: EncodedTask, fine_tuned: ModelState) -> tuple[Region, float]:
+        """Return the most moved entries."""
+        share = self.options.density
+        return most_moved(self.pre_trained.theta, fine_tuned.theta, budget(len(self.space), share)), share
+
+
+class MergeStitch(Merging):
+    """Localize-and-Stitch: a localized region a task, the mean of the values where regions overlap.
+
+    He et al., 2024, arXiv:2408.13656. Difference: regions are found by the search of grafting (eqs. 3 and 4 of
+    arXiv:2302.06600), by the rows of fine-tuning, and not by a search with an L1 penalty.
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = StitchOptions
+    rule: ClassVar[MergeRule] = "stitch"
+
+    @classmethod
+    def check(cls, options: Any, stream: Stream) -> None:
+        """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
+        check_localization(options, stream.model.space())
+
+    def region(self, task: EncodedTask, fine_tuned: ModelState) -> tuple[Region, float]:
+        """Return the task's localized region."""
+        return learn_region(self, task, fine_tuned).region, self.options.sparsity
