@@ -14,6 +14,7 @@
     ├── TrainingError            training went wrong, e.g. the loss is not finite
     ├── MetricError              a metric cannot be computed from what was given
     ├── ReportError              results that cannot be read or merged
+    ├── HubError                 the Hugging Face hub cannot be reached, or refuses
     ├── RunError                 a run directory that cannot be written or continued
     └── ConformanceError         a strategy or a stream of your own breaks its contract
 
@@ -110,6 +111,10 @@ class MetricError(ForgetfreeError):
 
 class ReportError(ForgetfreeError):
     """Results cannot be read or merged."""
+
+
+class HubError(ForgetfreeError):
+    """The Hugging Face hub cannot be reached, or refuses."""
 
 
 class RunError(ForgetfreeError):

@@ -56,6 +56,24 @@ _COMMANDS = {
         "apply runs/graft/graft.safetensors --model minilm --out sst2-minilm",
     ),
 }
+_COMMANDS |= {
+    "merge": (
+        *("Use", "GRAFT GRAFT... --out FILE [OPTIONS]", "Merge grafts into one model for all of their tasks."),
+        "merge qnli.safetensors sst2.safetensors --by ties --out merged.safetensors",
+    ),
+    "convert": (
+        *("Exchange", "GRAFT|DIR --to FORMAT --out PATH [OPTIONS]", "Turn a graft into an adapter of PEFT, or back."),
+        "convert graft.safetensors --to shira --out adapter --model minilm",
+    ),
+    "push": (
+        *("Exchange", "FILE|DIR OWNER/NAME [OPTIONS]", "Put a graft or a ledger on the Hugging Face hub, with a card."),
+        "push runs/graft me/sst2-graft --private",
+    ),
+    "pull": (
+        *("Exchange", "OWNER/NAME --out DIR [OPTIONS]", "Get a graft or a ledger from the hub, and check it."),
+        "pull me/sst2-graft --out sst2-graft",
+    ),
+}
 for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
     app.command(
         f"forgetfree.cli.{'listing' if _name == 'list' else _name}:command",  # a module named list would hide the type

@@ -7,13 +7,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.hub import go_offline_if_cut_off, local_path, needs_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.words import no_empty_directories
 from forgetfree.display import escaped
 from forgetfree.jobs.environment import make_directory, quiet_libraries
 
-GraftFile = Annotated[Path, Parameter(name="GRAFT", help="a graft.safetensors, or the directory that holds it")]
+GraftFile = Annotated[
+    Path, Parameter(name="GRAFT", help="a graft.safetensors, the directory that holds it, or hf://OWNER/NAME")
+]
 Model = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name the graft has for it)")
 ]
@@ -27,7 +29,7 @@ def command(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: D
     from forgetfree.core.graft_file import find_graft
     from forgetfree.serve.apply import apply_graft
 
-    graft = Graft.load(find_graft(graft_file))
+    graft = Graft.load(find_graft(local_path(graft_file)))
     name = model or (graft.origin.model if graft.origin else "minilm")
     if needs_hub(name):
         go_offline_if_cut_off()

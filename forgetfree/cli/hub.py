@@ -1,9 +1,10 @@
-"""Whether the Hugging Face hub can be reached, known before its client begins to wait for it."""
+"""The Hugging Face hub: whether it can be reached, known before its client begins to wait for it; and its files."""
 
 from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +20,17 @@ _PATIENCE = 2.5
 def needs_hub(model: str, data: str = "") -> bool:
     """Whether one of them is read from the hub."""
     return data == "hub" or not (model == "minilm" or Path(model).is_dir() or is_place(model))
+
+
+def local_path(name: str | Path) -> Path:
+    """Return the path of a file or directory; of ``hf://OWNER/NAME``, that of the graft or ledger in the hub's cache."""
+    if not str(name).startswith("hf:"):
+        return Path(name)
+    go_offline_if_cut_off()
+    from forgetfree.serve.hub import fetch
+
+    # A path has no two slashes side by side.
+    return fetch(re.sub("^hf:/+", "hf://", str(name)))
 
 
 def go_offline_if_cut_off() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.display import escaped
+from forgetfree.errors import UsageError
 
 #: The longest message, in characters.
 _LONGEST = 4000
@@ -43,6 +44,12 @@ def free_directory(stream: str) -> str:
     while os.path.lexists(path):
         path, number = Path("runs") / f"{name}-{number}", number + 1
     return str(path)
+
+
+def check_new_file(path: Path) -> None:
+    """Raise ``UsageError`` where a file would take the place of another."""
+    if os.path.lexists(path):
+        raise UsageError(f"--out {str(path)!r} exists. Give a new name.")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 Its head determines how it is read: a sequence classifier by its own head, which does not change; masked and causal
 language models by label words; a token classifier by its linear layer at the first token (the last, for causal models).
 A body with a separate file of a linear readout, as ``forgetfree apply`` may write it, is read by that layer in the same way.
+An adapter of PEFT (LoRA, say) is merged into the pre-trained model, and then read as that model is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_l
 from forgetfree.models.checkpoint import read_config, read_weights, weight_files
 from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.models.peft_directory import READOUT, adapter_loader, is_adapter, merged_directory
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: The part of an architecture's name that names its head, how that is read, and the class that loads it.
@@ -35,8 +37,6 @@ _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
     ("ForSequenceClassification", "classifier", "AutoModelForSequenceClassification"),
     ("ForTokenClassification", "linear", "AutoModelForTokenClassification"),
 )
-#: The file of a linear readout that no head of the architecture can hold; its metadata has the ``labels``.
-READOUT = "readout.safetensors"
 #: Settings that change answers and that no tensor's shape shows.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
 
@@ -93,7 +93,7 @@ def load_fine_tuned(
     """Load a fine-tuned model, and the pre-trained one with the same readout.
 
     Args:
-        directory: in Hugging Face layout; a tokenizer is not needed.
+        directory: in Hugging Face layout; a tokenizer is not needed. Or an adapter of PEFT.
         model: the pre-trained model's name or directory.
         task: what it was fine-tuned on; labels are matched by name.
         graftable: see `ReadoutModel`.
@@ -103,6 +103,9 @@ def load_fine_tuned(
         UsageError: it cannot be the pre-trained model fine-tuned on the task; the message says why.
         ModelError: one of the two cannot be loaded.
     """
+    if is_adapter(directory):
+        with merged_directory(directory, model) as merged:
+            return load_fine_tuned(merged, model, task, graftable=graftable, max_length=max_length)
     kind, loader = _head(directory)
     bare = loader == "AutoModel"  # a body, with its readout in a separate file
     own: dict[str, Tensor] = {}
@@ -185,13 +188,16 @@ def label_order(names: Mapping[int, str], task: TaskDefinition, directory: str) 
 def _head(directory: str) -> tuple[ReadoutKind, str]:
     """Return how a fine-tuned model is read, and the class that loads it."""
     path = Path(directory)
+    if is_adapter(path):
+        loader = adapter_loader(path)
+        kinds: tuple[tuple[str, ReadoutKind], ...] = tuple((part, kind) for part, kind, _ in _HEADS)
+        kinds = (*kinds, ("ForMaskedLM", "prompt"), ("CausalLM", "causal"), ("LMHead", "causal"))
+        return next((kind for part, kind in kinds if part in loader), "linear"), loader
     weighed = any(path.glob("model*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     if not weighed or not (path / "config.json").is_file():
-        adapter = (path / "adapter_config.json").is_file()
-        what = "a PEFT adapter: merge it into its model first" if adapter else "no model"
         raise UsageError(
-            f"--fine-tuned {directory!r} is {what}. Expected a directory in Hugging Face layout: config.json and weights, as "
-            "save_pretrained writes them."
+            f"--fine-tuned {directory!r} is no model. Expected a directory in Hugging Face layout: config.json and weights, as "
+            "save_pretrained writes them; or an adapter of PEFT."
         )
     weight_files(directory, directory)
     config = read_config(directory, directory)

@@ -62,7 +62,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
         UsageError: there is something in ``out``.
     """
     origin, out = _origin(graft), Path(out)
-    _check_free(out)
+    check_free(out)
     readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
     loaded = load_model(model, readout, max_length=origin.max_length)
     graft.apply_(loaded.model)
@@ -107,7 +107,8 @@ def _origin(graft: Graft) -> GraftOrigin:
     return graft.origin
 
 
-def _check_free(out: Path) -> None:
+def check_free(out: Path) -> None:
+    """Raise ``UsageError`` unless ``out`` does not exist, or is an empty directory."""
     if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
         return
     if out.exists() or out.is_symlink():

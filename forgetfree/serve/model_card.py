@@ -48,7 +48,7 @@ def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) 
     task = origin.task
     words = (f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
     return (
-        _templates()
+        templates()
         .get_template("model_card.md.jinja")
         .render(
             origin=origin,
@@ -87,7 +87,7 @@ def encode_source(encoder: Encoder, *, pair: bool) -> str:
     if encoder.pieces is None and not any(around):
         parts[-1] += f" or [{encoder.blank}]"
     return (
-        _templates()
+        templates()
         .get_template("encode.py.jinja")
         .render(
             slots=slots,
@@ -107,7 +107,8 @@ def _part(piece: str | Slot, *, inside: bool) -> str:
     return "[tokenizer.mask_token_id]" if piece.name == "mask" else piece.name
 
 
-def _templates() -> Environment:
+def templates() -> Environment:
+    """Return the templates of cards; names of users are to pass the filter ``plain``."""
     loader = PackageLoader("forgetfree.serve", "")
     found = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     found.filters |= {"plain": _plain, "listed": _listed}

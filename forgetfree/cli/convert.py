@@ -1,0 +1,77 @@
+"""``forgetfree convert``: a graft as an adapter of PEFT, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from forgetfree.cli.hub import go_offline_if_cut_off, local_path, needs_hub
+from forgetfree.cli.usage import Debug
+from forgetfree.cli.words import check_new_file, say
+from forgetfree.display import escaped
+from forgetfree.errors import UsageError
+from forgetfree.jobs.environment import quiet_libraries
+
+
+def command(
+    source: Annotated[
+        str, Parameter(name="GRAFT|DIR", help="a graft.safetensors, or the directory of a SHiRA adapter")
+    ],
+    /,
+    *,
+    to: Annotated[
+        Literal["shira", "graft"], Parameter(help="shira: an adapter of PEFT, from a graft; graft: the way back")
+    ],
+    model: Annotated[
+        str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name that the file has for it)")
+    ] = None,
+    drop_others: Annotated[
+        bool, Parameter(help="leave out what SHiRA cannot hold: all but weights of linear layers")
+    ] = False,
+    out: Annotated[Path, Parameter(metavar="PATH", help="the directory, or the graft's file, to write; must be new")],
+    debug: Debug = False,
+) -> None:
+    """Convert."""
+    quiet_libraries()
+    from forgetfree.core.graft import Graft
+    from forgetfree.core.graft_file import find_graft
+    from forgetfree.serve.apply import check_free
+    from forgetfree.serve.shira import from_shira, to_shira
+
+    if to == "graft":
+        if drop_others:
+            raise UsageError("--drop-others goes with --to shira: a graft holds all that an adapter has. Leave it out.")
+        check_new_file(out)
+        _reach(model)
+        graft = from_shira(source, model)
+        graft.save(out)
+        print(escaped(f"{out}: a graft of {len(graft.region):,} entries."))
+        if graft.origin is None:
+            say(
+                "note: the adapter does not say for which task it is, so the graft has no readout: Graft.apply_ puts it in."
+            )
+        return
+    check_free(out)
+    graft = Graft.load(find_graft(local_path(source)))
+    name = model or (graft.origin.model if graft.origin else "minilm")
+    _reach(name)
+    made = to_shira(graft, name, out, drop_others=drop_others)
+    print(
+        escaped(
+            f"{out}: a SHiRA adapter, r = {made.rank}, of {made.entries:,} entries and {made.padding:,} with Δ = 0."
+        )
+    )
+    if made.dropped:
+        count = sum(made.dropped.values())
+        print(
+            escaped(f"note: {count:,} entries in {len(made.dropped)} tensors are left out: {', '.join(made.dropped)}.")
+        )
+    if made.rounded:
+        print(f"note: {made.rounded:,} values are no θ_pre + Δ in float32, and are off by up to {made.error:.1e}.")
+
+
+def _reach(model: str | None) -> None:
+    if model and needs_hub(model):
+        go_offline_if_cut_off()

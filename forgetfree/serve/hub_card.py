@@ -1,0 +1,84 @@
+"""The card of a graft or a ledger on the hub: what it is for, on which model, how well it does, how it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from forgetfree.core.graft import Graft
+from forgetfree.core.graft_origin import GraftOrigin
+from forgetfree.errors import GraftError, ReportError
+from forgetfree.ledger import Ledger
+from forgetfree.results.config_file import load_run
+from forgetfree.results.scores import SCORES_FILE, Score, read_scores
+from forgetfree.serve.model_card import templates
+
+
+def hub_card(held: Graft | Ledger, file: Path, repository: str, license: str | None = None) -> str:
+    """Return the card as Markdown.
+
+    Args:
+        held: the graft or the ledger.
+        file: its file. Where it lies in what a command wrote, the scores and the model's name are found there.
+        repository: its name on the hub.
+        license: the licence by its identifier; default: none is named.
+
+    Raises:
+        GraftError: the graft does not say for which task and model it was made.
+    """
+    if isinstance(held, Graft):
+        if held.origin is None:
+            raise GraftError(
+                "The graft does not say for which task and model it was made, so nobody could use it from the hub."
+            )
+        tasks, model = [held.origin.task], held.origin.model
+        fingerprint, entries, scores = held.origin.fingerprint, len(held.region), list(_graft_scores(held.origin, file))
+    else:
+        tasks = [record.definition for record in held.records if record.definition]
+        model, fingerprint, entries = _model_of(file), held.fingerprint, len(held.owned())
+        scores = list(_ledger_scores(held, file))
+    return (
+        templates()
+        .get_template("hub_card.md.jinja")
+        .render(
+            kind="graft" if isinstance(held, Graft) else "ledger",
+            repository=repository,
+            license=license,
+            tasks=tasks,
+            model=Path(model).name if Path(model).is_absolute() else model,
+            fingerprint=fingerprint,
+            entries=entries,
+            size=len(held.space) if held.space else entries,
+            scores=scores,
+        )
+    )
+
+
+def _graft_scores(origin: GraftOrigin, file: Path) -> Iterator[Score]:
+    """Yield the scores of a graft where ``forgetfree graft`` wrote them: beside it, or in the folder of its only seed."""
+    for score in _scores([file.parent / SCORES_FILE, *file.parent.glob(f"seed-*/{SCORES_FILE}")]):
+        of = score.of
+        if (of.get("model"), of.get("sparsity"), score.task) == ("grafted", origin.sparsity, origin.task.name):
+            yield score
+
+
+def _ledger_scores(ledger: Ledger, file: Path) -> Iterator[Score]:
+    """Yield the scores after the last task where ``forgetfree run`` wrote them."""
+    for score in _scores([file.parent / SCORES_FILE]):
+        if score.after == len(ledger.records) and score.task in ledger.tasks:
+            yield score
+
+
+def _scores(files: list[Path]) -> list[Score]:
+    """Return the scores of the one file that is there; with several seeds, it is not known whose the graft is."""
+    found = [file for file in files if file.is_file()]
+    try:
+        return read_scores(found[0]) if len(found) == 1 else []
+    except ReportError:  # a card without scores is better than none
+        return []
+
+
+def _model_of(file: Path) -> str:
+    """Return the name of a ledger's base model, as the run that it lies in has it; else a ledger does not know it."""
+    run = file.absolute().parents[2] if len(file.absolute().parents) > 2 else file.parent
+    return str(load_run(run)["model"]["name"]) if (run / "config.json").is_file() else ""

@@ -1,0 +1,114 @@
+"""Grafts of one base model merged into a ledger, in which all tasks are answered by the same merged values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from forgetfree.core.body import body_space
+from forgetfree.core.graft import Graft
+from forgetfree.core.graft_origin import GraftOrigin
+from forgetfree.core.merging import MergeRule, check_merge, merge
+from forgetfree.core.regions import Region
+from forgetfree.errors import GraftError, UsageError
+from forgetfree.ledger import Ledger
+from forgetfree.ledger.records import Record
+from forgetfree.models.loading import load_model
+
+#: What must be the same in all grafts, and what it is called.
+_SHARED = {
+    "fingerprint": "base model",
+    "readout": "readout",
+    "max_length": "maximum length",
+    "tokenizer": "tokenizer",
+    "network": "configuration of the base model",
+}
+
+
+def merge_grafts(
+    grafts: Mapping[str, Graft],
+    rule: MergeRule,
+    *,
+    model: str | None = None,
+    weight: float | None = None,
+    density: float | None = None,
+) -> Ledger:
+    """Return the merged grafts as a ledger: the first task owns all entries, and each has its own readout.
+
+    Its composition is ``selection``: a task is answered with its own region, which is the same for all.
+
+    Args:
+        grafts: by the name of their file, for messages.
+        rule: how, see `forgetfree.core.merging`.
+        model: the base model; default: by the name that the grafts have for it.
+        weight: see `forgetfree.core.merging.merge`.
+        density: see `forgetfree.core.merging.merge`.
+
+    Raises:
+        UsageError: the grafts cannot be merged; the message says which differ in what.
+        GraftError, LedgerError: a graft says too little, or belongs to another model.
+    """
+    check_merge(rule, weight, density)
+    origins = _origins(grafts)
+    first = origins[0]
+    loaded = load_model(model or first.model, first.readout, max_length=first.max_length)
+    space, backbone = loaded.model.space(), loaded.model.backbone
+    layout = body_space(backbone, space).layout_hash
+    for name, graft in grafts.items():
+        if graft.space is None or graft.space.layout_hash != layout:
+            raise GraftError(
+                f"{name} has another parameter space than {loaded.name!r}. Give the model that it was made from to --model."
+            )
+    one = next(iter(grafts.values()))
+    one.apply_(backbone).apply_(backbone, check=False)  # compares weights and configuration; all grafts have the same
+    if first.tokenizer and first.tokenizer != loaded.tokenizer_digest:
+        raise GraftError(f"The grafts were made with another tokenizer than {loaded.name!r} has. Give their own model.")
+    merged = merge(list(grafts.values()), space.flatten(backbone), rule, weight, density)
+    ledger = Ledger(space, loaded.fingerprint, "selection", loaded.binding("fp32"))
+    nothing = Graft(Region.empty(), merged.values[:0])
+    for number, (origin, graft) in enumerate(zip(origins, grafts.values(), strict=True)):
+        record = Record(
+            origin.task.name,
+            merged.region,
+            nothing if number else merged,
+            len(merged.region) / len(space),
+            graft.readout,
+            definition=origin.task,
+            classes=tuple(range(len(origin.task.labels))),
+        )
+        ledger.append(record)
+    return ledger
+
+
+def _origins(grafts: Mapping[str, Graft]) -> list[GraftOrigin]:
+    """Return where the grafts come from, after checking that they can be merged."""
+    if len(grafts) < 2:
+        raise UsageError(f"There is nothing to merge: expected two grafts or more, got {len(grafts)}.")
+    origins: dict[str, GraftOrigin] = {}
+    for name, graft in grafts.items():
+        if (origin := graft.origin) is None:
+            raise GraftError(
+                f"{name} does not say for which task and model it was made. Give one that `forgetfree graft` made."
+            )
+        if origin.readout == "classifier":
+            raise GraftError(
+                f"{name} is read by a fine-tuned model's own head, and a merged model by readouts of one kind. Give grafts "
+                "with the readout linear, prompt or causal."
+            )
+        if graft.buffers:
+            raise GraftError(f"{name} holds buffers ({', '.join(sorted(graft.buffers))}), and no rule merges those.")
+        for other, known in origins.items():
+            if known.task.name == origin.task.name:
+                raise UsageError(f"{other} and {name} are both of task {origin.task.name!r}. Give one graft a task.")
+            for field, called in _SHARED.items():
+                if (ours := getattr(known, field)) != (theirs := getattr(origin, field)):
+                    raise UsageError(
+                        f"{other} and {name} cannot be merged, they differ in the {called}: {_shown(ours)} and "
+                        f"{_shown(theirs)}. Merge grafts that were made from one model in one way."
+                    )
+        origins[name] = origin
+    return list(origins.values())
+
+
+def _shown(value: object) -> str:
+    text = str(value) or "none"
+    return text if len(text) <= 20 else f"{text[:12]}…"

@@ -1,0 +1,292 @@
+"""Grafts as SHiRA adapters of PEFT, and back (Bhardwaj et al., 2024, arXiv:2406.13175).
+
+SHiRA adds a sparse Δ to the weight of a linear layer: W + Δ. It holds r (m + n) entries of every matrix of m × n that it has,
+with one r for all. Matrices with fewer get further entries with Δ = 0, which change no bit.
+
+    adapter_config.json, adapter_model.safetensors   as PEFT writes them
+    readout.safetensors                              the linear readout, if the graft has one
+    graft_origin.json                                the task and the base model, for the way back
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
+from forgetfree.core.graft import Graft
+from forgetfree.core.graft_origin import GraftOrigin
+from forgetfree.core.parameters import ParameterSpace, TensorSpec
+from forgetfree.core.regions import Region
+from forgetfree.errors import GraftError, UsageError
+from forgetfree.files import StrPath, new_directory, write_atomically
+from forgetfree.models.fine_tuned_directory import read_readout, write_readout
+from forgetfree.models.loading import load_model
+from forgetfree.models.peft_directory import READOUT, adapter_config, is_adapter, put_on
+
+ORIGIN = "graft_origin.json"
+_CARD = """---
+library_name: peft
+tags: [shira, forgetfree]
+---
+
+# SHiRA adapter for the task `{task}`
+
+Made from a graft of [forgetfree](https://pypi.org/project/forgetfree/). In Python:
+
+    network = transformers.{loader}.from_pretrained(BASE)  # {model}
+    network = peft.PeftModel.from_pretrained(network, DIRECTORY).eval()
+{reading}"""
+
+
+@dataclass(frozen=True)
+class WrittenAdapter:
+    """What `to_shira` wrote.
+
+    Attributes:
+        directory: where.
+        entries: the graft's entries that the adapter has.
+        padding: the further entries, with Δ = 0.
+        rank: SHiRA's r.
+        dropped: the graft's entries that it does not have, by tensor.
+        rounded: how many values are not θ_pre + Δ for any Δ in float32, and so off by a rounding.
+        error: the most that one of them is off by.
+    """
+
+    directory: Path
+    entries: int
+    padding: int
+    rank: int
+    dropped: Mapping[str, int]
+    rounded: int
+    error: float
+
+
+def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = False) -> WrittenAdapter:
+    """Write a graft as a SHiRA adapter.
+
+    Args:
+        graft: one in float32; on the weights of linear layers alone, unless ``drop_others``.
+        model: its base model's name or directory.
+        out: a directory that does not exist or is empty; it is written whole or not at all.
+        drop_others: leave out what SHiRA cannot hold: biases, norms, GPT-2's `Conv1D`, buffers.
+
+    Raises:
+        GraftError: the graft does not say what it is for, or belongs to another model.
+        UsageError: SHiRA cannot hold it; the message names what.
+    """
+    origin, space = graft.origin, graft.space
+    if origin is None or space is None:
+        raise GraftError(
+            "The graft does not say for which task and model it was made. Give one that `forgetfree graft` made."
+        )
+    if origin.readout == "classifier":
+        raise UsageError(
+            "The graft is read by a fine-tuned model's own head, which is no part of a SHiRA adapter. Use `forgetfree apply`."
+        )
+    loaded = load_model(model, origin.readout, max_length=origin.max_length)
+    before = graft.apply_(loaded.model)
+    before.apply_(loaded.model, check=False)
+    network: Any = loaded.model.backbone
+    layers = {f"{name}.weight": layer for name, layer in body_of(network).named_modules() if type(layer) is nn.Linear}
+    entries, dropped = _by_layer(graft, before.values, space, layers)
+    _check_held(dropped, [*graft.buffers], entries, drop_others)
+    rank = _rank(entries, layers)
+    delta = {name: _padded(each, rank * sum(layers[name].weight.shape)) for name, each in entries.items()}
+    rounded = torch.cat([each.error for each in entries.values()])
+    with new_directory(Path(out)) as directory:
+        _save(network, layers, delta, rank, origin, loaded.name, directory)
+        if origin.readout == "linear":
+            write_readout(directory / READOUT, graft.readout, origin.task.labels)
+        write_atomically(directory / ORIGIN, origin.json)
+        reading = "    # readout.safetensors reads the labels at the first token (at the last, for causal models).\n"
+        card = _CARD.format(
+            task=origin.task.name,
+            loader=_loader(origin),
+            model=origin.model,
+            reading=reading if origin.readout == "linear" else "",
+        )
+        write_atomically(directory / "README.md", card)
+    held = sum(len(each.local) for each in entries.values())
+    size = sum(len(indices) for indices, _ in delta.values())
+    return WrittenAdapter(
+        Path(out), held, size - held, rank, dropped, int(rounded.count_nonzero()), float(rounded.max())
+    )
+
+
+def from_shira(directory: StrPath, model: str | None = None) -> Graft:
+    """Return a SHiRA adapter as a graft: the entries that it changes, with the values W + Δ.
+
+    Args:
+        directory: what `to_shira` or PEFT wrote. Only from `to_shira` the graft has a readout and an origin.
+        model: the base model; default: by the name that the adapter has for it.
+
+    Raises:
+        UsageError: it is no SHiRA adapter.
+        GraftError: it belongs to another model, or changes what is no graftable tensor.
+        ModelError: it is damaged.
+    """
+    path = Path(directory)
+    if not is_adapter(path):
+        raise UsageError(
+            f"{str(path)!r} is no adapter of PEFT: expected a directory with adapter_config.json. Give one."
+        )
+    config = adapter_config(path)
+    if config["peft_type"] != "SHIRA":
+        raise UsageError(
+            f"{str(path)!r} is a {config['peft_type']} adapter, which changes whole matrices. Make a graft of it by "
+            "`forgetfree graft TASK --fine-tuned DIR`."
+        )
+    origin = _origin(path / ORIGIN)
+    name = model or (origin.model if origin else config.get("base_model_name_or_path"))
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{str(path)!r} does not name its base model. Give it to --model.")
+    loaded = load_model(name, origin.readout if origin else "auto")
+    network: Any = loaded.model.backbone
+    if origin and origin.fingerprint != (got := body_fingerprint(network)):
+        raise GraftError(
+            f"The adapter belongs to other weights, those of {origin.model!r}: expected fingerprint {origin.fingerprint[:12]}, "
+            f"that of {name!r} is {got[:12]}. Give the very weights it was made from to --model."
+        )
+    space, before = loaded.model.space(), {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    after = put_on(network, path)
+    graftable = {spec.name for spec in space.tensors}
+    changed = [key for key, tensor in after.state_dict().items() if not torch.equal(tensor, before[key])]
+    if outside := [key for key in changed if key not in graftable]:
+        raise GraftError(f"The adapter changes {outside[0]!r}, which is no graftable tensor. Use it by PEFT.")
+    pre = torch.cat([before[spec.name].reshape(-1) for spec in space.tensors])
+    theta = space.flatten(after)
+    region = Region.from_mask(theta != pre)
+    readout = read_readout(path / READOUT)[1] if (path / READOUT).is_file() else {}
+    return Graft(region, theta[region.indices], body_space(network, space), readout, origin=origin)
+
+
+# -- One matrix ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """A graft's entries in one matrix: their flat indices ``(s,)``, Δ there, what W + Δ is off by, and W's shape."""
+
+    local: Tensor
+    delta: Tensor
+    error: Tensor
+    shape: tuple[int, ...]
+
+
+def _by_layer(
+    graft: Graft, pre: Tensor, space: ParameterSpace, layers: Mapping[str, Any]
+) -> tuple[dict[str, _Entries], dict[str, int]]:
+    """Return the entries of each linear layer, and the numbers of all others by tensor."""
+    entries: dict[str, _Entries] = {}
+    dropped: dict[str, int] = {}
+    for number, local, where in space.split(graft.region.indices):
+        spec: TensorSpec = space.tensors[number]
+        if spec.name not in layers or spec.dtype != torch.float32:
+            dropped[spec.name] = len(local)
+            continue
+        # Exact where the value is within a factor of two of θ_pre (Sterbenz), and mostly elsewhere.
+        delta = graft.values[where] - pre[where]
+        error = (pre[where] + delta - graft.values[where]).abs()
+        entries[spec.name] = _Entries(local, delta, error, spec.shape)
+    return entries, dropped
+
+
+def _check_held(
+    dropped: Mapping[str, int], buffers: list[str], entries: Mapping[str, _Entries], drop_others: bool
+) -> None:
+    if not entries:
+        raise UsageError("SHiRA holds weights of linear layers in float32, and the graft has no entry there.")
+    if (dropped or buffers) and not drop_others:
+        names = [f"{name} ({count})" for name, count in dropped.items()] + buffers
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        raise UsageError(
+            f"SHiRA holds weights of linear layers in float32 alone, not {', '.join(names[:8])}{more}: {sum(dropped.values())} "
+            "entries. --drop-others leaves them out, and the adapter answers otherwise then. `forgetfree graft … --set "
+            "graftable='dense.weight|query.weight|key.weight|value.weight'` makes a graft without them."
+        )
+
+
+def _rank(entries: Mapping[str, _Entries], layers: Mapping[str, Any]) -> int:
+    """Return the smallest r for which every matrix has room for the graft's entries.
+
+    Raises:
+        UsageError: a smaller matrix has fewer entries than r asks of it.
+    """
+    rank, fullest = max((math.ceil(len(each.local) / sum(each.shape)), name) for name, each in entries.items())
+    for name, each in entries.items():
+        if rank * sum(each.shape) > math.prod(each.shape):
+            raise UsageError(
+                f"SHiRA holds r (m + n) entries of every matrix, with one r for all: {fullest!r} has "
+                f"{len(entries[fullest].local)} entries and needs r = {rank}, for which {name!r} of {tuple(each.shape)} is too "
+                "small. Make a sparser graft."
+            )
+    return rank
+
+
+def _padded(entries: _Entries, count: int) -> tuple[Tensor, Tensor]:
+    """Return sorted flat indices and Δ of ``count`` entries: further ones have Δ = −0, which changes no bit of any W."""
+    free = torch.ones(math.prod(entries.shape), dtype=torch.bool)
+    free[entries.local] = False
+    more = free.nonzero().squeeze(1)[: count - len(entries.local)]
+    indices, order = torch.cat([entries.local, more]).sort()
+    return indices, torch.cat([entries.delta, entries.delta.new_full((len(more),), -0.0)])[order]
+
+
+# -- The directory ---------------------------------------------------------------------------------------
+
+
+def _save(
+    network: Any,
+    layers: Mapping[str, Any],
+    delta: Mapping[str, tuple[Tensor, Tensor]],
+    rank: int,
+    origin: GraftOrigin,
+    model: str,
+    directory: Path,
+) -> None:
+    """Let PEFT make the adapter, fill it, and let PEFT write it."""
+    from peft import ShiraConfig, get_peft_model
+
+    masks = {id(layers[name]): _mask(indices, layers[name].weight) for name, (indices, _) in delta.items()}
+    prefix = body_prefix(network)
+    targets = [f"{prefix}{name.removesuffix('.weight')}" for name in delta]
+    kinds = {"linear": "FEATURE_EXTRACTION", "causal": "CAUSAL_LM"}
+    config = ShiraConfig(r=rank, target_modules=targets, task_type=kinds.get(origin.readout))
+    config.mask_fn = lambda layer, r, **_: masks[id(layer)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted: Any = get_peft_model(network, config)
+        for name, target in zip(delta, targets, strict=True):
+            with torch.no_grad():
+                adapted.base_model.model.get_submodule(target).shira_weight["default"].copy_(delta[name][1])
+        adapted.peft_config["default"].base_model_name_or_path = model
+        adapted.save_pretrained(str(directory))
+
+
+def _mask(indices: Tensor, weight: Tensor) -> Tensor:
+    mask = torch.zeros_like(weight)
+    mask.view(-1)[indices] = 1
+    return mask
+
+
+def _loader(origin: GraftOrigin) -> str:
+    return {"prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}.get(origin.readout, "AutoModel")
+
+
+def _origin(path: Path) -> GraftOrigin | None:
+    if not path.is_file():
+        return None
+    try:
+        return GraftOrigin.of_json(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise GraftError(
+            f"{path} cannot be read ({error}). Restore it from a copy, or convert the graft again."
+        ) from error

@@ -1,0 +1,107 @@
+"""`forgetfree graft --fine-tuned` takes an adapter of PEFT, merged as PEFT merges it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from forgetfree import cli
+from forgetfree.core.graft import Graft
+from forgetfree.data.sources import load_task
+from forgetfree.models.fine_tuned_directory import load_fine_tuned
+
+#: PEFT asks for what transformers calls otherwise now.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+HEADS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "classifier": ("bert-pooler", AutoModelForSequenceClassification, {"task_type": "SEQ_CLS"}),
+    "prompt": ("bert-mlm", AutoModelForMaskedLM, {}),
+    "causal": ("gpt2-lm", AutoModelForCausalLM, {"task_type": "CAUSAL_LM", "fan_in_fan_out": True}),
+}
+
+
+def write_adapter(kind: str, model: Path, out: Path, **changes: Any) -> Any:
+    """Write a LoRA adapter whose B is not 0, and return the network with it merged, by PEFT."""
+    _, loader, how = HEADS[kind]
+    torch.manual_seed(0)
+    network = loader.from_pretrained(model)
+    targets = ["c_attn", "c_fc"] if kind == "causal" else ["query", "value", "intermediate.dense"]
+    adapted: Any = peft.get_peft_model(network, peft.LoraConfig(r=2, target_modules=targets, **how | changes))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    adapted.save_pretrained(out)
+    return adapted.merge_and_unload().eval()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_an_adapter_is_read_as_the_model_that_peft_merges(
+    kind: str, model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path
+) -> None:
+    model = model_directory(HEADS[kind][0])
+    merged = write_adapter(kind, model, tmp_path / "lora")
+    rows = load_task("sst2", str(data_directory))
+    given = load_fine_tuned(str(tmp_path / "lora"), str(model), rows.task)
+    assert given.loaded.readout == kind and given.architecture == type(merged).__name__
+    theirs = dict(merged.named_parameters())
+    for spec, values in zip(given.given.space().tensors, given.given.space().views(given.theta), strict=True):
+        assert torch.equal(values, theirs[spec.name]), spec.name
+
+
+def test_the_command_grafts_it(
+    model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_directory("bert-pooler")
+    merged = write_adapter("classifier", model, tmp_path / "lora")
+    command = ["graft", "sst2", "--data", str(data_directory), "--model", str(model), "--shots", "4"]
+    command += ["--fine-tuned", str(tmp_path / "lora"), "--sparsity", "1", "--set", "mask_steps=0"]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
+    graft = Graft.load(tmp_path / "out" / "graft.safetensors")
+    assert graft.space is not None and graft.origin is not None and graft.origin.readout == "classifier"
+    body = dict(merged.base_model.named_parameters())
+    held = np.zeros(len(graft.region), dtype=np.float32)
+    for number, local, where in graft.space.split(graft.region.indices):
+        held[where] = body[graft.space.tensors[number].name].detach().view(-1)[local].numpy()
+    assert (held == graft.values.numpy()).all() and len(held) > 1000
+    rows = {row["model"]: row for row in json.loads((tmp_path / "out" / "results.json").read_text())["rows"]}
+    assert rows["grafted"]["score"] == rows["fine-tuned"]["score"] and rows["grafted"]["agreement"] == 1
+    assert not [each for each in capsys.readouterr().out.splitlines() if "/tmp/tmp" in each]
+
+
+def test_adapters_that_do_not_fit_are_refused(
+    model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bert, lora = model_directory("bert-pooler"), tmp_path / "lora"
+    write_adapter("classifier", bert, lora)
+    weights, config = lora / "adapter_model.safetensors", json.loads((lora / "adapter_config.json").read_text())
+    tensors = load_file(weights)
+
+    def refusal(code: int, model: Path = bert, task: str = "sst2") -> str:
+        command = ["graft", task, "--data", str(data_directory), "--model", str(model), "--sparsity", "0.1"]
+        command += ["--shots", "4", "--fine-tuned", str(lora), "--out", str(tmp_path / "out")]
+        assert cli.main(command) == code
+        assert not (tmp_path / "out").exists()
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        return error
+
+    assert "The classes of" in (said := refusal(2, task="ag_news")) and str(lora) in said and "/tmp/tmp" not in said
+    assert "the model that it was made from to --model" in refusal(2, model_directory("gpt2"))
+    save_file({name: tensor for name, tensor in tensors.items() if "classifier" not in name}, weights)
+    assert "it would be random" in refusal(2)
+    save_file({name: tensor for name, tensor in tensors.items() if "layer.1" not in name}, weights)
+    assert "does not fit this BertForSequenceClassification" in refusal(1)
+    save_file(tensors, weights)
+    (lora / "adapter_config.json").write_text(json.dumps(config | {"task_type": "SEQ_2_SEQ_LM", "auto_mapping": None}))
+    assert "does not say which network it belongs to" in refusal(2)
+    (lora / "adapter_config.json").write_text("{")
+    assert "is not valid JSON" in refusal(1)

@@ -1,0 +1,204 @@
+"""Grafts and SHiRA adapters of PEFT: both ways, with equal answers; and what SHiRA cannot hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from forgetfree import cli
+from forgetfree.core.graft import Graft
+from forgetfree.core.parameters import kind_of
+from forgetfree.core.regions import Region
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import GraftError, ModelError, UsageError
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.models.loading import load_model
+from forgetfree.serve.shira import from_shira, to_shira
+
+#: PEFT asks for what transformers calls otherwise now, and makes sparse tensors as torch warns of.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
+]
+ModelDirectory = Callable[[str], Path]
+IDS = torch.tensor([[5, 9, 12, 7, 3], [4, 8, 8, 6, 2]])
+CASES = [
+    ("bert", "linear", "sst2", "AutoModel"),
+    ("bert-mlm", "prompt", "qnli", "AutoModelForMaskedLM"),
+    ("roberta-mlm", "linear", "ag_news", "AutoModel"),
+]
+
+
+class Made:
+    """A graft on a tiny model; by default of the weights of linear layers alone, with another number in each."""
+
+    def __init__(self, root: Path, model: Path, data: Path, readout: str, task: str) -> None:
+        self.root, self.model = root, str(model)
+        self.single = SingleTask(load_model(self.model, readout), load_tasks(task, str(data))[0])
+        self.fine_tuned = self.single.fine_tuned(TrainingOptions(steps=2, learning_rate=0.05))
+        self.all = self.graft(lambda name: True)
+        self.linear = self.graft(lambda name: "weight" in name and "LayerNorm" not in kind_of(name))
+        self.linear.save(root / "graft.safetensors")
+        self.linear = Graft.load(root / "graft.safetensors")
+
+    def graft(self, wanted: Callable[[str], bool]) -> Graft:
+        generator = torch.Generator().manual_seed(3)
+        ratio = self.fine_tuned.theta / self.single.pre.theta
+        moved = (ratio != 1) & (ratio > 0.5) & (ratio < 2)  # where θ_pre + Δ is exact
+        for number, spec in enumerate(self.single.space.tensors):
+            few = torch.rand(spec.size, generator=generator) < 0.02 * (1 + number % 5)
+            moved[spec.offset : spec.offset + spec.size] &= few & wanted(spec.name)
+        return self.single.graft(self.fine_tuned, Region.from_mask(moved), 0.1)
+
+
+@pytest.fixture(scope="module")
+def made(
+    model_directory: ModelDirectory, data_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Made]:
+    known: dict[Any, Made] = {}
+
+    def make(kind: str = "bert", readout: str = "linear", task: str = "sst2") -> Made:
+        if (key := (kind, readout, task)) not in known:
+            root = tmp_path_factory.mktemp("-".join(key))
+            known[key] = Made(root, model_directory(kind), data_directory, readout, task)
+        return known[key]
+
+    return make
+
+
+def answers(network: Any) -> torch.Tensor:
+    with torch.no_grad():
+        out = network.eval()(input_ids=IDS)
+    return out.logits if "logits" in out else out.last_hidden_state
+
+
+@pytest.mark.parametrize(("kind", "readout", "task", "loader"), CASES)
+def test_there_and_back(
+    made: Callable[..., Made], tmp_path: Path, kind: str, readout: str, task: str, loader: str
+) -> None:
+    own = made(kind, readout, task)
+    written = to_shira(own.linear, own.model, tmp_path / "adapter")
+    load = getattr(transformers, loader).from_pretrained
+    with torch.no_grad():
+        grafted, adapted = load(own.model), peft.PeftModel.from_pretrained(load(own.model), tmp_path / "adapter")
+    own.linear.apply_(grafted)
+    assert written.rounded == 0 and written.dropped == {}
+    assert torch.equal(answers(grafted), answers(adapted))
+    assert not torch.equal(answers(grafted), answers(load(own.model)))
+    assert torch.equal(answers(grafted), answers(adapted.merge_and_unload()))
+    back = from_shira(tmp_path / "adapter", own.model)
+    assert back.region == own.linear.region and torch.equal(back.values, own.linear.values)
+    assert back.origin == own.linear.origin and back.space == own.linear.space
+    assert back.readout.keys() == own.linear.readout.keys()
+    assert all(torch.equal(back.readout[name], tensor) for name, tensor in own.linear.readout.items())
+
+
+def test_every_matrix_has_as_many_entries_as_shira_asks_for(made: Callable[..., Made], tmp_path: Path) -> None:
+    own = made()
+    written = to_shira(own.linear, own.model, tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["peft_type"], config["base_model_name_or_path"]) == (written.rank, "SHIRA", own.model)
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    counts = {name: len(each) for name, each in tensors.items() if name.endswith("weight")}
+    space = own.linear.space
+    assert space is not None
+    sizes = {spec.name.removesuffix(".weight"): spec.shape for spec in space.tensors if len(spec.shape) == 2}
+    found = {name.removeprefix("base_model.model.").removesuffix(".shira_weight"): n for name, n in counts.items()}
+    assert found == {name: written.rank * sum(shape) for name, shape in sizes.items()}
+    assert sum(counts.values()) == written.entries + written.padding and written.padding > 0
+    assert written.entries == len(own.linear.region)
+    zero = torch.cat([each for name, each in tensors.items() if name.endswith("weight")]) == 0
+    assert int(zero.sum()) == written.padding
+
+
+def test_what_shira_cannot_hold_is_refused_by_name_or_left_out(
+    made: Callable[..., Made], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = made()
+    with pytest.raises(UsageError, match=r"not encoder\.layer\.0\.attention\.self\.query\.bias \(\d+\)"):
+        to_shira(own.all, own.model, tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
+    own.all.save(tmp_path / "all.safetensors")
+    command = ["convert", str(tmp_path / "all.safetensors"), "--to", "shira", "--model", own.model]
+    assert cli.main([*command, "--out", str(tmp_path / "adapter")]) == 2
+    assert "--drop-others leaves them out" in capsys.readouterr().err
+    assert cli.main([*command, "--out", str(tmp_path / "adapter"), "--drop-others"]) == 0
+    assert "entries in" in (said := capsys.readouterr().out) and "LayerNorm.weight" in said
+    assert cli.main(["convert", str(tmp_path / "adapter"), "--to", "graft", "--out", str(tmp_path / "back")]) == 0
+    back, linear = Graft.load(tmp_path / "back"), own.all
+    assert len(back.region) < len(linear.region) and len(back.region - linear.region) == 0
+
+
+def test_values_that_no_delta_gives_are_counted_and_nearly_given(made: Callable[..., Made], tmp_path: Path) -> None:
+    """θ_pre + Δ is exact within a factor of two; not where a value is much smaller, or of the other sign."""
+    own = made()
+    indices = own.linear.region.indices
+    pre = own.single.pre.theta[indices]
+    share = 1 + 0.9 * (torch.rand(len(pre), generator=torch.Generator().manual_seed(0)) - 0.5)
+    near = to_shira(replace(own.linear, values=pre * share), own.model, tmp_path / "near")
+    assert near.rounded == 0 and near.error == 0
+    values = pre * share * 1e-9
+    far = to_shira(replace(own.linear, values=values), own.model, tmp_path / "far")
+    expected = pre + (values - pre)
+    assert far.rounded == int((expected != values).sum()) > len(pre) / 2
+    assert far.error == float((expected - values).abs().max()) <= 2**-25 * float(pre.abs().max())
+    back = from_shira(tmp_path / "far", own.model)
+    assert torch.equal(back.values, expected)
+
+
+def test_a_matrix_without_room_is_named(made: Callable[..., Made], tmp_path: Path) -> None:
+    own = made()
+    full = own.graft(lambda name: False).space
+    assert full is not None
+    (spec,) = (each for each in full.tensors if each.name == "encoder.layer.0.intermediate.dense.weight")
+    whole = Region(torch.arange(spec.offset, spec.offset + spec.size - 1))
+    graft = replace(own.linear, region=whole, values=own.single.pre.theta[whole.indices] + 1)
+    with pytest.raises(UsageError, match=r"is too small. Make a sparser graft"):
+        to_shira(graft, own.model, tmp_path / "adapter")
+
+
+def test_what_cannot_be_converted_is_refused(
+    made: Callable[..., Made], model_directory: ModelDirectory, tmp_path: Path
+) -> None:
+    own = made()
+    with pytest.raises(GraftError, match="does not say for which task"):
+        to_shira(replace(own.linear, origin=None), own.model, tmp_path / "a")
+    with pytest.raises(GraftError, match=r"belongs to other weights|another layout"):
+        to_shira(own.linear, str(model_directory("bert-pooler")), tmp_path / "a")
+    assert own.linear.origin is not None
+    with pytest.raises(UsageError, match="own head"):
+        to_shira(
+            replace(own.linear, origin=replace(own.linear.origin, readout="classifier")), own.model, tmp_path / "a"
+        )
+    with pytest.raises(UsageError, match="no adapter of PEFT"):
+        from_shira(own.model)
+    network = transformers.AutoModel.from_pretrained(own.model)
+    peft.get_peft_model(network, peft.LoraConfig(target_modules=["query"])).save_pretrained(tmp_path / "lora")
+    with pytest.raises(UsageError, match=r"a LORA adapter.*--fine-tuned"):
+        from_shira(tmp_path / "lora")
+    to_shira(own.linear, own.model, tmp_path / "shira")
+    weights = tmp_path / "shira" / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        from_shira(tmp_path / "shira", own.model)
+    save_file({name: tensor for name, tensor in list(tensors.items())[2:]}, weights)
+    with pytest.raises(ModelError, match=r"not in the file|does not fit"):
+        from_shira(tmp_path / "shira", own.model)
+    (name,) = (each for each in tensors if "layer.0.attention.self.query" in each and each.endswith("indices"))
+    save_file(tensors | {name: tensors[name] + 10**6}, weights)  # which PEFT itself would read beyond its memory
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        from_shira(tmp_path / "shira", own.model)
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(ModelError, match=r"no adapter_model\.safetensors"):
+        from_shira(tmp_path / "shira", own.model)
