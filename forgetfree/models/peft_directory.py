@@ -86,8 +86,8 @@ def put_on(network: Any, directory: str | Path) -> Any:
     if not (Path(directory) / WEIGHTS).is_file():  # a .bin would be a pickle
         raise ModelError(f"The adapter {name!r} has no {WEIGHTS}. {_REMEDY}")
     # Of indices beyond a matrix, PEFT's sparse tensors would read foreign memory.
-    checks = torch.sparse.check_sparse_tensor_invariants(True)
-    with explained(name), quiet(transformers), warnings.catch_warnings(), checks:
+    checks: Any = torch.sparse.check_sparse_tensor_invariants
+    with explained(name), quiet(transformers), warnings.catch_warnings(), checks(True):
         warnings.simplefilter("ignore")
         _, tensors = read_tensors(Path(directory) / WEIGHTS)
         adapted: Any = PeftModel.from_pretrained(network, name, torch_device="cpu")

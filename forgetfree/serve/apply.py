@@ -19,8 +19,9 @@ from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
 from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_weights
-from forgetfree.models.fine_tuned_directory import READOUT, write_readout
+from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
+from forgetfree.models.peft_directory import READOUT
 from forgetfree.models.sequence_classifier import sequence_classifier
 from forgetfree.serve.model_card import Reading, model_card
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from forgetfree.core.graft import Graft
@@ -59,7 +60,7 @@ def _graft_scores(origin: GraftOrigin, file: Path) -> Iterator[Score]:
     for score in _scores([file.parent / SCORES_FILE, *file.parent.glob(f"seed-*/{SCORES_FILE}")]):
         of = score.of
         if (of.get("model"), of.get("sparsity"), score.task) == ("grafted", origin.sparsity, origin.task.name):
-            yield score
+            yield replace(score, metric=origin.task.metric) if score.metric == "score" else score
 
 
 def _ledger_scores(ledger: Ledger, file: Path) -> Iterator[Score]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from forgetfree.core.body import body_space
+from forgetfree.core.body import body_prefix
 from forgetfree.core.graft import Graft
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.merging import MergeRule, check_merge, merge
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger import Ledger
@@ -51,13 +53,10 @@ def merge_grafts(
     origins = _origins(grafts)
     first = origins[0]
     loaded = load_model(model or first.model, first.readout, max_length=first.max_length)
-    space, backbone = loaded.model.space(), loaded.model.backbone
-    layout = body_space(backbone, space).layout_hash
-    for name, graft in grafts.items():
-        if graft.space is None or graft.space.layout_hash != layout:
-            raise GraftError(
-                f"{name} has another parameter space than {loaded.name!r}. Give the model that it was made from to --model."
-            )
+    backbone, own = loaded.model.backbone, grafts[next(iter(grafts))].space
+    assert own is not None  # of every graft with an origin
+    prefix = body_prefix(backbone)
+    space = ParameterSpace(tuple(replace(spec, name=f"{prefix}{spec.name}") for spec in own.tensors))
     one = next(iter(grafts.values()))
     one.apply_(backbone).apply_(backbone, check=False)  # compares weights and configuration; all grafts have the same
     if first.tokenizer and first.tokenizer != loaded.tokenizer_digest:
@@ -84,6 +83,7 @@ def _origins(grafts: Mapping[str, Graft]) -> list[GraftOrigin]:
     if len(grafts) < 2:
         raise UsageError(f"There is nothing to merge: expected two grafts or more, got {len(grafts)}.")
     origins: dict[str, GraftOrigin] = {}
+    layouts: dict[str, str] = {}
     for name, graft in grafts.items():
         if (origin := graft.origin) is None:
             raise GraftError(
@@ -93,6 +93,10 @@ def _origins(grafts: Mapping[str, Graft]) -> list[GraftOrigin]:
             raise GraftError(
                 f"{name} is read by a fine-tuned model's own head, and a merged model by readouts of one kind. Give grafts "
                 "with the readout linear, prompt or causal."
+            )
+        if graft.space is None:
+            raise GraftError(
+                f"{name} does not say which tensors its region means. Give one that `forgetfree graft` made."
             )
         if graft.buffers:
             raise GraftError(f"{name} holds buffers ({', '.join(sorted(graft.buffers))}), and no rule merges those.")
@@ -105,6 +109,12 @@ def _origins(grafts: Mapping[str, Graft]) -> list[GraftOrigin]:
                         f"{other} and {name} cannot be merged, they differ in the {called}: {_shown(ours)} and "
                         f"{_shown(theirs)}. Merge grafts that were made from one model in one way."
                     )
+        layouts[name] = graft.space.layout_hash
+        if layouts[name] != next(iter(layouts.values())):
+            raise UsageError(
+                f"{next(iter(layouts))} and {name} cannot be merged, their parameter spaces differ. Make them with one "
+                "graftable."
+            )
         origins[name] = origin
     return list(origins.values())
 

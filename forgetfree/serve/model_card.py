@@ -12,7 +12,7 @@ from forgetfree.core.graft import Graft
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.display import escaped
-from forgetfree.models.fine_tuned_directory import READOUT
+from forgetfree.models.peft_directory import READOUT
 
 
 @dataclass(frozen=True)

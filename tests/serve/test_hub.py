@@ -7,11 +7,14 @@ import hashlib
 import http.server
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.hf_api
 import pytest
 import torch
 from huggingface_hub import constants
@@ -20,7 +23,8 @@ from forgetfree import Ledger, cli
 from forgetfree.core.graft import Graft
 from forgetfree.files import signed_bytes
 from forgetfree.ledger import Record
-from forgetfree.serve import hub as hub_module
+from forgetfree.serve.hub import repository_of
+from forgetfree.serve.hub_card import hub_card
 
 TOKEN = "hf_of_the_test"
 
@@ -120,7 +124,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if name in self.server.repositories:
                 return self.answer(409, {"error": "exists", "url": f"{self.server.endpoint}/{name}"})
             self.server.repositories[name] = {"main": {".gitattributes": b""}}
-            if asked.get("private"):
+            if asked.get("private") or asked.get("visibility") == "private":
                 self.server.private.add(name)
             return self.answer(200, {"url": f"{self.server.endpoint}/{name}", "name": name})
         if match := re.fullmatch(r"/api/models/(.+)/branch/(.+)", path):
@@ -146,24 +150,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.answer(404)
 
 
+def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub's client of this process, which is loaded already, talk to an endpoint."""
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", endpoint)
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A hub that the client of this process talks to, with a token for it."""
-    import huggingface_hub.file_download
-    import huggingface_hub.hf_api
-
+    """A hub on this machine, and a token for it."""
     with Hub() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        point_at(server.endpoint, monkeypatch)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", server.endpoint)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "")  # so that it is put back, whatever the command sets
+        monkeypatch.delenv("HF_HUB_OFFLINE")
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
             monkeypatch.delenv(name, raising=False)
         yield server
@@ -298,8 +303,8 @@ def test_the_hub_s_refusals_are_explained(
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     assert "does not know who you are" in refusal("push", str(run / "graft"), "me/films")
-    hub.shutdown()
-    hub.server_close()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        point_at(f"http://127.0.0.1:{closed.getsockname()[1]}", monkeypatch)
     assert "cannot be reached for me/films" in refusal("push", str(run / "graft"), "me/films")
     assert cli.main(["pull", "me/films", *out]) == 1
     assert "The hub cannot be reached for me/films" in capsys.readouterr().err
@@ -307,8 +312,6 @@ def test_the_hub_s_refusals_are_explained(
 
 
 def test_the_card_of_a_ledger_without_a_run_says_what_is_not_known(run: Path, tmp_path: Path) -> None:
-    from forgetfree.serve.hub_card import hub_card
-
     ledger = Ledger.load(run / "run" / "grafting-continual" / "seed-0" / "ledger.safetensors")
     ledger.save(tmp_path / "ledger.safetensors")
     card = hub_card(ledger, tmp_path / "ledger.safetensors", "me/two")
@@ -316,12 +319,10 @@ def test_the_card_of_a_ledger_without_a_run_says_what_is_not_known(run: Path, tm
     assert ledger.fingerprint in card
     hostile = ledger.records[0].definition
     assert hostile is not None
-    from dataclasses import replace
-
     named = Ledger(ledger.space, ledger.fingerprint, "alone", ledger.binding)
     bad = replace(hostile, name="a`b|c\nd")
     first = ledger.records[0]
     named.append(Record(bad.name, first.region, first.owned, 0.1, first.readout, definition=bad, classes=(0, 1)))
     card = hub_card(named, tmp_path / "ledger.safetensors", "me/two")
     assert "a`b" not in card and "|c" not in card
-    assert hub_module.repository_of("hf://me/two") == "me/two"
+    assert repository_of("hf://me/two") == "me/two"
