@@ -64,10 +64,9 @@ def command(
         )
     )
     if made.dropped:
-        count = sum(made.dropped.values())
-        print(
-            escaped(f"note: {count:,} entries in {len(made.dropped)} tensors are left out: {', '.join(made.dropped)}.")
-        )
+        names = [*made.dropped]
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        print(escaped(f"note: {sum(made.dropped.values()):,} entries are left out, in {', '.join(names[:8])}{more}."))
     if made.rounded:
         print(f"note: {made.rounded:,} values are no θ_pre + Δ in float32, and are off by up to {made.error:.1e}.")
 

@@ -23,7 +23,7 @@ from forgetfree.core.body import POOLER, body_of, fingerprint_of
 from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.files import read_signed, signed_bytes, write_atomically
+from forgetfree.files import StrPath, read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, parse_json
 from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_loader, language_model
 from forgetfree.models.checkpoint import read_config, read_weights, weight_files
@@ -266,13 +266,14 @@ def write_readout(path: Path, readout: Mapping[str, Tensor], labels: Sequence[st
     write_atomically(path, signed_bytes(readout, {"labels": json.dumps(labels)}))
 
 
-def read_readout(path: Path) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+def read_readout(path: StrPath) -> tuple[tuple[str, ...], dict[str, Tensor]]:
     """Read labels and tensors from the file that `write_readout` wrote.
 
     Raises:
         ModelError: the file is damaged.
     """
     remedy = "Write the directory again with `forgetfree apply`."
+    path = Path(path)
     header, tensors = read_signed(path, ModelError, remedy, unsigned=("labels", "format"))
     try:
         labels = parse_json(header.get("labels", "null"))

@@ -11,6 +11,7 @@ with one r for all. Matrices with fewer get further entries with Δ = 0, which c
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -210,7 +211,7 @@ def _check_held(
         raise UsageError(
             f"SHiRA holds weights of linear layers in float32 alone, not {', '.join(names[:8])}{more}: {sum(dropped.values())} "
             "entries. --drop-others leaves them out, and the adapter answers otherwise then. `forgetfree graft … --set "
-            "graftable='dense.weight|query.weight|key.weight|value.weight'` makes a graft without them."
+            "graftable='(query|key|value|dense)\\.weight'` makes a graft without them."
         )
 
 
@@ -259,7 +260,9 @@ def _save(
     prefix = body_prefix(network)
     targets = [f"{prefix}{name.removesuffix('.weight')}" for name in delta]
     kinds = {"linear": "FEATURE_EXTRACTION", "causal": "CAUSAL_LM"}
-    config = ShiraConfig(r=rank, target_modules=targets, task_type=kinds.get(origin.readout))
+    # As one expression: of a list of many names PEFT keeps endings, which other networks with this body have elsewhere, too.
+    exactly = "|".join(re.escape(target) for target in targets)
+    config = ShiraConfig(r=rank, target_modules=exactly, task_type=kinds.get(origin.readout))
     config.mask_fn = lambda layer, r, **_: masks[id(layer)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -19,8 +19,6 @@ from forgetfree.core.graft import Graft
 from forgetfree.data.sources import load_task
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 
-#: PEFT asks for what transformers calls otherwise now.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 HEADS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "classifier": ("bert-pooler", AutoModelForSequenceClassification, {"task_type": "SEQ_CLS"}),
     "prompt": ("bert-mlm", AutoModelForMaskedLM, {}),

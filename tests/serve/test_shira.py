@@ -25,11 +25,6 @@ from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.serve.shira import from_shira, to_shira
 
-#: PEFT asks for what transformers calls otherwise now, and makes sparse tensors as torch warns of.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
-]
 ModelDirectory = Callable[[str], Path]
 IDS = torch.tensor([[5, 9, 12, 7, 3], [4, 8, 8, 6, 2]])
 CASES = [
@@ -114,6 +109,9 @@ def test_every_matrix_has_as_many_entries_as_shira_asks_for(made: Callable[..., 
     assert space is not None
     sizes = {spec.name.removesuffix(".weight"): spec.shape for spec in space.tensors if len(spec.shape) == 2}
     found = {name.removeprefix("base_model.model.").removesuffix(".shira_weight"): n for name, n in counts.items()}
+    assert sorted(config["target_modules"].replace("\\", "").split("|")) == sorted(
+        sizes
+    )  # no endings, as of "pooler.dense"
     assert found == {name: written.rank * sum(shape) for name, shape in sizes.items()}
     assert sum(counts.values()) == written.entries + written.padding and written.padding > 0
     assert written.entries == len(own.linear.region)
@@ -133,7 +131,7 @@ def test_what_shira_cannot_hold_is_refused_by_name_or_left_out(
     assert cli.main([*command, "--out", str(tmp_path / "adapter")]) == 2
     assert "--drop-others leaves them out" in capsys.readouterr().err
     assert cli.main([*command, "--out", str(tmp_path / "adapter"), "--drop-others"]) == 0
-    assert "entries in" in (said := capsys.readouterr().out) and "LayerNorm.weight" in said
+    assert "entries are left out, in" in (said := capsys.readouterr().out) and "LayerNorm.weight" in said
     assert cli.main(["convert", str(tmp_path / "adapter"), "--to", "graft", "--out", str(tmp_path / "back")]) == 0
     back, linear = Graft.load(tmp_path / "back"), own.all
     assert len(back.region) < len(linear.region) and len(back.region - linear.region) == 0
