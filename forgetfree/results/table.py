@@ -60,7 +60,7 @@ def load_results(*paths: StrPath) -> Results:
         raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
     runs: list[dict[str, Any]] = []
     scores: list[Score] = []
-    kept, grafts, directories = Kept(), list[Any](), dict[int, Path]()
+    kept, grafts = Kept(), list[Any]()
     for path in map(Path, paths):
         put_together = find_results(path).exists()
         if path.is_dir() and not put_together and not (path / "config.json").exists():
@@ -73,7 +73,6 @@ def load_results(*paths: StrPath) -> Results:
             scores += [score for unit in done for score in read_scores(unit.with_name(SCORES_FILE))]
         elif (command := command_of(path)) == "run":
             runs.append(load_run_results(path))
-            directories |= {id(run): find_results(path).parent for run in runs[-1]["runs"]}
         elif command == "graft":
             grafts.append(load_graft_results(path))
             scores += scores_of(dict(grafts[-1]))
@@ -84,7 +83,7 @@ def load_results(*paths: StrPath) -> Results:
     comparison = merge(runs) if runs else None
     for entry in comparison.strategies if comparison else ():
         for run in entry.runs:
-            own = directories[id(run)] / run["strategy"] / f"seed-{run['seed']}"
+            own = find_results(Path(run["source"])).parent / run["strategy"] / f"seed-{run['seed']}"
             kept.add(own / "ledger.safetensors", entry.label, run["seed"])
             scores += [
                 replace(score, of={**score.of, "strategy": entry.label}) for score in scores_of_run(run, runs[0])
