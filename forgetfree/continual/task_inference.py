@@ -9,7 +9,6 @@ the last. Labels of no such task get the lowest logit there is; before any task,
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +22,7 @@ from forgetfree.continual.task_training import Answer
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.learning.routing import share_of_entropy
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -114,7 +114,7 @@ def _routed(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor
 
 def _surest(tasks: Sequence[EncodedTask], answers: Tensor) -> Tensor:
     """Return of answers ``(tasks, rows, labels)`` each row's with the least entropy ``(rows, labels)``."""
-    entropies = [_share_of_entropy(task, logits) for task, logits in zip(tasks, answers, strict=True)]
+    entropies = [share_of_entropy(logits, len(task.classes)) for task, logits in zip(tasks, answers, strict=True)]
     best = torch.stack(entropies).argmin(0)
     return answers[best, torch.arange(len(best), device=best.device)]
 
@@ -124,11 +124,6 @@ def _among(task: EncodedTask, logits: Tensor) -> Tensor:
     hidden = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
     hidden[list(task.classes)] = False
     return logits.masked_fill(hidden, LOWEST)
-
-
-def _share_of_entropy(task: EncodedTask, logits: Tensor) -> Tensor:
-    entropy: Tensor = torch.special.entr(logits.softmax(1)).sum(1)
-    return entropy / math.log(max(2, len(task.classes)))
 
 
 @contextmanager

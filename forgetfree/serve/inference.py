@@ -1,4 +1,4 @@
-"""Answers from a finished run: its model with what the ledger holds for a task."""
+"""Answers from a finished run: its model with what a strategy kept of each task."""
 
 from __future__ import annotations
 
@@ -15,148 +15,193 @@ from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.display import brief, is_text
-from forgetfree.errors import LedgerError, ModelError, RunError, UsageError
+from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
+from forgetfree.learning.routing import share_of_entropy
 from forgetfree.learning.training import predict
-from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel, check_binding, check_definitions
+from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.results.config_file import load_run, located
+from forgetfree.serve.kept import OTHERS, Kept, KeptLedger, Source, find_kept
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+
+#: A text, or the two of a pair; a tuple of one is a text, too.
+Text = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The label of one text, and its probability."""
+    """What a task's model says of one text.
+
+    Attributes:
+        label: the likeliest label.
+        probability: its probability.
+        probabilities: those of all labels of the task, by name, in the task's order.
+        task: the task.
+    """
 
     label: str
     probability: float
+    probabilities: Mapping[str, float]
+    task: str
 
 
 class Predictor:
-    """A model and a ledger that answer for every task of a run.
+    """A model, and what a strategy kept, that answer for every task of a run.
 
     Args:
         loaded: the base model, with no tasks yet.
-        ledger: the run's ledger.
-        tasks: definitions of its tasks in the order of the stream, if they are known apart from the ledger. They must equal
-            the ledger's own, which ledgers of version 0.2 do not have.
+        kept: a ledger, or what else a strategy kept: see `forgetfree.serve.kept`.
+        tasks: of a ledger: definitions of its tasks in the order of the stream, if they are known apart from it. They must
+            equal the ledger's own, which ledgers of version 0.2 do not have.
         shared_labels: of a ledger of version 0.2: whether all tasks' labels had one readout (``scenario=class``).
         precision: of a ledger of version 0.2: what it answered in.
+        routed: whether the run itself found out the task of a row, see `route`.
+
+    Attributes:
+        loaded: the model.
+        kept: what was kept.
+        ledger: the ledger; none where something else was kept.
 
     Raises:
         LedgerError: the ledger belongs to another model, or would not answer as it did; the message says what differs.
     """
 
+    kept: Kept
+
     def __init__(
         self,
         loaded: LoadedModel,
-        ledger: Ledger,
+        kept: Ledger | Kept,
         tasks: Sequence[TaskDefinition] = (),
         *,
         shared_labels: bool = False,
         precision: Precision = "fp32",
+        routed: bool = False,
     ) -> None:
-        self._loaded, self.ledger = loaded, ledger
-        self._precision = ledger.binding.precision if ledger.binding else precision
-        self._switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
-        check_binding(ledger, loaded.binding(self._precision), "The ledger")
-        given = {task.name: task for task in tasks}
-        check_definitions(ledger, given, "the run's config.json")
-        self._tasks: dict[str, TaskDefinition] = {}
-        first_labels = _first_labels(tasks) if shared_labels else {}
-        for record in ledger.records:
-            definition = record.definition or given.get(record.task)
-            if definition is None:
-                raise LedgerError(
-                    f"The ledger holds task {record.task!r}, which the run's config.json does not define. "
-                    "The two belong to different runs."
-                )
-            self._tasks[record.task] = definition
-            label = loaded.model.add_task(loaded.head(definition))
-            readout = loaded.model.readout_module(label)
-            expected = {name: tuple(tensor.shape) for name, tensor in readout.state_dict().items()}
-            first, count = first_labels.get(record.task, 0), len(definition.labels)
-            classes = list(record.classes or range(first, first + count))
-            stored = {name: _rows(tensor, classes) for name, tensor in record.readout.items()}
-            got = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-            if expected != got:
-                raise LedgerError(
-                    f"The ledger's readout of task {record.task!r} does not fit the model: expected {expected}, got {got}. "
-                    "Load the model and readout the stream was trained with."
-                )
-            load_tensors_(readout, stored)
-        self._mixed = MixedBatchModel(loaded.model, self._switch, pad=loaded.pad, precision=self._precision)
+        if isinstance(kept, Ledger):
+            kept = KeptLedger(loaded, kept, Source(Path(), tasks, shared_labels, precision))
+        self.loaded, self.routed, self.kept = loaded, routed, kept
+        self.ledger = kept.ledger if isinstance(kept, KeptLedger) else None
+        self._mixed: MixedBatchModel | None = None
+        if isinstance(kept, KeptLedger):
+            for task in kept.definitions:
+                self._label(task)
+            self._mixed = MixedBatchModel(loaded.model, kept.switch, pad=loaded.pad, precision=kept.precision)
 
     @classmethod
     def of_run(
-        cls, directory: StrPath, seed: int | None = None, strategy: str | None = None, model: str | None = None
+        cls,
+        directory: StrPath,
+        seed: int | None = None,
+        strategy: str | None = None,
+        model: str | None = None,
+        device: str = "cpu",
     ) -> Predictor:
-        """Return the predictor of a run directory.
+        """Return the predictor of a run's directory, or of a ledger's file.
 
         Args:
-            directory: what ``forgetfree run --out`` wrote.
-            seed: the seed of the ledger; default: the first.
-            strategy: the strategy of the ledger; default: ``grafting-continual``, or else the first.
+            directory: what ``forgetfree run --out`` wrote; or a ledger, which needs ``model``.
+            seed: the seed; default: the first.
+            strategy: the strategy; default: ``grafting-continual``, or else the first with a ledger, or else the first.
             model: the run's model, if it has moved; its weights must be the same.
+            device: where to answer.
 
         Raises:
-            RunError: it is no run directory, or holds no ledger.
-            LedgerError, ModelError: ledger and model do not fit.
+            RunError: it is no run directory, or holds nothing to answer from.
+            LedgerError, ModelError: what was kept and model do not fit.
         """
-        run = Path(directory)
-        config = load_run(run)
-        file = find_ledger(run, seed, strategy)
-        ledger, described = Ledger.load(file), config["model"]
-        readout, max_length = described["readout"], described.get("max_length", MAX_LENGTH)
-        if ledger.binding:
-            readout, max_length = ledger.binding.readout, ledger.binding.max_length
-        own = located(described["name"], run)
+        place = Path(directory)
+        if place.is_file():
+            if seed is not None or strategy is not None or model is None:
+                raise UsageError(
+                    f"{place} is read as a ledger, which is one strategy's, with one seed, and does not name its base model. "
+                    "Give --model, and neither --strategy nor --seed; or give the run's directory."
+                )
+            return cls._of(Source(place), model, {}, device)
+        config = load_run(place)
+        file, own = find_kept(place, seed, strategy), located(config["model"]["name"], place)
+        options = _options(config, file.parts[-3])
+        source = Source(
+            file,
+            [TaskDefinition.of_fields(task) for task in config["tasks"]],
+            config.get("scenario") == "class",
+            "bf16" if options.get("precision") == "bf16" else "fp32",
+            config["model"],
+            [file.parent, Path(config["run"]["set"].get("cache") or place / "fine-tuned")],
+        )
+        routed = config.get("scenario", "task") != "task" and options.get("task_inference") == "router"
         try:
-            return cls(
-                load_model(model or own, readout, max_length=max_length),
-                ledger,
-                [TaskDefinition.of_fields(task) for task in config["tasks"]],
-                shared_labels=config.get("scenario") == "class",
-                precision=_precision_of(config, file.parts[-3]),
-            )
-        except (LedgerError, ModelError) as error:
+            return cls._of(source, model or own, config["run"]["set"], device, routed)
+        except (LedgerError, ModelError, RunError) as error:
             if model is None:
                 raise
             raise type(error)(f"{error} The run was made with the model {own!r}.") from error
+
+    @classmethod
+    def _of(
+        cls, source: Source, model: str, settings: Mapping[str, Any], device: str, routed: bool = False
+    ) -> Predictor:
+        ledger = None if source.file.name in OTHERS else Ledger.load(source.file)
+        described = source.model or {}
+        readout, max_length = described.get("readout", "linear"), described.get("max_length", MAX_LENGTH)
+        if ledger is not None and ledger.binding:
+            readout, max_length = ledger.binding.readout, ledger.binding.max_length
+        graftable = None if ledger is not None else settings.get("graftable")
+        loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
+        loaded.model.to(device)
+        if ledger is not None:
+            return cls(loaded, KeptLedger(loaded, ledger, source), routed=routed)
+        return cls(loaded, OTHERS[source.file.name].load().read(source, loaded), routed=routed)
+
+    @property
+    def tasks(self) -> Mapping[str, TaskDefinition]:
+        """The definitions of the tasks that can be answered, in the order in which they were learned."""
+        return self.kept.definitions
 
     def definition(self, task: str) -> TaskDefinition:
         """Return the task's definition.
 
         Raises:
-            TaskError: the ledger does not hold it.
+            TaskError: the task is not among those that were learned.
         """
-        self.ledger.position(task)
-        return self._tasks[task]
+        if task not in self.tasks:
+            known = list(self.tasks)
+            raise TaskError(
+                f"There is no task {task!r} to answer.{nearest(task, known)} The run learned: {', '.join(known) or 'none'}."
+            )
+        return self.tasks[task]
+
+    def readout(self, task: str) -> Mapping[str, Tensor]:
+        """Return the tensors of the task's readout; none for label words."""
+        return self.kept.readout(self.definition(task).name)
 
     def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
         """Return the logits ``(n, n_labels)`` of rows from the model that infers ``task``."""
-        definition = self.definition(task)
-        model = self._loaded.model
-        label = model.task_label(task)
-        encoded = EncodedRows.of(self._loaded.encoder(definition)(rows), rows.labels, label, self._loaded.pad)
-        with self._switch.task(task):
-            return predict(model, encoded, batch_size=batch_size, precision=self._precision)
+        definition, model = self.definition(task), self.loaded.model
+        label = self._label(task)
+        encoded = EncodedRows.of(self.loaded.encoder(definition)(rows), rows.labels, label, self.loaded.pad)
+        with self.kept.answering(task):
+            return predict(model, encoded, batch_size=batch_size, precision=self.kept.precision)
 
-    def answer(self, task: str, texts: Sequence[str | tuple[str, ...]]) -> list[Answer]:
+    def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
         """Return the labels of texts (or pairs of texts).
 
         Args:
-            task: a task of the ledger.
+            task: a task that was learned.
             texts: a tuple for each row, with one text, or two if the task is about pairs; a text alone is a tuple of one.
 
         Raises:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
-        rows = self._rows(task, texts)
-        return [_answer(self._tasks[task], logits) for logits in self.logits(task, rows)] if len(rows) else []
+        rows = self.rows(task, texts)
+        return [_answer(self.tasks[task], logits) for logits in self.logits(task, rows)] if len(rows) else []
 
-    def answer_mixed(self, tasks: Sequence[str], texts: Sequence[str | tuple[str, ...]]) -> list[Answer]:
-        """Return the labels of texts of any tasks, in about the time of as many texts of one: see `MixedBatchModel`.
+    def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text]) -> list[Answer]:
+        """Return the labels of texts of any tasks.
+
+        From a ledger they take about the time of as many texts of one task: see `MixedBatchModel`. From anything else
+        they are answered task by task.
 
         Args:
             tasks: the task of each text.
@@ -164,23 +209,78 @@ class Predictor:
 
         Raises:
             UsageError: there are more texts than tasks, or fewer; or a text does not fit its task.
-            TaskError: the ledger does not hold a task.
+            TaskError: a task is not among those that were learned.
         """
         if len(tasks) != len(texts):
             raise UsageError(f"Expected a task for each text: got {len(texts)} texts and {len(tasks)} tasks.")
+        groups = {task: [n for n, other in enumerate(tasks) if other == task] for task in dict.fromkeys(tasks)}
+        rows = {task: self.rows(task, [texts[number] for number in numbers]) for task, numbers in groups.items()}
+        found: dict[int, Answer] = {}
+        if self._mixed is None:
+            for task, numbers in groups.items():
+                answers = (_answer(self.tasks[task], logits) for logits in self.logits(task, rows[task]))
+                found |= zip(numbers, answers, strict=True)
+            return [found[number] for number in range(len(tasks))]
         encoded: dict[int, Tensor] = {}
-        for task in dict.fromkeys(tasks):
-            numbers = [number for number, other in enumerate(tasks) if other == task]
-            rows = self._rows(task, [texts[number] for number in numbers])
-            encoded |= zip(numbers, map(torch.tensor, self._loaded.encoder(self._tasks[task])(rows)), strict=True)
-        answers: list[Answer] = []
+        for task, numbers in groups.items():
+            encoded |= zip(numbers, map(torch.tensor, self.loaded.encoder(self.tasks[task])(rows[task])), strict=True)
         for start in range(0, len(tasks), 64):
             named = tasks[start : start + 64]
             logits = self._mixed.answer([encoded[start + i] for i in range(len(named))], named)
-            answers += [_answer(self._tasks[task], row) for task, row in zip(named, logits, strict=True)]
-        return answers
+            found |= {start + i: _answer(self.tasks[named[i]], row) for i, row in enumerate(logits)}
+        return [found[number] for number in range(len(tasks))]
 
-    def _rows(self, task: str, texts: Sequence[str | tuple[str, ...]]) -> Rows:
+    def route(self, texts: Sequence[Text]) -> list[Answer]:
+        """Return each text's answer from the task that is surest of it: whose answer has the least entropy, as a share.
+
+        Texts are asked of the tasks that read as many: one, or two.
+
+        Args:
+            texts: as for `answer`, all single or all pairs.
+
+        Raises:
+            UsageError: the run was told the task of each row, so it has no router; or no task reads such texts.
+        """
+        if not self.routed:
+            raise UsageError(
+                "The run has no router: nothing in it finds out which task a text belongs to. Give --task, one of "
+                f"{', '.join(self.tasks)}; or run a strategy with a model per task with --set scenario=class (or domain) --set "
+                "task_inference=router."
+            )
+        sizes = {1 if isinstance(text, str) else len(text) for text in texts}
+        fitting = [task for task, definition in self.tasks.items() if {len(definition.text_columns)} >= sizes]
+        if not fitting:
+            raise UsageError(
+                f"No task reads texts like these: {' and '.join(map(str, sorted(sizes)))} text(s) in a row. Give rows of one "
+                "text for tasks over single texts, and of two for tasks over pairs."
+            )
+        if not texts:
+            return []
+        logits = {task: self.logits(task, self.rows(task, texts)) for task in fitting}
+        entropies = torch.stack([share_of_entropy(each, each.shape[1]) for each in logits.values()])
+        surest = [fitting[best] for best in entropies.argmin(0).tolist()]
+        return [_answer(self.tasks[task], logits[task][row]) for row, task in enumerate(surest)]
+
+    def _label(self, task: str) -> int:
+        """Return the model's label for a task, whose readout is added at its first use."""
+        definition, model = self.definition(task), self.loaded.model
+        if any(head.name == task for head in model.heads):
+            return model.task_label(task)
+        stored = self.readout(task)
+        label = model.add_task(self.loaded.head(definition))
+        readout = model.readout_module(label)
+        expected = {name: tuple(tensor.shape) for name, tensor in readout.state_dict().items()}
+        got = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+        if expected != got:
+            raise LedgerError(
+                f"The ledger's readout of task {task!r} does not fit the model: expected {expected}, got {got}. "
+                "Load the model and readout the stream was trained with."
+            )
+        load_tensors_(readout, stored)
+        readout.to(next(model.backbone.parameters()).device)
+        return label
+
+    def rows(self, task: str, texts: Sequence[Text]) -> Rows:
         """Return checked texts as rows of ``task``."""
         wanted = len(self.definition(task).text_columns)
         if isinstance(texts, str):
@@ -202,50 +302,17 @@ class Predictor:
 
 
 def _answer(task: TaskDefinition, logits: Tensor) -> Answer:
-    best = torch.softmax(logits, dim=0).max(0)
-    return Answer(task.labels[int(best.indices)], float(best.values))
+    shares = torch.softmax(logits, dim=0)
+    best = int(shares.argmax())
+    numbers = shares.tolist()
+    return Answer(task.labels[best], numbers[best], dict(zip(task.labels, numbers, strict=True)), task.name)
 
 
-def _precision_of(config: Mapping[str, Any], strategy: str) -> Precision:
-    """Return the precision in which a strategy answered in a run of version 0.2."""
+def _options(config: Mapping[str, Any], strategy: str) -> Mapping[str, Any]:
+    """Return the options of a strategy, as far as config.json says them."""
     options = config.get("options")
     own = options.get(strategy) if isinstance(options, dict) else None
-    return "bf16" if isinstance(own, dict) and own.get("precision") == "bf16" else "fp32"
-
-
-def find_ledger(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
-    """Return the path of a run's ledger; see `Predictor.of_run`.
-
-    Raises:
-        RunError: the run holds none.
-    """
-    held = run.glob("*/seed-*/ledger.safetensors")
-    found = sorted(held, key=lambda path: (path.parts[-3] != "grafting-continual", path))
-    ledgers = [
-        path
-        for path in found
-        if strategy in (None, path.parts[-3]) and (seed is None or path.parts[-2] == f"seed-{seed}")
-    ]
-    if not ledgers:
-        of_seed = "" if seed is None else f" of seed {seed}"
-        of_strategy = "" if strategy is None else f" of {strategy}"
-        names = ", ".join(sorted(f"{path.parts[-3]} ({path.parts[-2]})" for path in found))
-        remedy = "Give one of these by --strategy and --seed."
-        if not found:
-            remedy = "Run a strategy that keeps one: grafting-continual, packnet, wsn, bitfit or graft-retrain."
-        raise RunError(f"{run} holds no ledger{of_strategy}{of_seed}. It holds those of: {names or 'none'}. {remedy}")
-    return ledgers[0]
-
-
-def _rows(tensor: Tensor, classes: list[int]) -> Tensor:
-    """Return the rows of a task's labels; all rows where the readout has no others."""
-    return tensor if max(classes, default=-1) >= len(tensor) else tensor[classes]
-
-
-def _first_labels(tasks: Sequence[TaskDefinition]) -> dict[str, int]:
-    """Return the first label of each task among the labels of all tasks."""
-    sizes = [len(task.labels) for task in tasks]
-    return {task.name: sum(sizes[:i]) for i, task in enumerate(tasks)}
+    return own if isinstance(own, dict) else {}
 
 
 __all__ = ["Answer", "Predictor"]

@@ -628,9 +628,9 @@ def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(ti
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--task", "trec", "x"], 1, "The ledger holds no task 'trec'"),
+        (["--task", "trec", "x"], 1, "There is no task 'trec' to answer"),
         (["--task", "qnli", "only one"], 2, "reads pairs of texts"),
-        (["--task", "sst2", "--seed", "7", "x"], 1, "holds no ledger of seed 7"),
+        (["--task", "sst2", "--seed", "7", "x"], 1, "holds nothing to answer from of seed 7"),
         (["--task", "sst2", "--unknown", "x"], 2, "Unknown flag of 'forgetfree predict' '--unknown'"),
     ],
 )

@@ -1,0 +1,98 @@
+"""Answers from a file of adapters, without the strategy that made it: see `forgetfree.serve.kept`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+
+from forgetfree.core.tensors import load_tensors_, tensors_of
+from forgetfree.errors import RunError
+from forgetfree.files import read_signed
+from forgetfree.models.loading import LoadedModel
+from forgetfree.serve.kept import Source, defined
+from forgetfree.strategies.lora.adapters import LoraAdapters
+from forgetfree.strategies.lora.file import FORMAT, LoraRecord, config_of, load_records
+
+
+class KeptAdapters:
+    """Answers with θ_pre and the adapters of a task, or those of all tasks where they act together.
+
+    Args:
+        loaded: the base model.
+        records: what the file holds, in order.
+        together: whether all adapters act together.
+        source: the file.
+
+    Raises:
+        RunError: the adapters belong to another model or run.
+    """
+
+    def __init__(self, loaded: LoadedModel, records: list[LoraRecord], together: bool, source: Source) -> None:
+        self._loaded, self._source, self._original = loaded, source, loaded.model.backbone
+        self._adapters = LoraAdapters(self._original)
+        self._records = {record.task: record for record in records}
+        self._names = {task: f"task-{k}" for k, task in enumerate(self._records)}
+        for record in records:
+            self._adapters.add(self._names[record.task], config_of(record.config), seed=0)
+            self._adapters.load_(self._names[record.task], record.adapter)
+        self._acting = {task: list(self._records) if together else [task] for task in self._records}
+        # Where all tasks have one readout and their adapters act together, the last task's record has it.
+        self._shared = next((record.readout for record in reversed(records) if record.readout), {})
+        self.precision = source.precision
+        self.definitions = defined(list(self._records), source)
+
+    @classmethod
+    def read(cls, source: Source, loaded: LoadedModel) -> KeptAdapters:
+        """Return what the file holds."""
+        header, _ = read_signed(
+            source.file, RunError, "Restore it from a copy, or run the stream again.", format=FORMAT
+        )
+        together, binding = header.get("together") == json.dumps(True), loaded.binding(source.precision)
+        records = load_records(source.file, together=together, fingerprint=loaded.fingerprint, binding=binding)
+        return cls(loaded, records, together, source)
+
+    def readout(self, task: str) -> Mapping[str, Tensor]:
+        """Return the record's readout."""
+        return self._source.rows(task, self._records[task].readout or self._shared)
+
+    @contextmanager
+    def answering(self, task: str) -> Iterator[None]:
+        """Put the adapters into the model; it is the base model again afterwards."""
+        model, acting = self._loaded.model, self._acting[task]
+        model.backbone = self._adapters.activate([self._names[each] for each in acting]).train(model.backbone.training)
+        try:
+            with self._changed({}, self._records[acting[-1]].buffers):
+                yield
+        finally:
+            model.backbone = self._original
+
+    @contextmanager
+    def merged(self, task: str) -> Iterator[None]:
+        """Add the products of the adapters to the base model's own weights, which it has again afterwards."""
+        acting = [self._names[each] for each in self._acting[task]]
+        weights: dict[str, Tensor] = {}
+        for name, module in self._adapters.model.named_modules():
+            layer: Any = module
+            if isinstance(module, LoraLayer):
+                added = [layer.get_delta_weight(each) for each in acting if each in layer.lora_A]
+                weights[f"{name}.weight"] = sum(added, start=layer.get_base_layer().weight).detach()
+        with self._changed(weights, self._records[self._acting[task][-1]].buffers):
+            yield
+
+    @contextmanager
+    def _changed(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the base model has these weights and buffers; the others stay."""
+        if not weights and not buffers:
+            yield
+            return
+        before = tensors_of(self._original)
+        load_tensors_(self._original, {**before, **weights, **buffers})
+        try:
+            yield
+        finally:
+            load_tensors_(self._original, before)
