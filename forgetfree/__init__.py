@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from forgetfree.results.table import Results as Results
     from forgetfree.results.table import load_results as load_results
     from forgetfree.serve.inference import Predictor as Predictor
+    from forgetfree.serve.task_switch import TaskSwitch as TaskSwitch
 
 __version__ = "0.3.0.dev0"
 
@@ -42,6 +43,7 @@ _HOME = {
     "Region": "forgetfree.core.regions",
     "Results": "forgetfree.results.table",
     "Stream": "forgetfree.continual.streams",
+    "TaskSwitch": "forgetfree.serve.task_switch",
     "TrainingOptions": "forgetfree.learning.training",
     "graft": "forgetfree.cli.calls",
     "learn_region": "forgetfree.core.mask",

@@ -221,6 +221,7 @@ def test_the_public_names() -> None:
         "Region",
         "Results",
         "Stream",
+        "TaskSwitch",
         "TrainingOptions",
         "graft",
         "learn_region",

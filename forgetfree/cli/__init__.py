@@ -48,8 +48,16 @@ _COMMANDS = {
     ),
     "list": (*("Look", "WHAT [OPTIONS]", "Print what there is by name."), "list strategies --verbose"),
     "predict": (
-        *("Use", "DIR --task NAME [TEXT...] [OPTIONS]", "Answer from a finished run of a strategy with a ledger."),
+        *("Use", "DIR --task NAME [TEXT...] [OPTIONS]", "Answer from a finished run."),
         'predict runs/first --task sst2 "a joy from start to end"',
+    ),
+    "serve": (
+        *("Use", "DIR [OPTIONS]", "Answer over HTTP from a finished run, all its tasks."),
+        "serve runs/first --port 8000",
+    ),
+    "export": (
+        *("Use", "DIR --task NAME --out DIR [OPTIONS]", "Write a task of a run as an ordinary Hugging Face model."),
+        "export runs/first --task sst2 --out sst2-model",
     ),
     "apply": (
         *("Use", "GRAFT --out DIR [OPTIONS]", "Put a graft into its base model: an ordinary Hugging Face model."),

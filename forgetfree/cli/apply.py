@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -11,7 +11,11 @@ from forgetfree.cli.hub import go_offline_if_cut_off, local_path, needs_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.words import no_empty_directories
 from forgetfree.display import escaped
+from forgetfree.errors import UsageError
 from forgetfree.jobs.environment import make_directory, quiet_libraries
+
+if TYPE_CHECKING:
+    from forgetfree.serve.apply import WrittenModel
 
 GraftFile = Annotated[
     Path, Parameter(name="GRAFT", help="a graft.safetensors, the directory that holds it, or hf://OWNER/NAME")
@@ -31,16 +35,22 @@ def command(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: D
 
     graft = Graft.load(find_graft(local_path(graft_file)))
     name = model or (graft.origin.model if graft.origin else "minilm")
+    if not name:
+        raise UsageError("The graft comes from a ledger and does not name its base model. Give it by --model.")
     if needs_hub(name):
         go_offline_if_cut_off()
     with no_empty_directories(out):
         if not out.exists():
             make_directory(out)
         written = apply_graft(graft, name, out)
+    print_written(written, f"with {len(graft.region)} grafted entries")
+
+
+def print_written(written: WrittenModel, what: str) -> None:
+    """Say what was written and how it loads."""
     call = f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
     if written.usual:
         call = f'transformers.pipeline("text-classification", model={str(written.directory)!r}, truncation=True).'
-    entries = len(graft.region)
-    print(escaped(f"{written.directory}: {written.architecture} with {entries} grafted entries. It loads by {call}"))
+    print(escaped(f"{written.directory}: {written.architecture} {what}. It loads by {call}"))
     if written.note:
         print(f"note: {written.note}")

@@ -2,66 +2,124 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
-import shlex
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.text_rows import Row, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
+from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
 from forgetfree.display import escaped
-from forgetfree.errors import UsageError, first_line
-from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.errors import UsageError
+
+if TYPE_CHECKING:
+    from forgetfree.serve.inference import Answer, Predictor
+
+AUTO = "auto"
+#: Rows that are answered together.
+_ROWS = 256
+Print = Callable[[Row, "Answer"], None]
 
 
 def command(
-    directory: Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote")],
+    directory: Run,
     /,
-    *texts: Annotated[str, Parameter(name="TEXT", help="default: lines of stdin; pairs with a tab between")],
-    task: Annotated[str, Parameter(metavar="NAME", help="what the texts are classified by")],
-    seed: Annotated[int | None, Parameter(metavar="S", help="whose ledger (default: the first)")] = None,
-    strategy: Annotated[
-        str | None, Parameter(metavar="NAME", help="whose ledger (default: grafting-continual's, else the first)")
+    *texts: Annotated[
+        str,
+        Parameter(name="TEXT", help="default: all lines of stdin; -: each line as it comes; pairs with a tab between"),
+    ],
+    task: Annotated[
+        str, Parameter(metavar="NAME", help="what the texts are classified by; auto: the router finds it for each")
+    ],
+    file: Annotated[
+        Path | None, Parameter(name="--file", metavar="FILE", help="texts of a csv, tsv, jsonl or txt")
     ] = None,
-    model: Annotated[
-        str | None, Parameter(metavar="NAME|DIR", help="the run's model, where it lies elsewhere now")
-    ] = None,
+    as_json: Annotated[bool, Parameter(name="--json", help="print an object a line, with all probabilities")] = False,
+    as_csv: Annotated[bool, Parameter(name="--csv", help="print a table with all probabilities")] = False,
+    seed: Seed = None,
+    strategy: Strategy = None,
+    model: BaseModel = None,
     debug: Debug = False,
 ) -> None:
     """Print an answer a text."""
-    quiet_libraries()
     for text in texts:
         if os.path.isfile(text):
             raise UsageError(
-                f"{text!r} is the name of a file, and a TEXT is itself classified. To read the file, one text a line, write "
-                f"< {shlex.quote(text)} in its place."
+                f"{text!r} is the name of a file, and a TEXT is itself classified. To read the file, write --file {text!r}."
             )
-    from forgetfree.results.config_file import load_run, located
+    if as_json and as_csv:
+        raise UsageError("--json and --csv are both given. Give one of them.")
+    if file is not None and texts:
+        raise UsageError("--file and texts are both given. Give one of them.")
+    predictor, _ = predictor_of(directory, seed, strategy, model)
+    routed = task == AUTO and AUTO not in predictor.tasks
+    if routed:
+        predictor.route([])  # refuses before any text is read
+    size = _size(predictor, None if routed else task)
 
-    name = model or located(load_run(directory)["model"]["name"], directory)
-    if needs_hub(name):
-        go_offline_if_cut_off()
-    from forgetfree.serve.inference import Predictor
+    def answered(rows: Sequence[Row]) -> list[Answer]:
+        return predictor.route(rows) if routed else predictor.answer(task, rows)
 
-    predictor = Predictor.of_run(directory, seed, strategy, model)
-    pair = len(predictor.definition(task).text_columns) == 2
-    if not texts and sys.stdin.isatty():
-        say("Reading texts from the terminal, one a line; end with Ctrl-D.")
-    lines = list(texts) or _lines()
-    if pair and texts and not any("\t" in line for line in lines) and len(lines) % 2 == 0:
-        rows: list[tuple[str, ...]] = [(lines[i], lines[i + 1]) for i in range(0, len(lines), 2)]
+    tasks = list(predictor.tasks) if routed else [task]
+    columns = predictor.definition(tasks[0]).text_columns
+    labels = dict.fromkeys(label for each in tasks for label in predictor.definition(each).labels)
+    show = _as_json(columns) if as_json else _as_csv(columns, list(labels)) if as_csv else _plain
+    if texts == ("-",) or (not texts and file is None and sys.stdin.isatty()):
+        if sys.stdin.isatty():
+            say("Reading texts from the terminal, one a line; end with Ctrl-D.")
+        chunks: Iterable[Sequence[Row]] = ([row] for row in rows_of_stdin(size))
     else:
-        rows = [tuple(line.split("\t")) if pair else (line,) for line in lines]
-    for row, answer in zip(rows, predictor.answer(task, rows), strict=True):
-        print(f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(row))}")
+        rows: Iterator[Row] | list[Row] = rows_of_texts(texts, size)
+        if not texts:
+            rows = rows_of_stdin(size) if file is None else rows_of_file(file, size)
+        rows = iter(rows)
+        chunks = iter(lambda: list(islice(rows, _ROWS)), [])
+    for chunk in chunks:
+        for row, answer in zip(chunk, answered(chunk), strict=True):
+            show(row, answer)
+        sys.stdout.flush()
 
 
-def _lines() -> list[str]:
-    try:
-        return [line.rstrip("\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The texts on stdin are not in UTF-8: {first_line(error)}. Write them in UTF-8.") from error
+def _size(predictor: Predictor, task: str | None) -> int:
+    """Return how many texts are in a row."""
+    tasks = list(predictor.tasks) if task is None else [task]
+    sizes = {len(predictor.definition(each).text_columns) for each in tasks}
+    if len(sizes) > 1:
+        raise UsageError(
+            "--task auto reads rows of one kind, and the run has tasks over single texts and over pairs. Give --task, one of "
+            f"{', '.join(tasks)}."
+        )
+    return min(sizes)
+
+
+def _plain(row: Row, answer: Answer) -> None:
+    print(f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(row))}")
+
+
+def _as_json(columns: Sequence[str]) -> Print:
+    def show(row: Row, answer: Answer) -> None:
+        said = {"task": answer.task, "label": answer.label, "probability": answer.probability}
+        texts = dict(zip(columns, row, strict=True))
+        print(json.dumps({**texts, **said, "probabilities": dict(answer.probabilities)}, ensure_ascii=False))
+
+    return show
+
+
+def _as_csv(columns: Sequence[str], labels: Sequence[str]) -> Print:
+    """Print the header, and return what prints a line: texts, task, label, its probability, and those of all labels."""
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow([*columns, "task", "label", "probability", *(f"probability of {label}" for label in labels)])
+
+    def show(row: Row, answer: Answer) -> None:
+        shares = [answer.probabilities.get(label, "") for label in labels]
+        table.writerow([*row, answer.task, answer.label, answer.probability, *shares])
+
+    return show

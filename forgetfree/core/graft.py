@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.binding import network_differences, network_of
-from forgetfree.core.body import body_fingerprint, body_of
+from forgetfree.core.body import body_fingerprint, body_of, fingerprint_of
 from forgetfree.core.graft_file import read, serialize
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
@@ -64,7 +64,7 @@ class Graft:
             RegionError: the model does not fit ``space``.
         """
         body = body_of(model)
-        target, own = (body, self._check(body, check)) if space is None else (model, space)
+        target, own = (body, self._check(model, check)) if space is None else (model, space)
         buffers = self._buffers_of(body)
         before = replace(
             self,
@@ -96,8 +96,9 @@ class Graft:
         """
         return cls(**read(Path(path)))
 
-    def _check(self, body: nn.Module, fingerprint: bool) -> ParameterSpace:
-        """Return the graft's own space after checking that ``body`` is one that the graft was made for."""
+    def _check(self, model: nn.Module, fingerprint: bool) -> ParameterSpace:
+        """Return the graft's own space after checking that the body of ``model`` is one that the graft was made for."""
+        body, backbone = body_of(model), getattr(model, "backbone", model)
         if self.space is None:
             raise GraftError(
                 "This graft does not say which tensors its region means. Give the parameter space that it was made in: "
@@ -118,7 +119,7 @@ class Graft:
             )
         if fingerprint and origin is not None:
             got, expected = body_fingerprint(body), origin.fingerprint
-            if got != expected:
+            if got != expected and expected not in (fingerprint_of(body), fingerprint_of(backbone)):  # from a ledger
                 raise GraftError(
                     f"The graft belongs to other weights, those of {origin.model!r}: expected fingerprint "
                     f"{expected[:12]}, the model's is {got[:12]}. Load the very weights it was made from. In Python, "

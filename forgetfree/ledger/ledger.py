@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from forgetfree.core.binding import Binding
 from forgetfree.core.graft import Graft
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
@@ -102,15 +103,46 @@ class Ledger:
         return region if self.composition == "alone" else Region(region.indices[self.owners(region) < 0])
 
     def graft(self, task: str) -> Graft:
-        """Return a copy of what ``task`` is inferred with on top of θ_pre."""
+        """Return a copy of what ``task`` is inferred with on top of θ_pre, complete enough to be saved and applied.
+
+        From a ledger that does not say what else its answers depend on (one of version 0.2, or of rows that are no texts),
+        it is region and values alone.
+        """
         last = self.position(task)
+        record = self._records[last]
         if self.composition == "alone":
-            return self._records[last].owned
-        if self.composition == "selection":
-            return self._selected(self._records[last].region)
-        records = self._records[: last + 1]
-        indices, order = torch.cat([record.owned.region.indices for record in records]).sort()
-        return Graft(Region(indices), torch.cat([record.owned.values for record in records])[order])
+            found = record.owned
+        elif self.composition == "selection":
+            found = self._selected(record.region)
+        else:
+            records = self._records[: last + 1]
+            indices, order = torch.cat([each.owned.region.indices for each in records]).sort()
+            found = Graft(Region(indices), torch.cat([each.owned.values for each in records])[order])
+        return replace(found, **self._belonging(record, len(found.region)))
+
+    def _belonging(self, record: Record, entries: int) -> dict[str, Any]:
+        """Return what a graft of a record has beside region and values."""
+        binding, space, cut = self.binding, self.space, 0
+        if binding is None or record.definition is None or not binding.tokenizer:
+            return {}
+        if binding.readout in ("prompt", "causal"):  # a language model, whose body is one of its attributes
+            first = {spec.name.partition(".")[0] for spec in space.tensors}
+            cut = len(min(first)) + 1
+            if len(first) > 1:
+                return {}
+            space = ParameterSpace(tuple(replace(spec, name=spec.name[cut:]) for spec in space.tensors))
+        origin = GraftOrigin(
+            record.definition,
+            binding.readout,
+            "",
+            self.fingerprint,
+            entries / len(space),
+            max_length=binding.max_length,
+            network=binding.network,
+            tokenizer=binding.tokenizer,
+        )
+        buffers = {name[cut:]: buffer for name, buffer in record.buffers.items()}
+        return {"space": space, "readout": record.own_readout, "buffers": buffers, "origin": origin}
 
     def _selected(self, region: Region) -> Graft:
         """Return the values that the owners of a region's entries gave them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -48,6 +48,17 @@ class Record:
     def shared(self) -> Region:
         """The entries of γ_k that earlier tasks own."""
         return self.region - self.owned.region if len(self.region) > len(self.owned.region) else Region.empty()
+
+    @property
+    def own_readout(self) -> dict[str, Tensor]:
+        """The rows of the readout that are the task's own labels."""
+        return rows_of(self.readout, self.classes)
+
+
+def rows_of(readout: Mapping[str, Tensor], classes: Sequence[int]) -> dict[str, Tensor]:
+    """Return the rows of a readout's tensors that are of some classes; all rows where it has no others."""
+    rows, last = list(classes), max(classes, default=-1)
+    return {name: tensor[rows] if 0 <= last < len(tensor) else tensor for name, tensor in readout.items()}
 
 
 @dataclass(frozen=True)

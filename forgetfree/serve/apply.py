@@ -1,4 +1,4 @@
-"""A graft put into its base model for good: an ordinary Hugging Face model directory, which needs nothing of ours."""
+"""A task's model as an ordinary Hugging Face directory, which needs nothing of ours: of a graft, or of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.binding import set_network_
-from forgetfree.core.body import body_of, body_prefix
+from forgetfree.core.body import body_fingerprint, body_of, body_prefix
 from forgetfree.core.graft import Graft
 from forgetfree.core.graft_origin import GraftOrigin
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
@@ -23,18 +24,19 @@ from forgetfree.models.fine_tuned_directory import write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
 from forgetfree.models.peft_directory import READOUT
 from forgetfree.models.sequence_classifier import sequence_classifier
-from forgetfree.serve.model_card import Reading, model_card
+from forgetfree.serve.inference import Predictor
+from forgetfree.serve.model_card import Change, Reading, model_card
 
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """What `apply_graft` wrote.
+    """What `apply_graft` or `export_task` wrote.
 
     Attributes:
         directory: the directory.
         architecture: its Hugging Face class.
         loader: the class of ``transformers`` that loads it by the name of its directory.
-        usual: whether ``pipeline("text-classification")`` answers as the graft's own model does.
+        usual: whether ``pipeline("text-classification")`` answers as the task's own model does.
         note: a note for the user, if there is one.
     """
 
@@ -62,8 +64,8 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
         ModelError: the model cannot be loaded, or what was written is not what was meant.
         UsageError: there is something in ``out``.
     """
-    origin, out = _origin(graft), Path(out)
-    check_free(out)
+    origin = _origin(graft)
+    check_free(Path(out))
     readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
     loaded = load_model(model, readout, max_length=origin.max_length)
     graft.apply_(loaded.model)
@@ -72,20 +74,66 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
             f"The graft was made with another tokenizer than model {model!r} has: expected {origin.tokenizer[:12]}, got "
             f"{loaded.tokenizer_digest[:12]}. Give the model with the tokenizer that it had then."
         )
+    origin = replace(origin, model=model)
+    return write_model(loaded, origin, graft.readout, out, Change("apply", "", len(graft.region), len(_space(graft))))
+
+
+def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "") -> WrittenModel:
+    """Write the model that a run answers a task with to ``out``, as `apply_graft` does.
+
+    Adapters are added to the weights, so their model answers as in the run up to rounding.
+
+    Args:
+        predictor: of the run, or of a ledger.
+        task: a task that was learned.
+        out: a directory that does not exist or is empty; it is written whole or not at all.
+        strategy: its name, for the model card.
+
+    Raises:
+        TaskError: the task was not learned.
+        ModelError: what was written is not what was meant.
+        UsageError: there is something in ``out``.
+    """
+    definition, loaded = predictor.definition(task), predictor.loaded
+    check_free(Path(out))
+    origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, max_length=loaded.max_length)
+    with predictor.kept.merged(task):
+        return write_model(loaded, origin, predictor.readout(task), out, Change("export", strategy))
+
+
+def write_model(
+    loaded: LoadedModel, origin: GraftOrigin, readout: Mapping[str, Tensor], out: StrPath, change: Change
+) -> WrittenModel:
+    """Write a model that holds a task's weights.
+
+    Args:
+        loaded: the model.
+        origin: the task, and how it is read.
+        readout: the tensors that read it out.
+        out: a directory that does not exist or is empty.
+        change: what was done to the base model; its numbers are counted unless they are known.
+    """
     # Some heads use a body without a part (BERT's pooler) that loading the body alone needs.
+    model, out = loaded.name, Path(out)
     config = read_config(locate(model), model)
     whole, missing = read_weights(locate(model), body_loader(config, model), model)
     body = {name: tensor for name, tensor in whole.state_dict().items() if name not in missing}
-    same_kind = type(body_of(loaded.model)) is type(whole)
+    own = body_of(loaded.model)
+    if not origin.fingerprint:
+        pre, now = body, own.state_dict()
+        moved = sum(int((pre[name] != now[name].cpu()).sum()) for name in pre if name in now)
+        change = replace(change, entries=moved, size=len(loaded.model.space()))
+        origin = replace(origin, fingerprint=body_fingerprint(whole))
+    same_kind = type(own) is type(whole)
     if same_kind:
-        body |= body_of(loaded.model).state_dict()
-    network, tokenizer, reading = _network(loaded, config, body, graft, origin)
+        body |= own.state_dict()
+    network, tokenizer, reading = _network(loaded, config, body, readout, origin)
     rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
         _save(directory, network, {**rest, **network.state_dict()}, tokenizer)
         if reading.own_readout:
-            write_readout(directory / READOUT, graft.readout, origin.task.labels)
-        write_atomically(directory / "README.md", model_card(graft, origin, model, reading))
+            write_readout(directory / READOUT, readout, origin.task.labels)
+        write_atomically(directory / "README.md", model_card(origin, reading, change))
         _verify(directory, network)
     return WrittenModel(out, type(network).__name__, reading.loader, reading.usual, _note(reading, network))
 
@@ -108,6 +156,11 @@ def _origin(graft: Graft) -> GraftOrigin:
     return graft.origin
 
 
+def _space(graft: Graft) -> ParameterSpace:
+    assert graft.space is not None  # see `_origin`
+    return graft.space
+
+
 def check_free(out: Path) -> None:
     """Raise ``UsageError`` unless ``out`` does not exist, or is an empty directory."""
     if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
@@ -120,7 +173,7 @@ def check_free(out: Path) -> None:
 
 
 def _network(
-    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin
+    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], readout: Mapping[str, Tensor], origin: GraftOrigin
 ) -> tuple[Any, Any, Reading]:
     """Return the Hugging Face model to write with graft and head, its tokenizer, and how it is read."""
     backbone, pair = loaded.model.backbone, len(origin.task.text_columns) == 2
@@ -134,7 +187,7 @@ def _network(
         _name_labels(backbone.config, ())
         loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
         return backbone, loaded.tokenizer, replace(reading, loader=loader)
-    network, tokenizer = _classifying(loaded, config, body, graft, origin, reading.position)
+    network, tokenizer = _classifying(loaded, config, body, readout, origin, reading.position)
     if network is None:
         _name_labels(backbone.config, ())
         return backbone, loaded.tokenizer, replace(reading, loader=body_loader(config, loaded.name), own_readout=True)
@@ -142,7 +195,12 @@ def _network(
 
 
 def _classifying(
-    loaded: LoadedModel, config: Any, body: Mapping[str, Tensor], graft: Graft, origin: GraftOrigin, position: int
+    loaded: LoadedModel,
+    config: Any,
+    body: Mapping[str, Tensor],
+    readout: Mapping[str, Tensor],
+    origin: GraftOrigin,
+    position: int,
 ) -> tuple[Any, Any]:
     """Return a sequence classifier, and the tokenizer for the usual call; either may be ``None``.
 
@@ -160,11 +218,11 @@ def _classifying(
         config.use_mems_eval = False  # XLNet's memory of earlier calls, which batches of the pipeline cannot hold
     _name_labels(config, task.labels, origin.classes)
     if origin.readout == "classifier":
-        return _classifier(config, body, graft.readout, origin), tokenizer
-    _check_linear(graft.readout, len(task.labels), loaded.model.hidden_size)
+        return _classifier(config, body, readout, origin), tokenizer
+    _check_linear(readout, len(task.labels), loaded.model.hidden_size)
     if tokenizer is None:
         return None, None
-    return sequence_classifier(config, body, graft.readout, inputs[:-1], position), tokenizer
+    return sequence_classifier(config, body, readout, inputs[:-1], position), tokenizer
 
 
 def _probes(loaded: LoadedModel, *, pair: bool) -> Rows:

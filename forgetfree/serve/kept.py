@@ -25,6 +25,7 @@ from forgetfree.display import brief
 from forgetfree.errors import LedgerError, ModelError, RunError
 from forgetfree.json_file import check, read_json
 from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
+from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.registry import Entry
@@ -72,9 +73,7 @@ class Source:
             sizes = {each.name: len(each.labels) for each in self.tasks}
             first = sum(list(sizes.values())[: list(sizes).index(task)])
             classes = range(first, first + sizes[task])
-        wanted = list(classes)
-        held = max(wanted, default=-1)
-        return {name: tensor[wanted] if 0 <= held < len(tensor) else tensor for name, tensor in readout.items()}
+        return rows_of(readout, classes)
 
     def check_model(self, loaded: LoadedModel) -> None:
         """Raise ``ModelError`` unless ``loaded`` is the run's base model, by weights and configuration."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from forgetfree.core.graft import Graft
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.display import escaped
@@ -36,14 +35,30 @@ class Reading:
     usual: bool = False
 
 
-def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) -> str:
+@dataclass(frozen=True)
+class Change:
+    """What was done to the base model.
+
+    Attributes:
+        command: that wrote the model: ``apply`` or ``export``.
+        strategy: that trained it; empty for a graft on its own.
+        entries: how many parameters differ from the base model's.
+        size: how many may.
+    """
+
+    command: str
+    strategy: str
+    entries: int = 0
+    size: int = 0
+
+
+def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
     """Return the model card as Markdown.
 
     Args:
-        graft: what was put into the model.
-        origin: where it comes from.
-        model: the base model's name, as the user gave it.
+        origin: the task, and the base model.
         reading: how to read the written model.
+        change: what was done to the base model.
     """
     task = origin.task
     words = (f"{label}: {word!r}" for label, word in zip(task.labels, task.label_words, strict=False))
@@ -53,10 +68,9 @@ def model_card(graft: Graft, origin: GraftOrigin, model: str, reading: Reading) 
         .render(
             origin=origin,
             task=task,
-            model=model,
+            model=origin.model,
             reading=reading,
-            entries=f"{len(graft.region):,}",
-            size=f"{len(graft.space):,}" if graft.space else "?",
+            change=change,
             pair=task.kind == "pair",
             prompted=origin.readout in ("prompt", "causal"),
             words=", ".join(words),

@@ -1,0 +1,43 @@
+"""``forgetfree export``: a task of a run as an ordinary Hugging Face model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from forgetfree.cli.apply import print_written
+from forgetfree.cli.usage import Debug
+from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
+from forgetfree.cli.words import no_empty_directories
+from forgetfree.jobs.environment import make_directory
+
+Task = Annotated[str, Parameter(metavar="NAME", help="the task to export")]
+Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]
+
+
+def command(
+    run: Run,
+    /,
+    *,
+    task: Task,
+    out: Out,
+    strategy: Strategy = None,
+    seed: Seed = None,
+    model: BaseModel = None,
+    debug: Debug = False,
+) -> None:
+    """Write the model."""
+    from forgetfree.serve.apply import check_free, export_task
+
+    check_free(out)
+    predictor, file = predictor_of(run, seed, strategy, model)
+    predictor.definition(task)
+    with no_empty_directories(out):
+        if not out.exists():
+            make_directory(out)
+        written = export_task(predictor, task, out, file.parts[-3] if run.is_dir() else "")
+    print_written(written, f"that answers {task} as {file} does")
+    if predictor.kept.precision != "fp32":
+        print(f"note: the run answered in {predictor.kept.precision}, and the model is written in fp32.")

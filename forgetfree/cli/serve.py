@@ -1,0 +1,79 @@
+"""``forgetfree serve``: answer over HTTP from a finished run."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from forgetfree.cli.usage import Debug
+from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
+from forgetfree.errors import UsageError, first_line
+
+
+def command(
+    run: Run,
+    /,
+    *,
+    host: Annotated[str, Parameter(metavar="NAME", help="address to listen on; 0.0.0.0: from other machines, too")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, Parameter(metavar="N", help="port to listen on; 0: a free one")] = 8000,
+    most_texts: Annotated[int | None, Parameter(metavar="N", help="texts of a request (default: 256)")] = None,
+    most_characters: Annotated[int | None, Parameter(metavar="N", help="of a text (default: 20000)")] = None,
+    most_waiting: Annotated[int | None, Parameter(metavar="N", help="texts that wait (default: 2048)")] = None,
+    most_bytes: Annotated[int | None, Parameter(metavar="N", help="of a request (default: 1048576)")] = None,
+    seed: Seed = None,
+    strategy: Strategy = None,
+    model: BaseModel = None,
+    debug: Debug = False,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    try:
+        import uvicorn
+
+        from forgetfree.serve.server import Limits, application
+    except ImportError as error:
+        raise UsageError(
+            f"forgetfree serve needs FastAPI and uvicorn, and {error.name} is not installed. Install them with: pip install "
+            "'forgetfree[serve]'."
+        ) from error
+    given = {"texts": most_texts, "characters": most_characters, "queue": most_waiting, "body": most_bytes}
+    limits = {name: value for name, value in given.items() if value is not None}
+    if wrong := [value for value in limits.values() if value < 1]:
+        raise UsageError(f"A limit must be a whole number of at least 1, got {wrong[0]}. Give one.")
+    with _listening(host, port) as place:
+        predictor, file = predictor_of(run, seed, strategy, model)
+        config = uvicorn.Config(
+            application(predictor, Limits(**limits)), log_level="warning", timeout_graceful_shutdown=10
+        )
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{place.getsockname()[1]}"
+        print(
+            f"Serving {', '.join(predictor.tasks)} from {file} on {address}; documentation: {address}/docs", flush=True
+        )
+        with suppress(KeyboardInterrupt):  # uvicorn hands on the signal that it was ended by
+            uvicorn.Server(config).run(sockets=[place])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound, but does not listen yet.
+
+    Raises:
+        UsageError: there is no such address, or the port is taken.
+    """
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port must be a number from 0 to 65535, got {port}.")
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        place = socket.socket(kind)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except OSError as error:
+        raise UsageError(
+            f"The server cannot listen on {host}, port {port}: {first_line(error)}. Give another --port, or 0 for a free one; "
+            "--host must be an address of this machine."
+        ) from error
+    return place

@@ -1,0 +1,117 @@
+"""The texts that a command is asked about: from its arguments, from a file, or from stdin."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from forgetfree.data.tables import PAIR
+from forgetfree.errors import DataError, UsageError, first_line
+
+Row = tuple[str, ...]
+FORMATS = (".csv", ".tsv", ".jsonl", ".txt")
+
+
+def rows_of_texts(texts: Sequence[str], size: int) -> list[Row]:
+    """Return texts from the command line as rows of ``size`` texts each: of two, by turns or with a tab between."""
+    if size == 2 and not any("\t" in text for text in texts) and len(texts) % 2 == 0:
+        return list(zip(texts[::2], texts[1::2], strict=True))
+    return [row_of_line(text, size) for text in texts]
+
+
+def row_of_line(line: str, size: int) -> Row:
+    """Return a line as a row of ``size`` texts, which a tab divides."""
+    return tuple(line.split("\t")) if size == 2 else (line,)
+
+
+def rows_of_stdin(size: int) -> Iterator[Row]:
+    """Yield a row a line, as they come.
+
+    Raises:
+        UsageError: they are not in UTF-8.
+    """
+    try:
+        for line in sys.stdin:
+            yield row_of_line(line.rstrip("\n"), size)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The texts on stdin are not in UTF-8: {first_line(error)}. Write them in UTF-8.") from error
+
+
+def rows_of_file(path: Path, size: int) -> Iterator[Row]:
+    """Yield the rows of a file: csv and tsv by their header, jsonl by its keys, txt a text a line.
+
+    Columns are taken by name (``text``, or ``text_a`` and ``text_b``), or where there are no others than texts.
+
+    Args:
+        path: the file.
+        size: texts in a row.
+
+    Raises:
+        DataError: it cannot be read, or a row is not as it must be; the message says which.
+    """
+    if path.suffix not in FORMATS:
+        raise DataError(
+            f"{path} is of no known kind: expected a name that ends in {', '.join(FORMATS)}. Rename it, or write < {path}."
+        )
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from _read(path, file, size)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{path} cannot be read: {first_line(error)}. Write it in UTF-8, and check its name."
+        ) from error
+
+
+def _read(path: Path, file: TextIO, size: int) -> Iterator[Row]:
+    if path.suffix == ".txt":
+        yield from (row_of_line(line.rstrip("\r\n"), size) for line in file)
+        return
+    names: tuple[str, ...] | None = None
+    for number, record in _records(path, file):
+        names = names or _columns(f"{path}", list(record), size)
+        row = tuple(record.get(name) for name in names)
+        texts = tuple(text for text in row if isinstance(text, str))
+        if len(texts) < len(row):
+            lacking = next(name for name, text in zip(names, row, strict=True) if not isinstance(text, str))
+            raise DataError(
+                f"{path}, row {number}: {lacking!r} must be a text, got {record.get(lacking)!r}. Write one."
+            )
+        yield texts
+
+
+def _records(path: Path, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and content of each record."""
+    if path.suffix != ".jsonl":
+        yield from enumerate(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","), 1)
+        return
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}, row {number} is no JSON: {first_line(error)}. Write one object a line."
+            ) from error
+        if isinstance(record, str):
+            record = {"text": record}
+        if not isinstance(record, dict):
+            raise DataError(f"{path}, row {number} must be an object or a text, got {line.strip()[:60]!r}. Write one.")
+        yield number, record
+
+
+def _columns(where: str, found: Iterable[str], size: int) -> tuple[str, ...]:
+    wanted, held = (PAIR if size == 2 else ("text",)), [name for name in found if name is not None]
+    if set(wanted) <= set(held):
+        return tuple(wanted)
+    texts = [name for name in held if name != "label"]
+    if len(texts) == size:
+        return tuple(texts)
+    raise DataError(
+        f"{where} has the columns {', '.join(map(repr, held)) or 'none'}, and the task reads {' and '.join(wanted)}. Name its "
+        "columns so."
+    )

@@ -1,0 +1,44 @@
+"""What the commands that use a run have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.words import say
+from forgetfree.jobs.environment import quiet_libraries
+
+if TYPE_CHECKING:
+    from forgetfree.serve.inference import Predictor
+
+Run = Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; or a ledger, with --model")]
+Seed = Annotated[int | None, Parameter(metavar="S", help="with which seed (default: the first)")]
+Strategy = Annotated[
+    str | None,
+    Parameter(metavar="NAME", help="of which strategy (default: grafting-continual, else the first with a ledger)"),
+]
+BaseModel = Annotated[
+    str | None, Parameter(metavar="NAME|DIR", help="the run's model, where it lies elsewhere now; a ledger's model")
+]
+
+
+def predictor_of(
+    run: Path, seed: int | None, strategy: str | None, model: str | None, device: str = "cpu"
+) -> tuple[Predictor, Path]:
+    """Return what answers, and the file that it answers from; say which, if there are several to choose from."""
+    quiet_libraries()
+    from forgetfree.results.config_file import load_run, located
+
+    name = model or ("" if run.is_file() else located(load_run(run)["model"]["name"], run))
+    if name and needs_hub(name):
+        go_offline_if_cut_off()
+    from forgetfree.serve.inference import Predictor
+    from forgetfree.serve.kept import find_kept
+
+    file = run if run.is_file() else find_kept(run, seed, strategy)
+    if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
+        say(f"Answering from {file}; --strategy and --seed choose another.")
+    return Predictor.of_run(run, seed, strategy, model, device), file

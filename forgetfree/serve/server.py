@@ -1,0 +1,239 @@
+"""Answers over HTTP: one resident model, all tasks of a run, requests of any tasks in one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from forgetfree import __version__
+from forgetfree.errors import ForgetfreeError, TaskError
+from forgetfree.serve.inference import Answer, Predictor, Text
+
+OneText = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server accepts.
+
+    Attributes:
+        body: bytes of a request.
+        texts: texts of a request.
+        characters: characters of a text.
+        queue: texts that wait to be answered.
+        batch: texts that are answered together, if they come in several requests.
+        wait: how long the first of a batch waits for others, in seconds.
+    """
+
+    body: int = 2**20
+    texts: int = 256
+    characters: int = 20_000
+    queue: int = 2048
+    batch: int = 64
+    wait: float = 0.003
+
+
+class Question(BaseModel):
+    """Texts to be answered by one task."""
+
+    model_config = ConfigDict(extra="forbid")
+    task: str = Field(description="a task of /tasks", examples=["sst2"])
+    text: OneText | None = Field(None, description="one text, or a pair of texts", examples=["a joy from start to end"])
+    texts: list[OneText] | None = Field(None, description="many, in place of text")
+
+
+class OneAnswer(BaseModel):
+    """What a task says of one text."""
+
+    task: str
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class Answers(BaseModel):
+    """The answers, in the order of the texts."""
+
+    answers: list[OneAnswer]
+
+
+class Task(BaseModel):
+    """A task that can be asked."""
+
+    task: str
+    kind: str
+    labels: list[str]
+
+
+class Health(BaseModel):
+    """That the server answers, and how many texts wait."""
+
+    status: str
+    version: str
+    waiting: int
+
+
+class Batcher:
+    """Answers what comes within a few milliseconds together, one batch after another, in a thread of its own.
+
+    Args:
+        predictor: answers.
+        limits: how much waits, and how much goes into a batch.
+    """
+
+    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+        self._predictor, self._limits = predictor, limits
+        self._waiting: list[tuple[str, Sequence[Text], asyncio.Future[list[Answer]]]] = []
+        self._arrived = asyncio.Event()
+        self.size = 0
+
+    async def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
+        """Return the answers of texts that fit their task.
+
+        Raises:
+            HTTPException: 503 if too many wait.
+        """
+        if self.size + len(texts) > self._limits.queue:
+            detail = f"Too many texts wait: {self.size}, of at most {self._limits.queue}. Ask again in a second."
+            raise HTTPException(503, detail, {"Retry-After": "1"})
+        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((task, texts, future))
+        self.size += len(texts)
+        self._arrived.set()
+        return await future
+
+    async def work(self) -> None:
+        """Answer for ever."""
+        while True:
+            await self._arrived.wait()
+            await asyncio.sleep(self._limits.wait)
+            batch = self._next()
+            tasks = [task for task, texts, _ in batch for _ in texts]
+            texts = [text for _, texts, _ in batch for text in texts]
+            try:
+                answers = await asyncio.to_thread(self._predictor.answer_mixed, tasks, texts)
+            except Exception as error:  # the next batch may be answered
+                for _, _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+            else:
+                for _, own, future in batch:
+                    mine, answers = answers[: len(own)], answers[len(own) :]
+                    if not future.done():  # the client may have gone
+                        future.set_result(mine)
+            self.size -= len(texts)
+
+    def _next(self) -> list[tuple[str, Sequence[Text], asyncio.Future[list[Answer]]]]:
+        """Take the next requests that fit into a batch, at least one."""
+        count, size = 1, len(self._waiting[0][1])
+        while count < len(self._waiting) and size + len(self._waiting[count][1]) <= self._limits.batch:
+            size += len(self._waiting[count][1])
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        if not self._waiting:
+            self._arrived.clear()
+        return batch
+
+
+def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
+    """Return the application: ``/predict``, ``/tasks``, ``/health``, ``/docs``, ``/openapi.json``.
+
+    Args:
+        predictor: answers.
+        limits: what is accepted.
+    """
+    limits = limits or Limits()
+    batcher = Batcher(predictor, limits)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        work = asyncio.create_task(batcher.work())
+        yield
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+
+    app = FastAPI(title="forgetfree", version=__version__, lifespan=lifespan)
+    app.add_middleware(_BodyLimit, most=limits.body)
+    for kind in (AnyHTTPException, RequestValidationError, ForgetfreeError, Exception):
+        app.add_exception_handler(kind, _refuse)
+
+    @app.post("/predict")
+    async def predict(question: Question) -> Answers:
+        """Answer one text or many by a task, with the probabilities of all its labels."""
+        predictor.definition(question.task)
+        if (question.text is None) == (question.texts is None):
+            raise HTTPException(422, "Expected one of text and texts. Give one text, or a list of them.")
+        texts: list[Text] = [question.text] if question.text is not None else [*(question.texts or ())]
+        _check(texts, limits)
+        predictor.rows(question.task, texts)  # what does not fit its task is refused here, alone
+        answers = await batcher.answer(question.task, texts) if texts else []
+        return Answers(answers=[OneAnswer(**vars(answer)) for answer in answers])
+
+    @app.get("/tasks")
+    def tasks() -> list[Task]:
+        """List the tasks, in the order in which they were learned."""
+        return [Task(task=name, kind=task.kind, labels=list(task.labels)) for name, task in predictor.tasks.items()]
+
+    @app.get("/health")
+    def health() -> Health:
+        """Say that the server answers."""
+        return Health(status="ok", version=__version__, waiting=batcher.size)
+
+    return app
+
+
+def _check(texts: Sequence[Text], limits: Limits) -> None:
+    """Raise ``HTTPException`` 413 for more, or longer, texts than are accepted."""
+    if len(texts) > limits.texts:
+        raise HTTPException(413, f"Expected at most {limits.texts} texts, got {len(texts)}. Ask in several requests.")
+    longest = max((len(part) for text in texts for part in ([text] if isinstance(text, str) else text)), default=0)
+    if longest > limits.characters:
+        raise HTTPException(413, f"Expected at most {limits.characters} characters a text, got {longest}. Shorten it.")
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    """Return an error as JSON: ``{"error": …}``."""
+    headers: Any = getattr(error, "headers", None)
+    match error:
+        case AnyHTTPException():
+            code, text = error.status_code, str(error.detail)
+        case RequestValidationError():
+            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+            code, text = 422, f"The request is not as /docs says: {'; '.join(faults[:5])}."
+        case TaskError():
+            code, text = 404, str(error)
+        case ForgetfreeError():
+            code, text = 422, str(error)
+        case _:
+            code, text = 500, f"The server failed ({type(error).__name__}). Its log says more."
+    return JSONResponse({"error": text}, code, headers)
+
+
+class _BodyLimit:
+    """Refuses requests whose body is too large, as soon as that much of it has come."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]], most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        size = 0
+
+        async def counted() -> Any:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._most:
+                raise HTTPException(413, f"Expected a request of at most {self._most} bytes. Ask in several requests.")
+            return message
+
+        await self._app(scope, counted, send)
