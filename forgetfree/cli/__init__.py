@@ -17,6 +17,8 @@ from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
 from forgetfree.jobs.signals import terminable
 
+#: What a lone hyphen means.
+STDIN = "/dev/stdin"
 app = App(
     name="forgetfree",
     help="Continual learning for pre-trained language models.",
@@ -144,6 +146,7 @@ def _run(words: list[str], before_texts: list[str]) -> int:
     for flag, value in [*pairwise(before_texts), *(word.split("=", 1) for word in before_texts if "=" in word)]:
         if flag.startswith("--") and not value and words[0] != "__complete":  # which the shell's completion asks
             raise UsageError(f"{flag} needs a value, got an empty text. Give one, or leave {flag} out.")
+    words = [STDIN if i < len(before_texts) and word == "-" else word for i, word in enumerate(words)]
     try:
         command, bound, _ = app.parse_args(words)
     except CycloptsError as error:

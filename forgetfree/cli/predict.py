@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from forgetfree.cli.text_rows import Row, rows_of_file, rows_of_stdin, rows_of_texts
+from forgetfree.cli.text_rows import PAIR, Row, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
@@ -21,9 +21,11 @@ from forgetfree.display import escaped
 from forgetfree.errors import UsageError
 
 if TYPE_CHECKING:
-    from forgetfree.serve.inference import Answer, Predictor
+    from forgetfree.serve.inference import Answer
 
 AUTO = "auto"
+#: What the command line makes of a lone hyphen.
+STDIN = "/dev/stdin"
 #: Rows that are answered together.
 _ROWS = 256
 Print = Callable[[Row, "Answer"], None]
@@ -50,8 +52,9 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Print an answer a text."""
+    streaming = texts == (STDIN,)
     for text in texts:
-        if os.path.isfile(text):
+        if not streaming and os.path.isfile(text):
             raise UsageError(
                 f"{text!r} is the name of a file, and a TEXT is itself classified. To read the file, write --file {text!r}."
             )
@@ -63,16 +66,17 @@ def command(
     routed = task == AUTO and AUTO not in predictor.tasks
     if routed:
         predictor.route([])  # refuses before any text is read
-    size = _size(predictor, None if routed else task)
+    tasks = list(predictor.tasks) if routed else [task]
+    sizes = {len(predictor.definition(each).text_columns) for each in tasks}
+    size = min(sizes) if len(sizes) == 1 else None
 
     def answered(rows: Sequence[Row]) -> list[Answer]:
         return predictor.route(rows) if routed else predictor.answer(task, rows)
 
-    tasks = list(predictor.tasks) if routed else [task]
-    columns = predictor.definition(tasks[0]).text_columns
+    columns = ("text",) if size == 1 else PAIR
     labels = dict.fromkeys(label for each in tasks for label in predictor.definition(each).labels)
     show = _as_json(columns) if as_json else _as_csv(columns, list(labels)) if as_csv else _plain
-    if texts == ("-",) or (not texts and file is None and sys.stdin.isatty()):
+    if streaming or (not texts and file is None and sys.stdin.isatty()):
         if sys.stdin.isatty():
             say("Reading texts from the terminal, one a line; end with Ctrl-D.")
         chunks: Iterable[Sequence[Row]] = ([row] for row in rows_of_stdin(size))
@@ -88,18 +92,6 @@ def command(
         sys.stdout.flush()
 
 
-def _size(predictor: Predictor, task: str | None) -> int:
-    """Return how many texts are in a row."""
-    tasks = list(predictor.tasks) if task is None else [task]
-    sizes = {len(predictor.definition(each).text_columns) for each in tasks}
-    if len(sizes) > 1:
-        raise UsageError(
-            "--task auto reads rows of one kind, and the run has tasks over single texts and over pairs. Give --task, one of "
-            f"{', '.join(tasks)}."
-        )
-    return min(sizes)
-
-
 def _plain(row: Row, answer: Answer) -> None:
     print(f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(row))}")
 
@@ -107,7 +99,7 @@ def _plain(row: Row, answer: Answer) -> None:
 def _as_json(columns: Sequence[str]) -> Print:
     def show(row: Row, answer: Answer) -> None:
         said = {"task": answer.task, "label": answer.label, "probability": answer.probability}
-        texts = dict(zip(columns, row, strict=True))
+        texts = dict(zip(columns if len(row) == len(columns) else ("text",), row, strict=True))
         print(json.dumps({**texts, **said, "probabilities": dict(answer.probabilities)}, ensure_ascii=False))
 
     return show
@@ -120,6 +112,7 @@ def _as_csv(columns: Sequence[str], labels: Sequence[str]) -> Print:
 
     def show(row: Row, answer: Answer) -> None:
         shares = [answer.probabilities.get(label, "") for label in labels]
-        table.writerow([*row, answer.task, answer.label, answer.probability, *shares])
+        empty = [""] * (len(columns) - len(row))
+        table.writerow([*row, *empty, answer.task, answer.label, answer.probability, *shares])
 
     return show

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -51,6 +51,7 @@ def command(
         )
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{place.getsockname()[1]}"
+        place.listen(2048)  # from now on requests wait for the server and are not refused
         print(
             f"Serving {', '.join(predictor.tasks)} from {file} on {address}; documentation: {address}/docs", flush=True
         )
@@ -68,9 +69,11 @@ def _listening(host: str, port: int) -> socket.socket:
         raise UsageError(f"--port must be a number from 0 to 65535, got {port}.")
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        place = socket.socket(kind)
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(address)
+        with ExitStack() as on_error:
+            place = on_error.enter_context(socket.socket(kind))
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            place.bind(address)
+            on_error.pop_all()
     except OSError as error:
         raise UsageError(
             f"The server cannot listen on {host}, port {port}: {first_line(error)}. Give another --port, or 0 for a free one; "

@@ -9,26 +9,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from forgetfree.data.tables import PAIR
 from forgetfree.errors import DataError, UsageError, first_line
 
 Row = tuple[str, ...]
+#: The columns of a pair of texts.
+PAIR = ("text_a", "text_b")
 FORMATS = (".csv", ".tsv", ".jsonl", ".txt")
 
 
-def rows_of_texts(texts: Sequence[str], size: int) -> list[Row]:
-    """Return texts from the command line as rows of ``size`` texts each: of two, by turns or with a tab between."""
+def rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
+    """Return texts from the command line as rows of ``size`` texts each: of two, by turns or with a tab between.
+
+    Args:
+        texts: the arguments.
+        size: 1 or 2; ``None``: a text with a tab in it is two.
+    """
     if size == 2 and not any("\t" in text for text in texts) and len(texts) % 2 == 0:
         return list(zip(texts[::2], texts[1::2], strict=True))
     return [row_of_line(text, size) for text in texts]
 
 
-def row_of_line(line: str, size: int) -> Row:
-    """Return a line as a row of ``size`` texts, which a tab divides."""
-    return tuple(line.split("\t")) if size == 2 else (line,)
+def row_of_line(line: str, size: int | None) -> Row:
+    """Return a line as a row of ``size`` texts, which a tab divides; ``None``: of as many as it has."""
+    return (line,) if size == 1 else tuple(line.split("\t"))
 
 
-def rows_of_stdin(size: int) -> Iterator[Row]:
+def rows_of_stdin(size: int | None) -> Iterator[Row]:
     """Yield a row a line, as they come.
 
     Raises:
@@ -41,14 +47,14 @@ def rows_of_stdin(size: int) -> Iterator[Row]:
         raise UsageError(f"The texts on stdin are not in UTF-8: {first_line(error)}. Write them in UTF-8.") from error
 
 
-def rows_of_file(path: Path, size: int) -> Iterator[Row]:
+def rows_of_file(path: Path, size: int | None) -> Iterator[Row]:
     """Yield the rows of a file: csv and tsv by their header, jsonl by its keys, txt a text a line.
 
     Columns are taken by name (``text``, or ``text_a`` and ``text_b``), or where there are no others than texts.
 
     Args:
         path: the file.
-        size: texts in a row.
+        size: texts in a row; ``None``: one or two, as the file has them.
 
     Raises:
         DataError: it cannot be read, or a row is not as it must be; the message says which.
@@ -66,7 +72,7 @@ def rows_of_file(path: Path, size: int) -> Iterator[Row]:
         ) from error
 
 
-def _read(path: Path, file: TextIO, size: int) -> Iterator[Row]:
+def _read(path: Path, file: TextIO, size: int | None) -> Iterator[Row]:
     if path.suffix == ".txt":
         yield from (row_of_line(line.rstrip("\r\n"), size) for line in file)
         return
@@ -104,14 +110,17 @@ def _records(path: Path, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _columns(where: str, found: Iterable[str], size: int) -> tuple[str, ...]:
-    wanted, held = (PAIR if size == 2 else ("text",)), [name for name in found if name is not None]
-    if set(wanted) <= set(held):
-        return tuple(wanted)
+def _columns(where: str, found: Iterable[str], size: int | None) -> tuple[str, ...]:
+    held = [name for name in found if name is not None]
+    names: tuple[str, ...] = ("text",)
+    if size == 2 or (size is None and set(PAIR) <= set(held)):
+        names = PAIR
     texts = [name for name in held if name != "label"]
-    if len(texts) == size:
+    if set(names) <= set(held):
+        return names
+    if len(texts) == len(names):
         return tuple(texts)
     raise DataError(
-        f"{where} has the columns {', '.join(map(repr, held)) or 'none'}, and the task reads {' and '.join(wanted)}. Name its "
+        f"{where} has the columns {', '.join(map(repr, held)) or 'none'}, and the task reads {' and '.join(names)}. Name its "
         "columns so."
     )

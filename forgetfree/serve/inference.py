@@ -231,15 +231,13 @@ class Predictor:
         return [found[number] for number in range(len(tasks))]
 
     def route(self, texts: Sequence[Text]) -> list[Answer]:
-        """Return each text's answer from the task that is surest of it: whose answer has the least entropy, as a share.
-
-        Texts are asked of the tasks that read as many: one, or two.
+        """Return each text's answer by the task that is surest of it: whose answer has the least entropy, as a share.
 
         Args:
-            texts: as for `answer`, all single or all pairs.
+            texts: as for `answer`; single texts and pairs may stand side by side.
 
         Raises:
-            UsageError: the run was told the task of each row, so it has no router; or no task reads such texts.
+            UsageError: the run was told the task of each row, so it has no router.
         """
         if not self.routed:
             raise UsageError(
@@ -247,18 +245,19 @@ class Predictor:
                 f"{', '.join(self.tasks)}; or run a strategy with a model per task with --set scenario=class (or domain) --set "
                 "task_inference=router."
             )
-        sizes = {1 if isinstance(text, str) else len(text) for text in texts}
-        fitting = [task for task, definition in self.tasks.items() if {len(definition.text_columns)} >= sizes]
-        if not fitting:
-            raise UsageError(
-                f"No task reads texts like these: {' and '.join(map(str, sorted(sizes)))} text(s) in a row. Give rows of one "
-                "text for tasks over single texts, and of two for tasks over pairs."
-            )
-        if not texts:
-            return []
-        logits = {task: self.logits(task, self.rows(task, texts)) for task in fitting}
+        answers: dict[int, Answer] = {}
+        for size in (1, 2):
+            numbers = [n for n, text in enumerate(texts) if size == (1 if isinstance(text, str) else len(text))]
+            if numbers:
+                answers |= zip(
+                    numbers, self._surest(_checked([texts[n] for n in numbers], size, "The run")), strict=True
+                )
+        return [answers[number] for number in range(len(texts))]
+
+    def _surest(self, rows: Rows) -> list[Answer]:
+        logits = {task: self.logits(task, rows) for task in self.tasks}
         entropies = torch.stack([share_of_entropy(each, each.shape[1]) for each in logits.values()])
-        surest = [fitting[best] for best in entropies.argmin(0).tolist()]
+        surest = [list(logits)[best] for best in entropies.argmin(0).tolist()]
         return [_answer(self.tasks[task], logits[task][row]) for row, task in enumerate(surest)]
 
     def _label(self, task: str) -> int:
@@ -281,24 +280,33 @@ class Predictor:
         return label
 
     def rows(self, task: str, texts: Sequence[Text]) -> Rows:
-        """Return checked texts as rows of ``task``."""
-        wanted = len(self.definition(task).text_columns)
-        if isinstance(texts, str):
-            raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
-        texts = [(text,) if isinstance(text, str) else text for text in texts]
-        for number, text in enumerate(texts, 1):
-            if halves := [part for part in text if not is_text(part)]:
-                raise UsageError(
-                    f"Text {number}, {brief(halves[0])}, holds half of a surrogate pair, which is no character: it was perhaps "
-                    "not written in UTF-8. Write it in UTF-8."
-                )
-            if len(text) != wanted:
-                raise UsageError(
-                    f"Task {task!r} reads {'one text' if wanted == 1 else 'pairs of texts'}, got {len(text)} text(s) in "
-                    f"{text[0][:40]!r}. {'' if wanted == 1 else 'Separate the two by a tab, or give them as two arguments.'}"
-                )
-        columns = [tuple(column) for column in zip(*texts, strict=True)] or [()]
-        return Rows(columns[0], columns[1] if wanted == 2 and texts else (), (0,) * len(texts))
+        """Return texts as rows of ``task``.
+
+        Raises:
+            UsageError: one is no text, or does not fit the task.
+        """
+        return _checked(texts, len(self.definition(task).text_columns), f"Task {task!r}")
+
+
+def _checked(texts: Sequence[Text], size: int, who: str) -> Rows:
+    """Return rows of ``size`` texts each, checked."""
+    if isinstance(texts, str):
+        raise UsageError(f"Expected a list of texts, got the text {brief(texts)}. Give [{brief(texts)}].")
+    texts = [(text,) if isinstance(text, str) else text for text in texts]
+    for number, text in enumerate(texts, 1):
+        if halves := [part for part in text if not is_text(part)]:
+            raise UsageError(
+                f"Text {number}, {brief(halves[0])}, holds half of a surrogate pair, which is no character: it was perhaps "
+                "not written in UTF-8. Write it in UTF-8."
+            )
+        if len(text) != size:
+            remedy = "Give one." if size == 1 else "Separate the two by a tab, or give them as two arguments."
+            raise UsageError(
+                f"{who} reads {'one text' if size == 1 else 'pairs of texts'}, got {len(text)} text(s) in "
+                f"{text[0][:40]!r}. {remedy}"
+            )
+    columns = [tuple(column) for column in zip(*texts, strict=True)] or [()]
+    return Rows(columns[0], columns[1] if size == 2 and texts else (), (0,) * len(texts))
 
 
 def _answer(task: TaskDefinition, logits: Tensor) -> Answer:

@@ -66,6 +66,12 @@ class Answers(BaseModel):
     answers: list[OneAnswer]
 
 
+class Fault(BaseModel):
+    """Why a request is not answered."""
+
+    error: str
+
+
 class Task(BaseModel):
     """A task that can be asked."""
 
@@ -162,7 +168,8 @@ def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
         with suppress(asyncio.CancelledError):
             await work
 
-    app = FastAPI(title="forgetfree", version=__version__, lifespan=lifespan)
+    faults: dict[int | str, Any] = {code: {"model": Fault} for code in (404, 413, 422, 503)}
+    app = FastAPI(title="forgetfree", version=__version__, lifespan=lifespan, responses=faults)
     app.add_middleware(_BodyLimit, most=limits.body)
     for kind in (AnyHTTPException, RequestValidationError, ForgetfreeError, Exception):
         app.add_exception_handler(kind, _refuse)
@@ -207,6 +214,8 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
     match error:
         case AnyHTTPException():
             code, text = error.status_code, str(error.detail)
+            if text in ("Not Found", "Method Not Allowed"):
+                text = f"There is no {request.method} {request.url.path}. See /docs."
         case RequestValidationError():
             faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
             code, text = 422, f"The request is not as /docs says: {'; '.join(faults[:5])}."

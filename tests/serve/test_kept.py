@@ -1,0 +1,378 @@
+"""From a run to answers, models and switches: all equal to what the run itself answered on its test rows."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from cards import card_probabilities
+from safetensors.torch import load_file
+from torch import Tensor
+
+from forgetfree import Graft, Ledger, Predictor, TaskSwitch, cli
+from forgetfree.core.body import body_of
+from forgetfree.data.rows import Rows
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import LedgerError, TaskError, UsageError
+
+MakeRun = Callable[..., Path]
+TASKS = ("qnli", "ag_news", "sst2")
+#: What each strategy keeps: a ledger of each composition, adapters apart and together, one model, a model per task.
+STRATEGIES = ("grafting-continual", "wsn", "bitfit", "lora", "o-lora", "continual-ft", "fine-tune")
+#: Model, and strategies of a run with it: all with a linear readout, some by label words.
+RUNS = {
+    "bert": STRATEGIES,
+    "roberta-mlm": ("grafting-continual", "lora"),
+    "gpt2-lm": ("grafting-continual", "fine-tune"),
+}
+EACH = [(kind, strategy) for kind, strategies in RUNS.items() for strategy in strategies]
+each = pytest.mark.parametrize(("kind", "strategy"), EACH)
+
+
+def run_of(finished_run: MakeRun, kind: str) -> Path:
+    return finished_run(kind, *RUNS[kind])
+
+
+def run_logits(run: Path, strategy: str, task: str) -> Tensor:
+    """What the run answered at its end."""
+    stored = load_file(run / strategy / "seed-0" / "predictions.safetensors")
+    (name,) = (name for name in stored if "logits" in name and task in name)
+    return stored[name]
+
+
+@pytest.fixture(scope="module")
+def rows(data_directory: Path) -> dict[str, Rows]:
+    return {each.task.name: each.test for each in load_tasks(",".join(TASKS), str(data_directory))}
+
+
+# -- Predictor -------------------------------------------------------------------------------------------
+
+
+@each
+def test_every_strategy_is_answered_from_bit_for_bit(
+    finished_run: MakeRun, rows: dict[str, Rows], kind: str, strategy: str
+) -> None:
+    run = run_of(finished_run, kind)
+    predictor = Predictor.of_run(run, strategy=strategy)
+    assert tuple(predictor.tasks) == TASKS
+    for task in (*TASKS[::-1], *TASKS):  # in any order, there and back
+        assert torch.equal(predictor.logits(task, rows[task]), run_logits(run, strategy, task))
+    answer = predictor.answer("ag_news", ["a lovely film"])[0]
+    assert list(answer.probabilities) == ["World", "Sports", "Business", "Sci/Tech"]
+    assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
+    assert (answer.task, answer.probability) == ("ag_news", max(answer.probabilities.values()))
+    mixed = predictor.answer_mixed(["sst2", "qnli", "sst2"], ["a film", ("who", "it was"), "a dull story"])
+    alone = [predictor.answer("sst2", ["a film"])[0], predictor.answer("qnli", [("who", "it was")])[0]]
+    assert [each.label for each in mixed[:2]] == [each.label for each in alone]
+    for one, other in zip(mixed, alone, strict=False):
+        assert one.probability == pytest.approx(other.probability, abs=1e-5)
+
+
+def test_the_run_chooses_grafting_then_a_ledger(finished_run: MakeRun) -> None:
+    from forgetfree.serve.kept import find_kept
+
+    assert find_kept(run_of(finished_run, "bert")).parts[-3] == "grafting-continual"
+    assert find_kept(run_of(finished_run, "bert"), strategy="lora").name == "adapters.safetensors"
+    run = finished_run("bert", "continual-ft", "wsn", stream="sst2")
+    assert find_kept(run).parts[-3] == "wsn"
+
+
+def test_another_base_model_is_refused(
+    finished_run: MakeRun, model_directory: Callable[[str], Path], capsys: Any
+) -> None:
+    run, other = run_of(finished_run, "bert"), str(model_directory("bert-mlm"))
+    for strategy in ("continual-ft", "fine-tune", "lora", "wsn"):
+        assert cli.main(["predict", str(run), "--task", "sst2", "--strategy", strategy, "--model", other, "a"]) == 1
+        assert "other weights" in capsys.readouterr().err
+
+
+def test_a_model_that_is_gone_is_named(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    run = finished_run("bert", "fine-tune", stream="sst2")
+    moved = [(file, tmp_path / file.name) for file in (run / "fine-tuned").glob("*.safetensors")]
+    for file, place in moved:
+        file.rename(place)
+    try:
+        assert cli.main(["predict", str(run), "--task", "sst2", "a film"]) == 1
+        assert "The model of task 'sst2' is missing or damaged" in capsys.readouterr().err
+    finally:
+        for file, place in moved:
+            place.rename(file)
+
+
+# -- The task is not known -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["lora", "fine-tune"])
+def test_the_router_of_the_run_finds_the_task(
+    finished_run: MakeRun, rows: dict[str, Rows], strategy: str, capsys: Any
+) -> None:
+    """scenario=class: the run's own answers are labels among those of all tasks."""
+    more = ("--set", "scenario=class", "--set", "task_inference=router")
+    run = finished_run("bert", "lora", "fine-tune", more=more)
+    predictor = Predictor.of_run(run, strategy=strategy)
+    labels = [(task, label) for task, each in predictor.tasks.items() for label in each.labels]
+    found = set()
+    for task in TASKS:
+        texts = list(zip(rows[task].first, rows[task].second, strict=True)) if task == "qnli" else rows[task].first
+        answers = predictor.route(texts)
+        expected = [labels[best] for best in run_logits(run, strategy, task).argmax(1).tolist()]
+        assert [(answer.task, answer.label) for answer in answers] == expected
+        found |= {answer.task for answer in answers}
+    assert len(found) > 1
+    assert (
+        cli.main(["predict", str(run), "--strategy", strategy, "--task", "auto", "--json", "a film", "who\tit was"])
+        == 0
+    )
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [set(each) - {"task", "label", "probability", "probabilities"} for each in said] == [
+        {"text"},
+        {"text_a", "text_b"},
+    ]
+    assert {each["task"] for each in said} <= set(TASKS)
+
+
+def test_without_a_router_the_task_must_be_named(finished_run: MakeRun, capsys: Any) -> None:
+    assert cli.main(["predict", str(run_of(finished_run, "bert")), "--task", "auto", "a film"]) == 2
+    assert "has no router" in (error := capsys.readouterr().err) and "task_inference=router" in error
+
+
+# -- Export ----------------------------------------------------------------------------------------------
+
+
+@each
+def test_an_exported_task_answers_as_the_run_did(
+    finished_run: MakeRun, rows: dict[str, Rows], tmp_path: Path, kind: str, strategy: str
+) -> None:
+    """By the python of its model card, for label words and pipelines alike; the body's hidden states bit for bit."""
+    run = run_of(finished_run, kind)
+    for task in ("qnli", "sst2"):
+        out = tmp_path / task
+        assert cli.main(["export", str(run), "--strategy", strategy, "--task", task, "--out", str(out)]) == 0
+        labels = Predictor.of_run(run, strategy=strategy).definition(task).labels
+        expected = run_logits(run, strategy, task).softmax(1)
+        got = card_probabilities(out, rows[task], labels)
+        assert torch.allclose(got, expected, rtol=0, atol=1e-5)
+        assert torch.equal(got.argmax(1), expected.argmax(1))
+        config = transformers.AutoConfig.from_pretrained(out)
+        if kind == "bert":
+            assert config.id2label == dict(enumerate(labels))
+    predictor = Predictor.of_run(run, strategy=strategy)
+    model = transformers.AutoModel.from_pretrained(tmp_path / "sst2").eval()
+    ids = torch.tensor([predictor.loaded.tokenizer("a lovely film")["input_ids"]])
+    with torch.no_grad(), predictor.kept.answering("sst2"):
+        ours = body_of(predictor.loaded.model)(input_ids=ids).last_hidden_state
+        theirs = model(input_ids=ids).last_hidden_state
+    if "lora" in strategy:  # W x + B A x, and (W + B A) x
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    else:
+        assert torch.equal(ours, theirs)
+
+
+def test_the_card_of_an_exported_model_says_what_it_is(finished_run: MakeRun, tmp_path: Path) -> None:
+    run = run_of(finished_run, "bert")
+    assert cli.main(["export", str(run), "--strategy", "bitfit", "--task", "sst2", "--out", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    biases = 2 * (4 * 16 + 32 + 16 + 2 * 16)  # of two layers: attention, feed-forward, LayerNorms
+    assert "learned by `bitfit`" in card and "Written by `forgetfree export`" in card and "grafted" not in card
+    (moved,) = (line for line in card.splitlines() if "parameters that training may move" in line)
+    assert 0 < int(moved.split()[0].replace(",", "")) <= biases
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_ledger_alone_is_exported_and_its_graft_is_applied(
+    finished_run: MakeRun, model_directory: Callable[[str], Path], tmp_path: Path, kind: str, capsys: Any
+) -> None:
+    """From the run, from the ledger's file, and from its graft as a file: the same weights."""
+    run, model = run_of(finished_run, kind), str(model_directory(kind))
+    ledger = run / "grafting-continual" / "seed-0" / "ledger.safetensors"
+    Ledger.load(ledger).graft("ag_news").save(tmp_path / "graft.safetensors")
+    flags = ["--task", "ag_news", "--out"]
+    assert cli.main(["export", str(run), *flags, str(tmp_path / "run")]) == 0
+    assert cli.main(["export", str(ledger), "--model", model, *flags, str(tmp_path / "ledger")]) == 0
+    assert (
+        cli.main(["apply", str(tmp_path / "graft.safetensors"), "--model", model, "--out", str(tmp_path / "graft")])
+        == 0
+    )
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "ledger", "graft")]
+    for other in weights[1:]:
+        assert other.keys() == weights[0].keys()
+        assert [name for name in other if not torch.equal(other[name], weights[0][name])] == []
+    capsys.readouterr()
+    assert cli.main(["apply", str(tmp_path / "graft.safetensors"), "--out", str(tmp_path / "none")]) == 2
+    assert "does not name its base model. Give it by --model" in capsys.readouterr().err
+    assert cli.main(["export", str(ledger), *flags, str(tmp_path / "none")]) == 2
+    assert "does not name its base model" in capsys.readouterr().err
+
+
+def test_a_graft_of_a_ledger_has_the_tasks_own_rows_and_knows_its_model(
+    finished_run: MakeRun, model_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = finished_run("bert", "bitfit", stream="ag_news,sst2", more=("--set", "scenario=class"))
+    ledger = Ledger.load(run / "bitfit" / "seed-0" / "ledger.safetensors")
+    assert ledger.records[1].readout["weight"].shape == (6, 16)
+    graft = ledger.graft("sst2")
+    assert torch.equal(graft.readout["weight"], ledger.records[1].readout["weight"][4:])
+    graft.save(tmp_path / "graft")
+    other = transformers.AutoModel.from_pretrained(model_directory("bert-mlm"))
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    with pytest.raises(Exception, match="other weights"):
+        Graft.load(tmp_path / "graft").apply_(other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--task", "sst3"], 1, "There is no task 'sst3' to answer. Did you mean 'sst2'?"),
+        (["--task", "sst2", "--strategy", "packnet"], 1, "holds nothing to answer from of packnet"),
+        (["--task", "sst2", "--seed", "3"], 1, "of seed 3"),
+        (["--task", "sst2", "--out", "."], 2, "is not an empty directory"),
+    ],
+)
+def test_export_refuses_and_leaves_nothing(
+    finished_run: MakeRun, tmp_path: Path, capsys: Any, arguments: list[str], code: int, message: str
+) -> None:
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
+    assert cli.main(["export", str(run_of(finished_run, "bert")), *arguments, *out]) == code
+    assert message in (error := capsys.readouterr().err) and "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+# -- In a model of one's own -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loader", ["AutoModel", "AutoModelForSequenceClassification", "AutoModelForMaskedLM"])
+@pytest.mark.parametrize("strategy", ["grafting-continual", "wsn", "bitfit"])
+def test_a_model_of_ones_own_answers_each_task_as_the_run_did(
+    finished_run: MakeRun, rows: dict[str, Rows], model_directory: Callable[[str], Path], strategy: str, loader: str
+) -> None:
+    run, place = run_of(finished_run, "bert"), model_directory("bert")
+    model = getattr(transformers, loader).from_pretrained(place).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    inputs = tokenizer("a lovely film", return_tensors="pt")
+    with torch.no_grad():
+        plain = model(**inputs)[0]
+    predictor = Predictor.of_run(run, strategy=strategy)
+    switch = TaskSwitch(run / strategy / "seed-0" / "ledger.safetensors", model)
+    for task in ("sst2", "qnli", "ag_news"):
+        switch.to(task)
+        texts = list(zip(rows[task].first, rows[task].second, strict=True)) if task == "qnli" else rows[task].first
+        one = [tokenizer(*([text] if task != "qnli" else text), return_tensors="pt") for text in texts]
+        with torch.no_grad():
+            got = torch.cat([model(**each).logits for each in one])
+        assert torch.equal(got, predictor.logits(task, rows[task], batch_size=1))
+        assert model.config.id2label == dict(enumerate(predictor.definition(task).labels))
+    with pytest.raises(TaskError, match="holds no task 'sst3'"):
+        switch.to("sst3")
+    switch.to(None)
+    assert [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])] == []
+    with torch.no_grad():
+        assert torch.equal(model(**inputs)[0], plain)
+    with switch.task("sst2") as switched, torch.no_grad():
+        assert switched(**inputs).logits.shape == (1, 2)
+        with pytest.raises(UsageError, match="returned a tuple"):
+            switched(**inputs, return_dict=False)
+    assert model.config.id2label != {0: "negative", 1: "positive"}
+
+
+def test_a_ledger_of_another_model_is_refused_by_a_switch(
+    finished_run: MakeRun, model_directory: Callable[[str], Path]
+) -> None:
+    ledger = run_of(finished_run, "bert") / "wsn" / "seed-0" / "ledger.safetensors"
+    with pytest.raises(LedgerError, match="another layout"):
+        TaskSwitch(ledger, transformers.AutoModel.from_pretrained(model_directory("gpt2")))
+
+
+# -- predict: files in, tables out -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.csv", 'label,text\n1,"a joy, truly"\n0,a dull film\n'),
+        ("rows.csv", 'review\n"a joy, truly"\na dull film\n'),
+        ("rows.tsv", "text\tlabel\na joy, truly\t1\na dull film\t0\n"),
+        ("rows.jsonl", '{"text": "a joy, truly", "label": 1}\n\n"a dull film"\n'),
+        ("rows.txt", "a joy, truly\r\na dull film\r\n"),
+    ],
+)
+def test_texts_come_from_a_file_and_go_into_a_table(
+    finished_run: MakeRun, tmp_path: Path, capsys: Any, name: str, content: str
+) -> None:
+    run, file = run_of(finished_run, "bert"), tmp_path / name
+    file.write_bytes(content.encode())
+    assert cli.main(["predict", str(run), "--task", "sst2", "--file", str(file), "--json"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["text"] for each in said] == ["a joy, truly", "a dull film"]
+    expected = Predictor.of_run(run).answer("sst2", ["a joy, truly", "a dull film"])
+    assert [each["probabilities"] for each in said] == [dict(answer.probabilities) for answer in expected]
+    assert cli.main(["predict", str(run), "--task", "sst2", "--file", str(file), "--csv"]) == 0
+    import csv
+
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [each["text"] for each in table] == ["a joy, truly", "a dull film"]
+    assert [float(each["probability of negative"]) for each in table] == [a.probabilities["negative"] for a in expected]
+    assert [each["label"] for each in table] == [answer.label for answer in expected]
+
+
+def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    run = run_of(finished_run, "bert")
+    (tmp_path / "a.csv").write_text("text_b,text_a\nit was,who\n")
+    (tmp_path / "b.txt").write_text("who\tit was\n")
+    for file in ("a.csv", "b.txt"):
+        assert cli.main(["predict", str(run), "--task", "qnli", "--file", str(tmp_path / file), "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["text_a"], said["text_b"]) == ("who", "it was")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "message"),
+    [
+        ("a.csv", "title,body\na,b\n", 1, "has the columns 'title', 'body', and the task reads text"),
+        ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', 1, "row 2: 'text' must be a text, got 3"),
+        ("a.jsonl", "{\n", 1, "row 1 is no JSON"),
+        ("a.xml", "<a>", 1, "is of no known kind"),
+        ("a.txt", b"\xff\xfe", 1, "Write it in UTF-8"),
+        ("none.txt", None, 1, "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    finished_run: MakeRun, tmp_path: Path, capsys: Any, name: str, content: Any, code: int, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    run = str(run_of(finished_run, "bert"))
+    assert cli.main(["predict", run, "--task", "sst2", "--file", str(tmp_path / name)]) == code
+    assert message in (error := capsys.readouterr().err) and "Traceback" not in error
+
+
+def test_flags_that_exclude_each_other_are_refused(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    run = str(run_of(finished_run, "bert"))
+    for more, message in (
+        (["--json", "--csv", "a"], "--json and --csv are both given"),
+        (["--file", "a.txt", "a"], "--file and texts are both given"),
+    ):
+        assert cli.main(["predict", run, "--task", "sst2", *more]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_stream_is_answered_line_by_line(finished_run: MakeRun, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is out before the next line is read."""
+    said: list[str] = []
+
+    class Lines(io.StringIO):
+        def __iter__(self) -> Iterator[str]:
+            for text in ("a lovely film", "a dull film", ""):
+                yield f"{text}\n"
+                said.append(capsys.readouterr().out)
+
+    monkeypatch.setattr("sys.stdin", Lines())
+    assert cli.main(["predict", str(run_of(finished_run, "bert")), "--task", "sst2", "-"]) == 0
+    assert [line.split("\t")[2] for line in said] == ["a lovely film\n", "a dull film\n", "\n"]

@@ -1,0 +1,207 @@
+"""``forgetfree serve``: a server in a process of its own, asked by real clients; its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forgetfree import Predictor, cli
+
+pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
+pytest.importorskip("uvicorn", reason="the server is not installed: pip install 'forgetfree[serve]'")
+
+MakeRun = Callable[..., Path]
+WORDS = ["the", "lovely", "awful", "film", "story", "river", "city", "moon", "was", "is", "dull", "goal", "war", "bank"]
+
+
+class Server:
+    """A running server, as a client sees it."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process, self.address = process, address
+
+    def ask(self, path: str, content: Any = None) -> tuple[int, Any]:
+        """Return status and JSON; a content is posted."""
+        data = content if isinstance(content, bytes | None) else json.dumps(content).encode()
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def end(self, by: signal.Signals) -> tuple[int, str]:
+        """Return its exit code, and what it said on stderr."""
+        self.process.send_signal(by)
+        _, said = self.process.communicate(timeout=30)
+        return self.process.returncode, said
+
+
+def start(run: Path, *flags: str) -> Server:
+    words = [sys.executable, "-m", "forgetfree", "serve", str(run), "--port", "0", *flags]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    line = process.stdout.readline()
+    assert line.startswith("Serving "), process.stderr.read()
+    return Server(process, line.split(" on ")[1].split(";")[0])
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: MakeRun) -> Path:
+    return finished_run("bert", "grafting-continual", "lora")
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Iterator[Server]:
+    running = start(run, "--most-bytes", "5000", "--most-texts", "4", "--most-characters", "300")
+    yield running
+    code, said = running.end(signal.SIGTERM)
+    assert code == 0 and "Traceback" not in said
+
+
+def test_it_says_what_it_is(server: Server) -> None:
+    assert server.address.startswith("http://127.0.0.1:")
+    code, health = server.ask("/health")
+    assert (code, health["status"], health["waiting"]) == (200, "ok", 0)
+    code, tasks = server.ask("/tasks")
+    assert code == 200 and [each["task"] for each in tasks] == ["qnli", "ag_news", "sst2"]
+    assert tasks[0] == {"task": "qnli", "kind": "pair", "labels": ["entailment", "not_entailment"]}
+    code, described = server.ask("/openapi.json")
+    assert code == 200 and set(described["paths"]) == {"/predict", "/tasks", "/health"}
+    assert {"200", "404", "413", "422", "503"} <= set(described["paths"]["/predict"]["post"]["responses"])
+
+
+def test_32_clients_at_once_get_what_predict_says(server: Server, run: Path) -> None:
+    """Labels are equal, and probabilities to 1e-5: texts of several tasks share a batch."""
+    draw, predictor = random.Random(0), Predictor.of_run(run)
+
+    def text() -> str:
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, 20)))
+
+    questions: list[dict[str, Any]] = []
+    for number in range(96):
+        task = ("sst2", "qnli", "ag_news")[number % 3]
+        texts = [(text(), text()) if task == "qnli" else text() for _ in range(draw.randint(1, 4))]
+        questions.append({"task": task, "text": texts[0]} if number % 2 else {"task": task, "texts": texts})
+    gate = threading.Barrier(32)
+
+    def ask(share: list[dict[str, Any]]) -> list[Any]:
+        gate.wait()
+        return [server.ask("/predict", question) for question in share]
+
+    with ThreadPoolExecutor(32) as clients:
+        answered = list(clients.map(ask, [questions[i::32] for i in range(32)]))
+    for i, share in enumerate(answered):
+        for question, (code, said) in zip(questions[i::32], share, strict=True):
+            assert code == 200
+            expected = predictor.answer(question["task"], question.get("texts") or [question["text"]])
+            assert [each["label"] for each in said["answers"]] == [answer.label for answer in expected]
+            for got, answer in zip(said["answers"], expected, strict=True):
+                assert got["task"] == question["task"]
+                assert got["probabilities"] == pytest.approx(answer.probabilities, abs=1e-5)
+                assert got["probability"] == max(got["probabilities"].values())
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        ({"task": "sst", "text": "a"}, 404, "Did you mean 'sst2'?"),
+        ({"task": "sst2"}, 422, "Expected one of text and texts"),
+        ({"task": "sst2", "text": "a", "texts": ["b"]}, 422, "Expected one of text and texts"),
+        ({"text": "a"}, 422, "body.task: Field required"),
+        ({"task": "sst2", "text": "a", "top": 3}, 422, "body.top: Extra inputs are not permitted"),
+        ({"task": "sst2", "text": ["a", "b"]}, 422, "reads one text, got 2"),
+        ({"task": "qnli", "texts": [["a", "b"], "c"]}, 422, "reads pairs of texts, got 1"),
+        ({"task": "sst2", "text": 3}, 422, "The request is not as /docs says"),
+        (b'{"task": "sst2", "text": "\\ud800"}', 422, "half of a surrogate pair"),
+        (b"{", 422, "JSON decode error"),
+        ({"task": "sst2", "texts": ["a"] * 5}, 413, "at most 4 texts, got 5"),
+        ({"task": "sst2", "text": "a" * 301}, 413, "at most 300 characters a text, got 301"),
+        ({"task": "sst2", "text": "a" * 5000}, 413, "a request of at most 5000 bytes"),
+    ],
+)
+def test_what_it_refuses(server: Server, content: Any, code: int, message: str) -> None:
+    got, said = server.ask("/predict", content)
+    assert got == code and list(said) == ["error"] and message in said["error"]
+    assert server.ask("/predict", {"task": "sst2", "text": "a"})[0] == 200  # it goes on
+
+
+def test_what_is_not_there(server: Server) -> None:
+    assert server.ask("/nothing") == (404, {"error": "There is no GET /nothing. See /docs."})
+    assert server.ask("/predict") == (405, {"error": "There is no GET /predict. See /docs."})
+    assert server.ask("/predict", {"task": "sst2", "texts": []}) == (200, {"answers": []})
+
+
+def test_a_queue_that_is_full_says_so_and_a_batch_that_fails_stops_nothing() -> None:
+    from fastapi import HTTPException
+
+    from forgetfree.serve.server import Batcher, Limits
+
+    class Slow:
+        batches: list[list[str]] = []  # noqa: RUF012
+
+        def answer_mixed(self, tasks: list[str], texts: list[str]) -> list[str]:
+            self.batches.append(texts)
+            if "bad" in texts:
+                raise RuntimeError("out of memory")
+            return [f"{task}: {text}" for task, text in zip(tasks, texts, strict=True)]
+
+    async def talk() -> None:
+        slow: Any = Slow()
+        batcher = Batcher(slow, Limits(queue=6, batch=4))
+        work = asyncio.create_task(batcher.work())
+        asked = [asyncio.create_task(batcher.answer("t", texts)) for texts in (["a", "b"], ["c"], ["d", "e"])]
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException, match=r"503: Too many texts wait: 5, of at most 6\. Ask again") as caught:
+            await batcher.answer("t", ["f", "g"])
+        assert caught.value.headers == {"Retry-After": "1"}
+        assert await asyncio.gather(*asked) == [["t: a", "t: b"], ["t: c"], ["t: d", "t: e"]]
+        assert slow.batches == [["a", "b", "c"], ["d", "e"]]  # as many whole requests as go into four texts
+        with pytest.raises(RuntimeError):
+            await batcher.answer("t", ["bad"])
+        assert await batcher.answer("u", ["good"]) == ["u: good"]
+        assert batcher.size == 0
+        work.cancel()
+
+    asyncio.run(talk())
+
+
+@pytest.mark.slow
+def test_other_strategies_are_served_and_ctrl_c_ends_it(run: Path) -> None:
+    server = start(run, "--strategy", "lora")
+    code, said = server.ask("/predict", {"task": "sst2", "texts": ["a lovely film", "a dull story"]})
+    expected = Predictor.of_run(run, strategy="lora").answer("sst2", ["a lovely film", "a dull story"])
+    assert code == 200 and [each["label"] for each in said["answers"]] == [each.label for each in expected]
+    assert server.end(signal.SIGINT)[0] == 0
+
+
+def test_a_server_that_cannot_start_says_why(server: Server, run: Path, capsys: Any, tmp_path: Path) -> None:
+    port = server.address.rpartition(":")[2]
+    for arguments, message in (
+        ([str(run), "--port", port], f"cannot listen on 127.0.0.1, port {port}"),
+        ([str(run), "--port", "70000"], "--port must be a number from 0 to 65535"),
+        ([str(run), "--port", "0", "--most-texts", "0"], "A limit must be a whole number of at least 1"),
+    ):
+        assert cli.main(["serve", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["serve", str(tmp_path), "--port", "0"]) == 1
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_without_its_library_it_names_the_remedy(run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert cli.main(["serve", str(run)]) == 2
+    assert "pip install 'forgetfree[serve]'" in capsys.readouterr().err
