@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from forgetfree.errors import DataError, UsageError, first_line
+from forgetfree.json_file import parse_json
 
 Row = tuple[str, ...]
 #: The columns of a pair of texts.
@@ -98,7 +98,7 @@ def _records(path: Path, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record: Any = parse_json(line)
         except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{path}, row {number} is no JSON: {first_line(error)}. Write one object a line."

@@ -176,7 +176,7 @@ def test_predict_answers_in_the_precision_of_the_run(run: Path) -> None:
     assert definition.labels == ("negative", "positive")
     got = predictor.logits("sst2", rows.test)
     assert torch.equal(got, kept)
-    predictor._precision = "fp32"
+    predictor.kept.precision = "fp32"
     assert not torch.equal(predictor.logits("sst2", rows.test), kept)
 
 
