@@ -53,7 +53,7 @@ def seconds_per_task(strategy: str) -> np.ndarray:
             times.append(time.perf_counter())
 
         with patch("forgetfree.jobs.runner.write_scores", written):
-            job(unit, lambda _: Monitor(), debug=True)
+            job(unit, Monitor(), debug=True)
         assert (unit.directory / SCORES_FILE).is_file()
     return np.diff(times)
 

@@ -15,11 +15,11 @@ from cyclopts import Group, Parameter
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug, lacks
-from forgetfree.cli.words import fail, free_directory, no_empty_directories
+from forgetfree.cli.words import fail, free_directory, no_empty_directories, unsaid
 from forgetfree.data.sources import default_data, only_task
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.jobs.config import CommonOptions, JobConfig, key_of, section_types
+from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.options import build
 from forgetfree.results.config_file import read_config
@@ -50,6 +50,7 @@ _GROUPS = {
     **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _LEARNING),
     **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
     **dict.fromkeys(("device", "out", "cache", "threads", "test_limit", "config", "resume", "jobs"), _RUNNING),
+    **dict.fromkeys(("quiet", "log"), _RUNNING),
 }
 #: What the shell completes.
 _NAMES: Mapping[str, Callable[[], Any]] = {
@@ -85,11 +86,17 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         values.setdefault("data", default_data())
         prefix = "" if config.command == "run" else f"{config.command}-"
         values.setdefault("out", free_directory(f"{prefix}{values[subject]}"))
-        how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "monitor": _monitor}
+        from forgetfree.jobs.progress import Progress, make_progress
+
+        progress = Progress() if given.get("quiet") else make_progress(sys.stderr)
+        how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
         if "jobs" in given:
             how["jobs"] = jobs
+        if "log" in given:
+            how["log"] = given["log"]
         quiet_libraries()
-        return carry_out(build(config, values, config.command), how)
+        with unsaid(bool(given.get("quiet"))):
+            return carry_out(build(config, values, config.command), how)
 
     command.__signature__ = Signature([*_arguments(config, subject)])  # type: ignore[attr-defined]
     command.__annotations__ = {}
@@ -109,6 +116,8 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
     yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
     yield _flag("resume", bool, "continue in --out; what is finished is kept")
     yield _flag("jobs", int, "how many units run at a time")
+    yield _flag("quiet", bool, "say nothing but errors and the result")
+    yield _flag("log", list[str], "also log losses, rates and scores there, may be given several times", LOGGERS)
     yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
 
 
@@ -176,12 +185,6 @@ def _lacks_subject(command: str, subject: str, given: Mapping[str, Any]) -> Usag
     if subject == "stream":
         return UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
     return lacks(f"forgetfree {command}", [subject.upper()])
-
-
-def _monitor(title: str) -> Any:
-    from forgetfree.cli.progress import make_monitor
-
-    return make_monitor(title, sys.stderr)
 
 
 def perform(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from forgetfree.display import escaped
 from forgetfree.errors import UsageError
 
 #: The longest message, in characters.
 _LONGEST = 4000
+#: Where errors are told while nothing else is.
+_errors: TextIO | None = None
 
 
 def fail(message: str, code: int) -> int:
@@ -21,8 +24,23 @@ def fail(message: str, code: int) -> int:
     text = escaped(message)
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
-    print(f"forgetfree: error: {text}", file=sys.stderr)
+    print(f"forgetfree: error: {text}", file=_errors or sys.stderr)
     return code
+
+
+@contextmanager
+def unsaid(quiet: bool) -> Iterator[None]:
+    """Let nothing through to stderr inside but errors, if ``quiet``."""
+    global _errors
+    if not quiet:
+        yield
+        return
+    _errors = sys.stderr
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        _errors = None
 
 
 def say(message: str) -> None:

@@ -31,9 +31,11 @@ from forgetfree.jobs.environment import (
     set_threads,
 )
 from forgetfree.jobs.given import Given
+from forgetfree.jobs.loggers import Subject, check_loggers, logged
+from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.resuming import as_json, continued, grown, read_config
 from forgetfree.jobs.signals import terminable
-from forgetfree.jobs.unit import Json, MakeMonitor, Unit, named
+from forgetfree.jobs.unit import Json, Unit, named
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.scores import SCORES_FILE, read_scores
@@ -53,14 +55,16 @@ class Execution(TypedDict, total=False):
     Attributes:
         resume: go on in a directory that was begun: what is finished there is kept. Default: the directory must be empty.
         jobs: how many units run at a time, more than one as worker processes. Default: 1, in this process.
-        monitor: makes the monitor of a unit from a title; workers tell on stderr what they do. Default: silence.
+        progress: hears of all units. Default: silence.
+        log: also log losses, rates and scores there, see `forgetfree.jobs.loggers`.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
         executor: runs the units in place of this process or workers of its own.
     """
 
     resume: bool
     jobs: int
-    monitor: MakeMonitor
+    progress: Progress
+    log: Sequence[str]
     debug: bool
     executor: Executor
 
@@ -82,6 +86,8 @@ class Job(ABC, Generic[Config]):
     names_all: ClassVar[bool] = False
     #: Objects in the place of names.
     given: Given = Given()
+    #: Whether each unit learns all tasks, one after the other.
+    learns_stream: ClassVar[bool] = False
 
     def __init__(self, config: Config, common: CommonOptions, precisions: Sequence[str]) -> None:
         self.config, self.out, self.threads = config, Path(config.out), common.threads
@@ -108,7 +114,7 @@ class Job(ABC, Generic[Config]):
         """Return the units in order, by the names of their folders; called after `describe`."""
 
     @abstractmethod
-    def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Measure one unit; see `forgetfree.jobs.unit.Measure`."""
 
     @classmethod
@@ -134,16 +140,18 @@ class Job(ABC, Generic[Config]):
         """List what was given that no file can name."""
         return self.given.objects(self.config.settings)
 
-    def __call__(self, unit: Unit, monitor: MakeMonitor, debug: bool = False) -> None:
+    def __call__(self, unit: Unit, monitor: Monitor, debug: bool = False, log: Sequence[str] = ()) -> None:
         """Run one unit."""
-        unit.run(self.measure, monitor, self.device, debug)
+        subject = Subject(str(unit), unit.directory, self.out, self.config.section())
+        unit.run(self.measure, monitor, self.device, debug, partial(logged, log, subject))
 
     def perform(
         self,
         *,
         resume: bool = False,
         jobs: int = 1,
-        monitor: MakeMonitor | None = None,
+        progress: Progress | None = None,
+        log: Sequence[str] = (),
         debug: bool = False,
         executor: Executor | None = None,
     ) -> Json:
@@ -165,6 +173,7 @@ class Job(ABC, Generic[Config]):
             raise UsageError(
                 f"There is nothing to resume in {str(self.out)!r}. Give the --out that was begun, or leave --resume out."
             )
+        check_loggers(log)
         make_directory(self.out)
         with terminable(), _claimed(self.out):
             before = self._begun(resume)
@@ -177,16 +186,20 @@ class Job(ABC, Generic[Config]):
                 make_directory(unit.directory)
                 unit.forget()
             write_json(self.out / "config.json", config)
-            if executor is None and (jobs == 1 or len(missing) < 2):
-                return self._run(ThisProcess(monitor or (lambda _: Monitor())), missing, debug)
-            fresh, arguments = self.__reduce__()
-            self.__dict__ = fresh(*arguments).__dict__  # workers load for themselves: what was loaded here goes
-            return self._run(executor or WorkerProcesses(jobs, self.threads), missing, debug)
+            progress = progress or Progress()
+            with progress.job([str(unit) for unit in missing], len(config["tasks"]) if self.learns_stream else 1):
+                if executor is None and (jobs == 1 or len(missing) < 2):
+                    return self._run(ThisProcess(progress), missing, debug, log)
+                fresh, arguments = self.__reduce__()
+                self.__dict__ = fresh(*arguments).__dict__  # workers load for themselves: what was loaded here goes
+                return self._run(executor or WorkerProcesses(jobs, self.threads, progress), missing, debug, log)
 
-    def _run(self, executor: Executor, units: Sequence[Unit], debug: bool) -> Json:
+    def _run(self, executor: Executor, units: Sequence[Unit], debug: bool, log: Sequence[str]) -> Json:
         assemble(self.out)
         try:
-            with closing(executor.run(partial(self, debug=debug), units)) as ended:  # an error here stops them, too
+            with closing(
+                executor.run(partial(self, debug=debug, log=log), units)
+            ) as ended:  # an error here stops them, too
                 for _ in ended:
                     assemble(self.out)
         except BaseException as error:

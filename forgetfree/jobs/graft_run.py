@@ -33,9 +33,9 @@ from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.resuming import described
-from forgetfree.jobs.unit import Json, MakeMonitor, Unit, sha256
+from forgetfree.jobs.unit import Json, Unit, sha256
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Stopwatch
+from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
@@ -180,12 +180,12 @@ class GraftJob(Job[GraftConfig]):
         self._subjects[seed] = _Subject(bench, given, _load_base(config, bench))
         return self._subjects[seed]
 
-    def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Fine-tune, localize, answer, and write scores and grafts."""
         subject = self._subject(key["seed"])
         self._subjects.clear()
         bench, first = subject.bench, self.options[0]
-        bench.monitor = watch = Stopwatch(monitor(f"{self.config.task} · graft · seed {bench.seed}"))
+        bench.monitor = watch = Stopwatch(monitor)
         task, metric = bench.task, bench.task.definition.metric
         fine_tuned = subject.fine_tuned(first)
         regions = subject.regions(fine_tuned, self.options)
@@ -214,6 +214,7 @@ class GraftJob(Job[GraftConfig]):
                 answers = bench.answers(bench.grafted(fine_tuned, region), options=first)
                 add("grafted", answers, sparsity, len(region))
         write_scores(directory / SCORES_FILE, scores)
+        monitor.scored(scores)
         for sparsity, region in regions.items():
             bench.graft(fine_tuned, region, sparsity).save(directory / _file(sparsity))
         return {

@@ -27,8 +27,8 @@ from forgetfree.jobs.given import Given
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.resuming import described
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.unit import Json, MakeMonitor, Unit
-from forgetfree.learning.monitor import PHASES
+from forgetfree.jobs.unit import Json, Unit
+from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.options import recorded
 from forgetfree.results import metrics
 from forgetfree.results.reports import render
@@ -88,6 +88,7 @@ class RunJob(Job[RunConfig]):
     """A run. Its strategies with one seed share a stream and its model, and take turns."""
 
     growing = ("strategy", "seed")
+    learns_stream = True
 
     def __init__(self, config: RunConfig, given: Given | None = None) -> None:
         config, self.given = with_precision(config), given or Given()
@@ -176,7 +177,7 @@ class RunJob(Job[RunConfig]):
         self,
         name: str,
         seed: int,
-        monitor: MakeMonitor,
+        monitor: Monitor,
         directory: Path | None = None,
         on_row: Callable[[Sequence[Row]], None] = lambda rows: None,
     ) -> Learned:
@@ -185,7 +186,7 @@ class RunJob(Job[RunConfig]):
         Args:
             name: of the strategy.
             seed: of sample and training.
-            monitor: makes its monitor from a title.
+            monitor: hears of it.
             directory: where it keeps what it needs to answer later; default: nowhere.
             on_row: told of all rows so far, whenever there is one more.
         """
@@ -198,7 +199,7 @@ class RunJob(Job[RunConfig]):
             options=self.checked.options[name],
             seed=seed,
             device=self.device,
-            monitor=monitor(f"{stream.name} · {name} · seed {seed}"),
+            monitor=monitor,
             store=StateStore(self.cache),
         )
         answers = StreamAnswers(strategy, upper_triangle=self.common.upper_triangle)
@@ -224,7 +225,7 @@ class RunJob(Job[RunConfig]):
         self._first_rows[how] = answers.before(self._first_rows.get(how))
         return dict(self._first_rows[how])
 
-    def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Learn the stream, and write scores, predictions, and what the strategy keeps."""
         tasks, scores = self.stream(key["seed"]).tasks, list[Score]()
 
@@ -233,13 +234,15 @@ class RunJob(Job[RunConfig]):
             return (metric, answers.score(metric)), ("ece", answers.ece)
 
         def write(rows: Sequence[Row]) -> None:
-            scores.extend(
+            more = [
                 Score(key, task.name, len(rows) - 1, metric, value, len(task.test))
                 for task in tasks
                 if task.name in rows[-1]
                 for metric, value in measured(rows[-1][task.name], task.definition.metric)
-            )
+            ]
+            scores.extend(more)
             write_scores(directory / SCORES_FILE, scores)
+            monitor.scored(more)
 
         learned = self.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy

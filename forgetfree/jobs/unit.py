@@ -14,8 +14,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,11 @@ from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunErro
 from forgetfree.files import write_json
 from forgetfree.jobs.environment import environment
 from forgetfree.json_file import check, check_fields, read_json
-from forgetfree.learning.monitor import Monitor, Phase
+from forgetfree.learning.monitor import Follower, Monitor, Phase
 
 Json = dict[str, Any]
-MakeMonitor = Callable[[str], Monitor]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
-Measure = Callable[[Mapping[str, Any], Path, MakeMonitor], Json]
+Measure = Callable[[Mapping[str, Any], Path, Monitor], Json]
 
 HISTORY, RECORD = "history.jsonl", "unit.json"
 #: Logged steps of a phase, about.
@@ -75,16 +74,24 @@ class Unit:
         """Mark the unit as not ended, even if its files are damaged."""
         (self.directory / RECORD).unlink(missing_ok=True)
 
-    def run(self, measure: Measure, monitor: MakeMonitor, device: str, debug: bool = False) -> None:
+    def run(
+        self,
+        measure: Measure,
+        monitor: Monitor,
+        device: str,
+        debug: bool = False,
+        also: Callable[[Monitor], AbstractContextManager[Monitor]] = nullcontext,
+    ) -> None:
         """Run it from the start: what is in its folder goes.
 
         What goes wrong in it (a loss that diverges, a fault of a strategy) is put down in unit.json, and the others go on.
 
         Args:
             measure: what is done.
-            monitor: makes the monitor of a title.
+            monitor: hears of it, as `History` does.
             device: where it runs.
             debug: let exceptions through, except those of training, metrics and ledgers.
+            also: gives a monitor in place of another, for as long as it is measured.
 
         Raises:
             UsageError, MemoryError, OSError: what was asked for is wrong, there is no memory, or the disk is full or cannot be
@@ -97,7 +104,8 @@ class Unit:
         begin = time.perf_counter()
         details, error = {}, None
         try:
-            details = measure(self.key, self.directory, lambda title: History(monitor(title), self.directory, begin))
+            with also(History(monitor, self.directory, begin)) as heard:
+                details = measure(self.key, self.directory, heard)
         except Exception as fault:  # of a plug-in, perhaps
             if _concerns_all(fault) or (debug and not isinstance(fault, _EXPECTED)):
                 raise
@@ -155,7 +163,7 @@ def _check_record(record: Any) -> None:
     check("checksum", record["checksum"], record["checksum"] == _checksum(record), "that of the content")
 
 
-class History(Monitor):
+class History(Follower):
     """Passes everything on to another monitor, and appends losses to history.jsonl.
 
     Args:
@@ -165,32 +173,15 @@ class History(Monitor):
     """
 
     def __init__(self, monitor: Monitor, directory: Path, begin: float) -> None:
-        self._monitor, self._path, self._begin = monitor, directory / HISTORY, begin
-        self._rate: Callable[[int], float] = lambda step: math.nan
+        super().__init__(monitor)
+        self._path, self._begin = directory / HISTORY, begin
 
-    @contextmanager
-    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Pass a phase of a task on, and log its steps."""
-        every = max(1, steps // _LOGGED)
-        self._rate = lambda step: math.nan  # until it is told
-        with (
-            self._monitor.phase(task, phase, steps) as on_step,
-            self._path.open("a", encoding="utf-8", buffering=1) as file,
-        ):
-
-            def log(step: int, loss: float) -> None:
-                on_step(step, loss)
-                if math.isfinite(loss) and (step % every == 0 or step in (1, steps)):
-                    seconds = round(time.perf_counter() - self._begin, 3)
-                    rate = self._rate(step)
-                    line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": seconds}
-                    if math.isnan(rate):
-                        del line["rate"]
-                    file.write(json.dumps(line) + "\n")
-
-            yield log
-
-    def learning_rate(self, of_step: Callable[[int], float]) -> None:
-        """Log it with each step; pass it on."""
-        self._rate = of_step
-        self._monitor.learning_rate(of_step)
+    def met(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
+        """Log the step, if it is one of about a hundred."""
+        if math.isfinite(loss) and (step % max(1, steps // _LOGGED) == 0 or step in (1, steps)):
+            seconds = round(time.perf_counter() - self._begin, 3)
+            line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": seconds}
+            if math.isnan(rate):
+                del line["rate"]
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")

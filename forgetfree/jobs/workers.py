@@ -5,15 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.queues import SimpleQueue
 from typing import Protocol
 
 from forgetfree.jobs.environment import quiet_libraries, set_threads
-from forgetfree.jobs.unit import MakeMonitor, Unit
-from forgetfree.learning.monitor import PlainMonitor
+from forgetfree.jobs.progress import Ended, Event, Progress, Teller
+from forgetfree.jobs.unit import Unit
+from forgetfree.learning.monitor import Monitor
 
 #: Small models use two cores badly; more processes than this use much memory.
 _USUAL = 2
@@ -22,7 +23,7 @@ _USUAL = 2
 class Work(Protocol):
     """What is done to each unit. It can be pickled, and leaves all that it makes in the unit's folder."""
 
-    def __call__(self, unit: Unit, monitor: MakeMonitor) -> None:
+    def __call__(self, unit: Unit, monitor: Monitor) -> None:
         """Run the unit."""
 
 
@@ -37,29 +38,31 @@ class ThisProcess:
     """Runs one unit after the other, here.
 
     Args:
-        monitor: makes the monitor of a unit from a title.
+        progress: hears of them.
     """
 
-    def __init__(self, monitor: MakeMonitor) -> None:
-        self._monitor = monitor
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
     def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
         """Yield each unit when it has ended."""
         for unit in units:
-            work(unit, self._monitor)
+            work(unit, self._progress.monitor(str(unit)))
+            self._progress.hear(Ended(str(unit)))
             yield unit
 
 
 class WorkerProcesses:
-    """Runs several units at a time, each worker a process that tells on stderr what it does.
+    """Runs several units at a time, each worker a process that tells this one what it does.
 
     Args:
         jobs: how many at a time.
         threads: of each; default: its share of this process's.
+        progress: hears of them; default: silence.
     """
 
-    def __init__(self, jobs: int, threads: int | None = None) -> None:
-        self._jobs, self._threads = jobs, threads
+    def __init__(self, jobs: int, threads: int | None = None, progress: Progress | None = None) -> None:
+        self._jobs, self._threads, self._progress = jobs, threads, progress or Progress()
 
     def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
         """Yield each unit when it has ended.
@@ -73,12 +76,20 @@ class WorkerProcesses:
         threads = self._threads or max(1, torch.get_num_threads() // jobs)
         others = set(multiprocessing.active_children())
         spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        with ProcessPoolExecutor(jobs, spawn, _begin, (work, threads)) as workers:
+        told: SimpleQueue[Event | None] = spawn.SimpleQueue()
+        listener = threading.Thread(
+            target=self._listen, args=(told,), daemon=True
+        )  # which a killed worker may leave waiting
+        listener.start()
+        with ProcessPoolExecutor(jobs, spawn, _begin, (work, threads, told)) as workers:
             try:
                 futures = {workers.submit(_run, unit): unit for unit in units}
                 for future in as_completed(futures):
                     future.result()
+                    self._progress.hear(Ended(str(futures[future])))
                     yield futures[future]
+                told.put(None)
+                listener.join()
             except BaseException:
                 workers.shutdown(wait=False, cancel_futures=True)
                 ours = set(multiprocessing.active_children()) - others
@@ -88,25 +99,30 @@ class WorkerProcesses:
                     process.join()
                 raise
 
+    def _listen(self, told: SimpleQueue[Event | None]) -> None:
+        while (event := told.get()) is not None:
+            self._progress.hear(event)
+
 
 def usual_jobs(device: str) -> int:
     """Return how many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
-    return 1 if device == "cuda" else min(_USUAL, _cores())
+    return min(_USUAL, _cores()) if device.startswith("cpu") else 1
 
 
-#: What this process does to units, if it is a worker.
+#: What this process does to units, if it is a worker, and where it tells of it.
 _work: Work
+_told: SimpleQueue[Event | None]
 
 
-def _begin(work: Work, threads: int) -> None:
+def _begin(work: Work, threads: int, told: SimpleQueue[Event | None]) -> None:
     """Make this process a worker."""
-    global _work
+    global _work, _told
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it is the parent's to stop
     threading.Thread(target=_end_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads(threads)
-    _work = work
+    _work, _told = work, told
 
 
 def _end_with_parent() -> None:
@@ -118,7 +134,7 @@ def _end_with_parent() -> None:
 
 
 def _run(unit: Unit) -> None:
-    _work(unit, lambda title: PlainMonitor(title, sys.stderr))
+    _work(unit, Teller(str(unit), _told.put))
 
 
 def _cores() -> int:

@@ -1,20 +1,18 @@
-"""Reports of a strategy's progress. The silent monitor is the default; the command line shows a visible one."""
+"""What a strategy tells of its progress, phase by phase and step by step; `Monitor` itself hears it and shows nothing."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, TextIO
+from typing import Literal
 
-from forgetfree.display import escaped
+from forgetfree.results.scores import Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]
 PHASES: tuple[Phase, ...] = ("fine_tune", "localize", "train", "evaluate")
 
-#: Seconds between plain lines of one phase.
-_INTERVAL = 20.0
 PHASE_NAMES: dict[Phase, str] = {
     "fine_tune": "fine-tune",
     "localize": "localize",
@@ -43,8 +41,60 @@ class Monitor:
     def learning_rate(self, of_step: Callable[[int], float]) -> None:
         """Hear how to tell the learning rate of a step of the phase that has begun, by its number."""
 
+    def scored(self, scores: Sequence[Score]) -> None:
+        """Hear what was measured: of a stream, on every task before the first is learned, and after each."""
 
-class Stopwatch(Monitor):
+
+class Relay(Monitor):
+    """Passes everything on to another monitor."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Pass on a phase of a task."""
+        with self._monitor.phase(task, phase, steps) as on_step:
+            yield on_step
+
+    def learning_rate(self, of_step: Callable[[int], float]) -> None:
+        """Pass it on."""
+        self._monitor.learning_rate(of_step)
+
+    def scored(self, scores: Sequence[Score]) -> None:
+        """Pass them on."""
+        self._monitor.scored(scores)
+
+
+class Follower(Relay):
+    """Passes everything on to another monitor, and meets every step with its learning rate."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__(monitor)
+        self._rate: Callable[[int], float] = lambda step: math.nan
+
+    def met(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
+        """Meet a step of a phase of a task; loss or rate may be NaN."""
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Meet the steps of a phase."""
+        self._rate = lambda step: math.nan  # until it is told
+        with super().phase(task, phase, steps) as pass_on:
+
+            def on_step(step: int, loss: float) -> None:
+                pass_on(step, loss)
+                self.met(task, phase, step, steps, loss, self._rate(step))
+
+            yield on_step
+
+    def learning_rate(self, of_step: Callable[[int], float]) -> None:
+        """Remember it; pass it on."""
+        self._rate = of_step
+        super().learning_rate(of_step)
+
+
+class Stopwatch(Relay):
     """Passes everything on to another monitor, and sums up the seconds of each phase.
 
     Attributes:
@@ -52,7 +102,7 @@ class Stopwatch(Monitor):
     """
 
     def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
+        super().__init__(monitor)
         self.seconds: dict[Phase, float] = {}
 
     @contextmanager
@@ -60,50 +110,7 @@ class Stopwatch(Monitor):
         """Measure one phase of one task."""
         begin = time.perf_counter()
         try:
-            with self._monitor.phase(task, phase, steps) as on_step:
+            with super().phase(task, phase, steps) as on_step:
                 yield on_step
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
-
-    def learning_rate(self, of_step: Callable[[int], float]) -> None:
-        """Pass it on."""
-        self._monitor.learning_rate(of_step)
-
-
-class PlainMonitor(Monitor):
-    """Prints a line when a phase ends, and at most one every 20 seconds before."""
-
-    def __init__(self, title: str, stream: TextIO) -> None:
-        self._title, self._stream = title, stream
-
-    @contextmanager
-    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """Print lines such as ``… · fine-tune · seed 0 · qnli · train 40/800 loss 0.61 (2:31 left)``."""
-        start = spoken = time.monotonic()
-        done, last = 0, math.nan
-
-        def on_step(step: int, loss: float) -> None:
-            nonlocal spoken, done, last
-            done, last = step, loss
-            now = time.monotonic()
-            if now - spoken >= _INTERVAL:
-                spoken = now
-                left = (now - start) / step * (steps - step)
-                self._say(task, phase, f"{step}/{steps}{shown_loss(loss)} ({_clock(left)} left)")
-
-        yield on_step
-        self._say(task, phase, f"{done}/{steps}{shown_loss(last)} done in {_clock(time.monotonic() - start)}")
-
-    def _say(self, task: str, phase: Phase, text: str) -> None:
-        print(escaped(f"{self._title} · {task} · {PHASE_NAMES[phase]} {text}"), file=self._stream, flush=True)
-
-
-def shown_loss(loss: float) -> str:
-    """Return the text of a loss; empty for NaN."""
-    return "" if math.isnan(loss) else f" loss {loss:.3f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -27,6 +27,7 @@ from forgetfree.jobs.engine import LOCK, assemble
 from forgetfree.jobs.experiments import ExperimentConfig, run_experiment
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.graft_run import run_graft
+from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.runner import run
 from forgetfree.jobs.unit import RECORD, Unit
@@ -248,13 +249,17 @@ def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Pa
             phases.append(phase)
             return super().phase(task, phase, steps)
 
+    class Listening(Progress):
+        def monitor(self, unit: str) -> Monitor:
+            return Heard()
+
     shared: Json = {"settings": {"cache": str(tmp_path / "models")}}
-    first = command.perform(command.at(tmp_path / "first", **shared), monitor=lambda _: Heard())
+    first = command.perform(command.at(tmp_path / "first", **shared), progress=Listening())
     assert "fine_tune" in phases
     phases.clear()
     if command.name == "run":  # in which fine-tune says that it has no step to do
         shared["strategies"] = ("grafting-continual",)
-    second = command.perform(command.at(tmp_path / "second", **shared), monitor=lambda _: Heard())
+    second = command.perform(command.at(tmp_path / "second", **shared), progress=Listening())
     assert "fine_tune" not in phases
     if command.name != "run":
         assert timeless(first) == timeless(second)
@@ -299,7 +304,7 @@ def test_an_executor_may_take_the_place_of_processes(command: Command, tmp_path:
             ran.extend(unit.directory.name for unit in units)
             return super().run(work, units)
 
-    results = command.perform(command.at(tmp_path / "out"), executor=Recorded(lambda _: Monitor()))
+    results = command.perform(command.at(tmp_path / "out"), executor=Recorded(Progress()))
     assert len(ran) == 2 and results["failed"] == []
 
 

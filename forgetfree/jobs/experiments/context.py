@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,7 @@ class ExperimentContext:
         device: where to train.
         store: of fine-tuned models, shared by all experiments.
         cache: its directory, for experiments that run whole streams.
-        monitor: makes the monitor of a unit from a title; default: silence.
+        monitor: hears of the unit at hand; default: silence.
         columns: of texts and labels in the data, as far as they are named.
     """
 
@@ -49,11 +49,11 @@ class ExperimentContext:
         device: str,
         store: StateStore,
         cache: Path,
-        monitor: Callable[[str], Monitor] = lambda _: Monitor(),
+        monitor: Monitor | None = None,
         columns: Columns = RECOGNISED,
     ) -> None:
         self.preset, self.data, self.device, self.cache = preset, data, device, cache
-        self.monitor, self.columns = monitor, columns
+        self.monitor, self.columns = monitor or Monitor(), columns
         self._store = store
         self._tasks: dict[str, TaskRows] = {}
 
@@ -94,7 +94,7 @@ class ExperimentContext:
             test_limit=preset.test_limit,
             device=self.device,
             store=self._store,
-            monitor=self.monitor(" · ".join(f"{key} {value}" for key, value in unit.items() if key != "task")),
+            monitor=self.monitor,
         )
         for sparsity in preset.sparsities:  # before anything is trained
             check_localization(self.options(sparsity=sparsity), bench.space)

@@ -22,7 +22,8 @@ from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.report import draw_outcome, outcome, rows_of
-from forgetfree.jobs.unit import Json, MakeMonitor, Unit
+from forgetfree.jobs.unit import Json, Unit
+from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
 from forgetfree.results.rendering import render_page
@@ -149,11 +150,13 @@ class ExperimentJob(Job[ExperimentConfig]):
             },
         }
 
-    def measure(self, key: Mapping[str, Any], directory: Path, monitor: MakeMonitor) -> Json:
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Measure the rows of a unit."""
-        self.context.monitor = lambda title: monitor(f"{self.config.name} · {title}")
+        self.context.monitor = monitor
         rows = [{**key, **row} for row in self.experiment.measure(self.context, dict(key))]
-        write_scores(directory / SCORES_FILE, scores_of_rows(rows, self.experiment.measured))
+        scores = scores_of_rows(rows, self.experiment.measured)
+        write_scores(directory / SCORES_FILE, scores)
+        monitor.scored(scores)
         return {"rows": rows}
 
     @classmethod

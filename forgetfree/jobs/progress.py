@@ -1,0 +1,298 @@
+"""Progress of a job: how far all of it has come and the time that is left; live on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from forgetfree.display import escaped
+from forgetfree.learning.monitor import PHASE_NAMES, Monitor, Phase
+from forgetfree.results.scores import Score
+from forgetfree.results.stored import TASK_METRICS
+
+#: Seconds between two messages about the steps of a phase.
+_OFTEN = 0.1
+#: Seconds without a plain line, at most.
+_INTERVAL = 60.0
+#: Seconds after which the speed says something.
+_SOON = 2.0
+#: As many units are shown at a time.
+_SHOWN = 8
+#: Width of the bar of a phase.
+_BAR = 12
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a unit is doing; ``step`` 0 begins a phase."""
+
+    unit: str
+    task: str
+    phase: Phase
+    step: int
+    steps: int
+    loss: float = math.nan
+
+    def __str__(self) -> str:
+        return escaped(f"{self.unit} · {self.task} · {PHASE_NAMES[self.phase]}")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """That a unit has learned one more task of its stream, and how it scores."""
+
+    unit: str
+    after: int
+    scores: Sequence[Score]
+
+    def __str__(self) -> str:
+        known = [score for score in self.scores if score.metric in TASK_METRICS][: self.after]
+        if len(known) < self.after:
+            return escaped(f"{self.unit} · {self.after} tasks learned")
+        average = sum(score.value for score in known) / self.after
+        of_all = f", average of {self.after} tasks {100 * average:.1f} %" if self.after > 1 else ""
+        return escaped(f"{self.unit} · {known[-1].task} {100 * known[-1].value:.1f} %{of_all}")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """That a unit has ended, well or not."""
+
+    unit: str
+
+
+Event = Step | Learned | Ended
+
+
+class Teller(Monitor):
+    """Tells what one unit does, here or, from a worker, through a queue.
+
+    Args:
+        unit: its name.
+        tell: hears it.
+    """
+
+    def __init__(self, unit: str, tell: Callable[[Event], None]) -> None:
+        self._unit, self._tell = unit, tell
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Tell of a phase, and of its steps not more often than anyone can read."""
+        self._tell(Step(self._unit, task, phase, 0, steps))
+        told, last = time.monotonic(), (0, math.nan)
+
+        def on_step(step: int, loss: float) -> None:
+            nonlocal told, last
+            last, now = (step, loss), time.monotonic()
+            if now - told >= _OFTEN:
+                told = now
+                self._tell(Step(self._unit, task, phase, step, steps, loss))
+
+        yield on_step
+        self._tell(Step(self._unit, task, phase, max(steps, last[0]), steps, last[1]))
+
+    def scored(self, scores: Sequence[Score]) -> None:
+        """Tell what a task that was learned came to."""
+        if after := max((score.after for score in scores), default=0):
+            self._tell(Learned(self._unit, after, list(scores)))
+
+
+@dataclass
+class _Course:
+    """How far one unit has come: tasks learned, and steps since the last of them, by phase."""
+
+    learned: int = 0
+    steps: dict[tuple[str, Phase], tuple[int, int]] = field(default_factory=dict)
+    now: Step | None = None
+    has_ended: bool = False
+
+    def share(self, tasks: int, usual: int) -> float:
+        """Return the share that is done, where a task usually takes so many steps."""
+        if self.has_ended:
+            return 1.0
+        done, known = (sum(pair[i] for pair in self.steps.values()) for i in (0, 1))
+        expected = max(usual, known) if usual else 2 * known  # of the first task, nobody knows what is still to come
+        return min(1.0, (self.learned + done / max(expected, 1)) / tasks)
+
+
+class Progress:
+    """Hears of all units of a job, and shows nothing.
+
+    A job's share that is done is the mean of its units'; that of a unit counts learned tasks and, of the one at hand, steps.
+    The time left follows from the time so far.
+    """
+
+    def __init__(self) -> None:
+        self._courses: dict[str, _Course] = {}
+        self._tasks, self._usual, self._reached, self._begin = 1, 0, 0.0, time.monotonic()
+
+    @contextmanager
+    def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
+        """Watch a job.
+
+        Args:
+            units: names of its units.
+            tasks: that each of them learns.
+        """
+        self._courses = {unit: _Course() for unit in units}
+        self._tasks, self._usual, self._reached, self._begin = tasks, 0, 0.0, time.monotonic()
+        yield
+
+    def monitor(self, unit: str) -> Monitor:
+        """Return the monitor of a unit in this process."""
+        return Teller(unit, self.hear)
+
+    def hear(self, event: Event) -> None:
+        """Hear of a unit."""
+        course = self._courses.setdefault(event.unit, _Course())
+        if isinstance(event, Step):
+            course.now, course.steps[event.task, event.phase] = event, (min(event.step, event.steps), event.steps)
+            return
+        if isinstance(event, Learned):
+            course.learned = event.after
+        course.has_ended |= isinstance(event, Ended)
+        self._usual = sum(steps for _, steps in course.steps.values()) or self._usual
+        course.now, course.steps = None, {}
+
+    def news(self, event: Event) -> str:
+        """Return what is worth a line of its own: a task learned, or of other jobs a unit done; else an empty text."""
+        if isinstance(event, Learned) and self._tasks > 1:
+            return str(event)
+        return escaped(f"{event.unit} done") if isinstance(event, Ended) and self._tasks == 1 else ""
+
+    @property
+    def share(self) -> float:
+        """Return the share of the job that is done; it never falls."""
+        shares = [course.share(self._tasks, self._usual) for course in list(self._courses.values())]
+        self._reached = max(self._reached, sum(shares) / len(shares) if shares else 1.0)
+        return self._reached
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left; NaN where that is not known yet."""
+        share, spent = self.share, time.monotonic() - self._begin
+        return spent * (1 - share) / share if share > 0 and spent > _SOON else math.nan
+
+    def _clock(self) -> str:
+        return f"{clock(left)} left" if math.isfinite(left := self.left) else "-:-- left"
+
+
+class PlainProgress(Progress):
+    """Prints a line for each task that was learned, and one a minute.
+
+    Args:
+        stream: to print to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream, self._spoken = stream, time.monotonic()
+
+    @contextmanager
+    def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
+        """Say at the end how long it took."""
+        self._spoken = time.monotonic()
+        with super().job(units, tasks):
+            yield
+            self._say(f"100 % · done in {clock(time.monotonic() - self._begin)}")
+
+    def hear(self, event: Event) -> None:
+        """Print lines such as ``12 % (3:05 left) · fine-tune seed 0 · sst2 · train 40/800 loss 0.612``."""
+        super().hear(event)
+        text = self.news(event)
+        if isinstance(event, Step) and time.monotonic() - self._spoken >= _INTERVAL:
+            text = f"{event} {event.step}/{event.steps}{_loss(event.loss)}"
+        if text:
+            self._say(f"{100 * self.share:.0f} % ({self._clock()}) · {text}")
+
+    def _say(self, text: str) -> None:
+        self._spoken = time.monotonic()
+        print(text, file=self._stream, flush=True)
+
+
+class LiveProgress(Progress):
+    """One bar for the whole job, and beneath it a line for each unit at hand; tasks that were learned scroll up.
+
+    Args:
+        console: a terminal or a notebook.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    @contextmanager
+    def job(self, units: Sequence[str], tasks: int = 1) -> Iterator[None]:
+        """Show it, redrawn by a clock: a step costs no drawing."""
+        with super().job(units, tasks), Live(console=self._console, get_renderable=self.drawn, refresh_per_second=8):
+            yield
+
+    def hear(self, event: Event) -> None:
+        """Take it down; let a task that was learned scroll up."""
+        super().hear(event)
+        if text := self.news(event):
+            self._console.print(Text(f"✓ {text}"), no_wrap=True, overflow="ellipsis", crop=True)
+
+    def drawn(self) -> Group:
+        """Return what is shown, at most as wide as the terminal."""
+        courses = list(self._courses.values())
+        ended, at_hand = sum(course.has_ended for course in courses), [c.now for c in courses if c.now is not None]
+        where = f"{ended} of {len(courses)} done"
+        if len(at_hand) == 1 and self._tasks > 1:
+            learned = next(course.learned for course in courses if course.now is at_hand[0])
+            where += f" · task {min(learned + 1, self._tasks)} of {self._tasks}"
+        took = clock(time.monotonic() - self._begin)
+        end = f"took {took}" if ended == len(courses) else self._clock()
+        lines = [_line(where, None, self.share, f"{100 * self.share:.0f} %", end)]
+        for now in at_hand[:_SHOWN]:
+            done = now.step / max(now.steps, 1)
+            lines.append(_line(str(now), _BAR, done, f"{now.step}/{now.steps}", _loss(now.loss).strip()))
+        more = [Text(f"and {len(at_hand) - _SHOWN} more")] if len(at_hand) > _SHOWN else []
+        return Group(*lines, *more)
+
+
+def _line(what: str, width: int | None, done: float, *numbers: str) -> Table:
+    """Return a line: what it is, cut where it is too long, a bar, and numbers that are never cut.
+
+    Args:
+        what: is done.
+        width: of the bar; default: all that is left.
+        done: the share that is done.
+        numbers: behind the bar.
+    """
+    line = Table.grid(expand=True, padding=(0, 1, 0, 0))
+    line.add_column(ratio=None if width is None else 1, no_wrap=True, overflow="ellipsis")
+    line.add_column(ratio=1 if width is None else None, width=width)
+    for _ in numbers:
+        line.add_column(no_wrap=True, justify="right")
+    line.add_row(Text(what), ProgressBar(total=1.0, completed=done), *map(Text, numbers))
+    return line
+
+
+def make_progress(stream: TextIO) -> Progress:
+    """Return the progress that suits a stream: live on a terminal and in a notebook, plain lines elsewhere."""
+    console = Console(file=stream)
+    if console.is_jupyter or (stream.isatty() and not console.is_dumb_terminal):
+        return LiveProgress(console)
+    return PlainProgress(stream)
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _loss(loss: float) -> str:
+    return "" if math.isnan(loss) else f" loss {loss:.3f}"

@@ -1,0 +1,223 @@
+"""Progress: one bar for the whole job and the phases at hand beneath it on a terminal, few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import math
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyte
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from forgetfree import cli
+from forgetfree.jobs import progress
+from forgetfree.jobs.progress import Ended, LiveProgress, PlainProgress, Progress, Step, make_progress
+from forgetfree.results.scores import Score
+
+UNITS = ["fine-tune seed 0", "grafting-continual seed 0"]
+
+
+def scores(after: int, *values: float) -> list[Score]:
+    """Accuracies and calibration errors after a number of tasks, on tasks named a, b, c."""
+    of = {"strategy": "fine-tune", "seed": 0}
+    pairs = [(task, value) for task, value in zip("abc", values, strict=False)]
+    return [Score(of, t, after, m, v, 8) for t, value in pairs for m, v in (("accuracy", value), ("ece", 0.5))]
+
+
+class Terminal:
+    """A pseudo-terminal that says it is 80 columns wide, and an emulator that is wider: what is too long, shows."""
+
+    def __init__(self) -> None:
+        main, side = pty.openpty()
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+        self.file = os.fdopen(side, "w")
+        self.screen = pyte.Screen(200, 50)
+        self.widest, self.frames = 0, list[str]()
+        self._reader = threading.Thread(target=self._read, args=(main,), daemon=True)
+        self._reader.start()
+
+    def _read(self, main: int) -> None:
+        stream = pyte.ByteStream(self.screen)
+        while True:
+            try:
+                stream.feed(os.read(main, 65536))
+            except OSError:  # closed
+                return
+            lines = [line.rstrip() for line in self.screen.display]
+            self.widest = max(self.widest, *map(len, lines))
+            self.frames.append("\n".join(line for line in lines if line))
+
+    def closed(self) -> str:
+        """Return what stands there in the end."""
+        self.file.close()
+        self._reader.join(timeout=10)
+        return self.frames[-1]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    yield Terminal()
+
+
+@pytest.fixture
+def run(data_directory: Path, model_directory: Any) -> list[str]:
+    """Two strategies with names of different lengths on three tasks."""
+    fixed = {"--data": data_directory, "--model": model_directory("bert"), "--shots": 4, "--steps": 3}
+    strategies = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--sparsity", "0.01"]
+    return ["run", "qnli,ag_news,sst2", *strategies, *(str(word) for pair in fixed.items() for word in pair)]
+
+
+def test_a_run_fits_into_80_columns_and_its_bar_reaches_the_end(
+    run: list[str], terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stderr", terminal.file)
+    assert cli.main([*run, "--out", "out"]) == 0
+    monkeypatch.undo()
+    end = terminal.closed()
+    assert terminal.widest <= 80
+    (bar,) = [line for line in end.splitlines() if "━" in line]
+    assert re.fullmatch(r"2 of 2 done ━+ 100 % took \d:\d\d", bar)
+    told = [line for line in end.splitlines() if line.startswith("✓")]
+    assert len(told) == 6 and re.fullmatch(r"✓ fine-tune seed 0 · qnli \d+\.\d %", told[0])
+    assert re.fullmatch(r"✓ grafting-continual seed 0 · sst2 [\d.]+ %, average of 3 tasks [\d.]+ %", told[5])
+    assert not any("task 2 of 3" in line and "seed" in line for line in terminal.frames[-1].splitlines())
+    assert any("task 2 of 3" in frame for frame in terminal.frames)
+    assert "After the last task" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_every_line_fits_whatever_the_names_are(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    live = LiveProgress(console)
+    units = [f"strategy-with-quite-a-long-name-{i} seed {i}" for i in range(12)]
+    with Progress.job(live, units, tasks=50):
+        for i, unit in enumerate(units[:10]):
+            live.hear(Step(unit, "日本語の仕事" * i, "fine_tune", 79_999, 80_000, 0.1234))
+        with console.capture() as captured:
+            console.print(live.drawn())
+    lines = captured.get().splitlines()
+    assert len(lines) == 1 + 8 + 1 and lines[-1] == "and 2 more"
+    assert max(map(cell_len, lines)) <= width
+    assert lines[0].startswith("0 of 12 done") and "-:-- left" in lines[0]
+    assert all("79999/80000 loss 0.123" in line for line in lines[1:9])
+
+
+def test_the_share_counts_units_tasks_and_steps_and_never_falls() -> None:
+    """Two units of two tasks: a quarter each. The first task of all is known to be done only when it is."""
+    heard = Progress()
+    with heard.job(UNITS, tasks=2):
+        first, second = heard.monitor(UNITS[0]), heard.monitor(UNITS[1])
+        assert heard.share == 0 and math.isnan(heard.left)
+        heard.hear(Step(UNITS[0], "a", "train", 50, 100))
+        assert heard.share == pytest.approx(0.25 / 4)  # another phase may follow, so half counts as a quarter
+        heard.hear(Step(UNITS[0], "a", "train", 100, 100))
+        assert heard.share == pytest.approx(0.5 / 4)
+        heard.hear(Step(UNITS[0], "a", "evaluate", 0, 100))
+        assert heard.share == pytest.approx(0.5 / 4)
+        heard.hear(Step(UNITS[0], "a", "evaluate", 100, 100))
+        first.scored(scores(0, 0.25, 0.5))  # before training: no task is learned
+        assert heard.share == pytest.approx(0.5 / 4)
+        first.scored(scores(1, 0.75, 0.5))
+        assert heard.share == pytest.approx(1 / 4)
+        heard.hear(Step(UNITS[0], "b", "train", 50, 100))
+        assert heard.share == pytest.approx(1.25 / 4)  # a task has 200 steps
+        second.scored(scores(1, 0.75, 0.5))
+        first.scored(scores(2, 0.75, 0.5))
+        heard.hear(Ended(UNITS[0]))
+        assert heard.share == pytest.approx(3 / 4)
+        heard.hear(Ended(UNITS[1]))  # which failed
+        assert heard.share == 1
+
+
+def test_the_time_left_follows_from_the_time_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    heard = Progress()
+    with heard.job(UNITS, tasks=2):
+        now[0] = 130.0
+        heard.monitor(UNITS[0]).scored(scores(1, 0.5))
+        assert heard.left == pytest.approx(90)
+    assert [progress.clock(seconds) for seconds in (0.4, 61, 3600)] == ["0:00", "1:01", "1:00:00"]
+
+
+def test_a_terminal_gets_bars_and_a_file_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as some CI sets it, whose logs are files
+    assert isinstance(make_progress(terminal.file), LiveProgress)
+    assert isinstance(make_progress(io.StringIO()), PlainProgress)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_progress(terminal.file), PlainProgress)
+    terminal.file.close()
+
+
+def test_plain_lines_come_with_each_task_and_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, out = [0.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    plain = PlainProgress(out)
+    with plain.job(UNITS[:1], tasks=2):
+        monitor = plain.monitor(UNITS[0])
+        with monitor.phase("a", "train", 10) as on_step:
+            for step in range(1, 11):
+                now[0] += 8.0
+                on_step(step, 1 / step)
+        monitor.scored(scores(1, 0.75))
+        with monitor.phase("b", "train", 10) as on_step:
+            on_step(10, 0.5)
+        monitor.scored(scores(2, 0.5, 1.0))
+        plain.hear(Ended(UNITS[0]))
+    assert out.getvalue().splitlines() == [
+        "20 % (4:16 left) · fine-tune seed 0 · a · train 8/10 loss 0.125",  # 64 s, 8 of 10 steps: 0.8 of a quarter
+        "50 % (1:20 left) · fine-tune seed 0 · a 75.0 %",
+        "100 % (0:00 left) · fine-tune seed 0 · b 100.0 %, average of 2 tasks 75.0 %",
+        "100 % · done in 1:20",
+    ]
+
+
+def test_other_jobs_tell_of_their_units(
+    data_directory: Path, model_directory: Any, tmp_path: Path, capsys: Any
+) -> None:
+    given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "2"]
+    given += ["--sparsity", "0.01", "--set", "mask_steps=1", "--seed", "0", "--seed", "1"]
+    assert cli.main(["graft", "sst2", *given, "--out", str(tmp_path / "out")]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if " % " in line]
+    assert [re.sub(r"\d+:\d\d|-:--", "T", line) for line in told] == [
+        "50 % (T left) · seed 0 done",
+        "100 % (T left) · seed 1 done",
+        "100 % · done in T",
+    ]
+
+
+def test_quiet_says_nothing_but_the_result_and_errors(run: list[str], tmp_path: Path, capsys: Any) -> None:
+    assert cli.main([*run, "--quiet", "--out", str(tmp_path / "out")]) == 0
+    done = capsys.readouterr()
+    assert done.err == "" and "After the last task" in done.out
+    assert cli.main([*run, "--quiet", "--out", str(tmp_path / "out")]) == 2
+    assert re.fullmatch(r"forgetfree: error: --out .* is not empty: .*\n", capsys.readouterr().err)
+    broken = [*run, "--quiet", "--set", "learning_rate=1e30", "--out", str(tmp_path / "broken")]
+    assert cli.main(broken) == 1
+    assert all(line.startswith("forgetfree: error: ") for line in capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.slow
+def test_workers_tell_the_parent_what_they_do(run: list[str], tmp_path: Path, capfd: Any) -> None:
+    assert cli.main([*run, "--jobs", "2", "--out", str(tmp_path / "out")]) == 0
+    told = [line for line in capfd.readouterr().err.splitlines() if " % " in line]
+    assert len(told) == 6 + 1 and told[-1].startswith("100 % · done in ")
+    assert sum("grafting-continual seed 0 · " in line for line in told) == 3
+    shares = [int(line.partition(" ")[0]) for line in told]
+    assert shares == sorted(shares)
