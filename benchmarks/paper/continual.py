@@ -87,7 +87,7 @@ class Continual(Experiment):
             shots=shots,
             seeds=(unit["seed"],),
             settings=settings,
-            device=context.device,  # type: ignore[arg-type]  # `find_device` has checked it
+            device=context.device,
         )
         run = RunJob(config)
         tasks = run.stream(unit["seed"]).tasks

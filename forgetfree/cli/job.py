@@ -43,7 +43,8 @@ _METAVARS = {
     **dict.fromkeys(("sparsity", "learning_rate"), "F"),
     **dict.fromkeys(("strategy", "task", "precision", "text_column", "label_column"), "NAME"),
     **dict.fromkeys(("fine_tuned", "out", "cache"), "DIR"),
-    **{"model": "NAME|DIR", "data": "hub|demo|DIR|FILE", "set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
+    **{"device": "NAME", "model": "NAME|DIR", "data": "hub|demo|DIR|FILE"},
+    **{"set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
 }
 _WHAT, _LEARNING, _RUNNING = map(Group.create_ordered, ("What to learn", "How to learn", "How to run"))
 _GROUPS = {

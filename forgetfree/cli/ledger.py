@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.usage import Debug
-from forgetfree.display import escaped
+from forgetfree.cli.usage import AsJson, Debug
+from forgetfree.display import escaped, json_text
 from forgetfree.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -30,16 +30,17 @@ command = App(
 
 
 @command.command
-def show(file: File, /, *, debug: Debug = False) -> None:
+def show(file: File, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show who owns what."""
-    from forgetfree.cli.ledger_view import render_ledger
+    from forgetfree.cli.ledger_view import describe_ledger, render_ledger
     from forgetfree.ledger import Ledger
 
-    print(render_ledger(Ledger.load(file), file))
+    ledger = Ledger.load(file)
+    print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
 
 
 @command.command(help_epilogue="Example: forgetfree ledger verify ledger.safetensors --model minilm")
-def verify(file: File, /, *, model: Model = None, debug: Debug = False) -> None:
+def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Check everything about it."""
     from forgetfree.ledger import Ledger
 
@@ -54,6 +55,11 @@ def verify(file: File, /, *, model: Model = None, debug: Debug = False) -> None:
         _verify_model(ledger, model, file)
         beside = ", configuration, tokenizer, readout and maximum length" if ledger.binding else ""
         checked.append(f"weights{beside} of {model}")
+    if as_json:
+        counts = {"tasks": len(ledger.records), "entries": len(ledger.owned())}
+        bound = {"binding": bool(ledger.binding)}
+        print(json_text({"file": str(file), "sound": True, **counts, "checked": checked, **bound}, indent=2), end="")
+        return
     what = f"{len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {', and the '.join(checked)}."
     print(escaped(f"{file}: sound. {what}"))
     if not ledger.binding:

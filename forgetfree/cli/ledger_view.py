@@ -6,6 +6,7 @@ import io
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +22,23 @@ _COMPOSITIONS: dict[Composition, str] = {
     "selection": "its own region, in which earlier tasks own what it shares",
     "alone": "its own region alone, which may overlap with others",
 }
+
+
+def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
+    """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
+    regions = [(record.task, len(record.region), len(record.owned.region)) for record in ledger.records]
+    return {
+        "file": str(path),
+        "bytes": Path(path).stat().st_size,
+        "fingerprint": ledger.fingerprint,
+        "composition": ledger.composition,
+        "graftable": len(ledger.space),
+        "owned": len(ledger.owned()),
+        "tasks": [{"task": task, "region": region, "owned": owned} for task, region, owned in regions],
+        "overlap": ledger.overlap(),
+        "layers": [distribution(record.region, ledger.space, layer_of) for record in ledger.records],
+        "kinds": [distribution(record.region, ledger.space, kind_of) for record in ledger.records],
+    }
 
 
 def render_ledger(ledger: Ledger, path: StrPath) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import asdict
 from io import StringIO
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from forgetfree import registry
-from forgetfree.cli.usage import Debug
-from forgetfree.display import escaped
+from forgetfree.cli.usage import AsJson, Debug
+from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
 
 Kind = Literal["strategies", "streams", "tasks", "models", "experiments"]
@@ -23,18 +24,28 @@ def command(
     /,
     *,
     verbose: Annotated[bool, Parameter(help="strategies: with their options")] = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Print the names, each with what it is."""
     if verbose:
         if what != "strategies":
             raise UsageError(f"--verbose goes with 'list strategies', got 'list {what}'. Leave it out.")
-        _list_strategies_in_full(debug)
-        return
+        if not as_json:
+            _list_strategies_in_full(debug)
+            return
     group: registry.Group = "strategies" if what == "strategies" else "streams"
     with _imports_unheard(debug):
         rows = _rows(what)
+        found = _entries(what, verbose) if as_json else []
         broken = {} if what in ("models", "experiments") else registry.broken(group)
+    if as_json:
+        found = [each for each in found if each["name"] not in broken]
+        print(
+            json_text([*found, *({"name": name, "broken": reason} for name, reason in broken.items())], indent=2),
+            end="",
+        )
+        return
     rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
     notes = registry.shadowed(group).values() if what not in ("models", "experiments") else ()
     width = max(map(len, rows))
@@ -54,6 +65,29 @@ def _rows(what: str) -> dict[str, str]:
         return {name: entry.summary for name, entry in registry.MODELS.items()}
     entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
     return {name: entry.summary for name, entry in entries.items()}
+
+
+def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
+    """Return all names with what is known of each, for programs."""
+    if what == "streams":
+        return [{"name": name, "tasks": list(tasks)} for name, tasks in registry.streams().items()]
+    if what == "tasks":
+        return [{"name": name, "kind": t.kind, "labels": list(t.labels)} for name, t in registry.tasks().items()]
+    if what == "models":
+        models = registry.MODELS.items()
+        return [{"name": name, "summary": model.summary, "recipe": dict(model.recipe)} for name, model in models]
+    entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
+    found: list[dict[str, Any]] = [{"name": name, "summary": entry.summary} for name, entry in entries.items()]
+    if verbose:
+        from forgetfree.options import describe
+
+        broken = registry.broken("strategies")
+        for each in found:
+            if each["name"] not in broken:
+                cls = registry.strategy(each["name"])
+                options = [asdict(option) for option in describe(cls.Options)]
+                each |= {"forget_free": cls.forget_free, "options": options}
+    return found
 
 
 @contextmanager

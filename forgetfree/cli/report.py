@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.usage import Debug, lacks
+from forgetfree.cli.usage import AsJson, Debug, lacks
+from forgetfree.display import json_text
 from forgetfree.errors import ReportError, UsageError
 
 if TYPE_CHECKING:
@@ -18,11 +20,12 @@ Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
 
 
 def command(
-    *paths: Annotated[Path, Parameter(name="DIR", help="what run, graft or experiment wrote")],
+    *paths: Annotated[Path, Parameter(name="DIR", help="what run, sweep, graft or experiment wrote")],
     draw: Annotated[
         Path | None, Parameter(metavar="DIR", help="of experiments: also draw their figures into DIR")
     ] = None,
-    format: Annotated[Format, Parameter(help="how to write the tables")] = "rich",
+    format: Annotated[Format | None, Parameter(help="how to write the tables (default: rich)")] = None,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Print the tables."""
@@ -30,6 +33,9 @@ def command(
 
     if not paths:
         raise lacks("forgetfree report", ["DIR"])
+    if as_json and format not in (None, "json"):
+        raise UsageError(f"--json and --format {format} are both given. Give one of them.")
+    how: Format = "json" if as_json else format or "rich"
     for path in paths:
         if not path.exists():
             raise ReportError(f"{path} does not exist. Give what forgetfree run, graft or experiment wrote.")
@@ -44,14 +50,14 @@ def command(
         from forgetfree.results.run_results import load_run_results, merge, one_file
 
         runs = [load_run_results(path) for path in paths]
-        _print(one_file(runs) if format == "csv" else render(merge(runs), format), format)
+        _print(one_file(runs) if how == "csv" else render(merge(runs), how), how)
         return
-    if format == "json":
-        raise UsageError(
-            f"--format json is for runs of strategies: the results.json of a {kind} is JSON already. Give another format."
-        )
-    if format == "csv" and len(paths) > 1:
+    if how == "csv" and len(paths) > 1:
         raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
+    if how == "csv" and kind == "sweep":
+        raise UsageError(
+            "--format csv is for scores, and a sweep's trials are a table of settings. Give --format json."
+        )
     from forgetfree.results.rendering import render_page
 
     load, lay_out = _reader(kind)
@@ -61,8 +67,13 @@ def command(
         from forgetfree.jobs.experiments import draw_outcome
 
         make_directory(draw, "--draw")
+    if how == "json":
+        told = [{**results, "report": asdict(lay_out(results))} for results in all_results]
+        _print(json_text(told[0] if len(told) == 1 else told, indent=2), how)
+        all_results = all_results if draw else []
     for results in all_results:
-        _print(to_csv(results) if format == "csv" else render_page(lay_out(results), format), format)
+        if how != "json":
+            _print(to_csv(results) if how == "csv" else render_page(lay_out(results), how), how)
         if draw:
             draw_outcome(results, draw)
 
@@ -73,10 +84,14 @@ def _reader(kind: str) -> tuple[Callable[[Path], Any], Callable[[Any], Page]]:
         from forgetfree.results.graft_report import lay_out_graft, load_graft_results
 
         return load_graft_results, lay_out_graft
+    if kind == "sweep":
+        from forgetfree.results.sweep_report import lay_out_sweep, load_sweep_results
+
+        return load_sweep_results, lay_out_sweep
     from forgetfree.jobs.experiments import load_experiment_results, outcome
 
     return load_experiment_results, outcome
 
 
 def _print(text: str, format: str) -> None:
-    print(text, end="" if format == "csv" else "\n")  # a table is what stands in a file
+    print(text, end="" if format in ("csv", "json") else "\n")  # what stands in a file

@@ -28,6 +28,8 @@ from forgetfree.options import type_name
 
 #: A flag of every command.
 Debug = Annotated[bool, Parameter(name="--debug", help="Show tracebacks.", group=Group("Help", sort_key=10**6))]
+#: A flag of commands whose result programs read.
+AsJson = Annotated[bool, Parameter(name="--json", help="print JSON, and nothing else, on stdout")]
 
 
 def refuse(app: App, error: CycloptsError, words: Sequence[str]) -> NoReturn:

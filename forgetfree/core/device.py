@@ -7,16 +7,34 @@ import torch
 from forgetfree.errors import UnknownNameError, UsageError
 
 
+def devices() -> list[str]:
+    """Return the devices that torch finds here, such as ``cpu``, ``cuda:0`` and ``cuda:1``."""
+    found = ["cpu"]
+    if torch.accelerator.is_available() and (accelerator := torch.accelerator.current_accelerator()):
+        found += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+    return found
+
+
 def find_device(name: str) -> str:
-    """Return ``cpu`` or ``cuda`` for ``auto``, ``cpu`` or ``cuda``.
+    """Return the name of a device that is here: ``cuda`` or else ``cpu`` for ``auto``, and any other as it is given.
 
     Raises:
         UsageError: there is no such device.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise UnknownNameError("device", name, ("auto", "cpu", "cuda"))
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda is asked for, and torch finds no CUDA device. Use --device auto or cpu.")
+    found = devices()
+    if name == "auto":  # other accelerators are there for who names them
+        return "cuda" if "cuda:0" in found else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UnknownNameError("--device", name, ("auto", *found)) from None
+    if device.type == "cpu":
+        return "cpu"
+    if f"{device.type}:{device.index or 0}" not in found:
+        raise UsageError(f"--device {name} is asked for, and torch finds here: {', '.join(found)}. Give one, or auto.")
     return name
+
+
+def kind_of_device(name: str) -> str:
+    """Return ``cuda`` for ``cuda:1``."""
+    return name.partition(":")[0]

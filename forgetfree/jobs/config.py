@@ -84,7 +84,7 @@ class JobConfig:
     steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1)
     seeds: tuple[Seed, ...] = option((0,), "seed of sampling and training, may be given several times (default: 0)")
     settings: Mapping[str, Any] = option(dict, "any option: see 'forgetfree list strategies --verbose'")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to train (default: auto)")
+    device: str = option("auto", "where to train: auto (default), cpu, cuda, cuda:1, mps, … as torch names it")
     out: str = option("", "directory to write")
 
     def section(self) -> dict[str, Any]:
@@ -109,9 +109,13 @@ class JobConfig:
 
     def faults(self) -> Faults:
         """Return what is wrong with each option by itself."""
+        from forgetfree.core.device import find_device
+
         faults = Faults()
         for fault in faults_in(self, lambda name: f"--{key_of(name).replace('_', '-')}"):
             faults.add(f"{fault}.")
+        if isinstance(self.device, str):
+            faults.attempt(find_device, self.device)
         for field in fields(self):
             value, key = getattr(self, field.name), key_of(field.name).replace("_", "-")
             if isinstance(value, tuple) and len(set(value)) < len(value):
@@ -143,10 +147,10 @@ def with_precision(config: C) -> C:
     keys = [key for key, value in config.settings.items() if (key.rpartition(".")[2], value) == ("precision", "auto")]
     if not keys:
         return config
-    from forgetfree.core.device import find_device
+    from forgetfree.core.device import find_device, kind_of_device
     from forgetfree.core.readout_model import native_precision
 
-    begun, native = _begun_with(config), native_precision(find_device(config.device))
+    begun, native = _begun_with(config), native_precision(kind_of_device(find_device(config.device)))
     return replace(config, settings={**config.settings, **{key: begun.get(key, native) for key in keys}})
 
 

@@ -44,7 +44,12 @@ Config = TypeVar("Config", bound=JobConfig)
 SCHEMA = 1
 #: In a directory while a process works in it.
 LOCK = ".lock"
-_JOBS = {"run": "runner:RunJob", "graft": "graft_run:GraftJob", "experiment": "experiments.job:ExperimentJob"}
+_JOBS = {
+    "run": "runner:RunJob",
+    "graft": "graft_run:GraftJob",
+    "experiment": "experiments.job:ExperimentJob",
+    "sweep": "sweep:SweepJob",
+}
 #: As many units as a message names.
 _NAMED = 8
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
+from forgetfree.core.device import kind_of_device
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.environment import versions
 from forgetfree.json_file import check, check_fields, read_json
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from forgetfree.models.loading import LoadedModel
 
 Json = dict[str, Any]
-_KINDS = ("run", "graft", "experiment")
+_KINDS = ("run", "graft", "experiment", "sweep")
 _CONFIG: dict[str, type] = {
     **{"machine": dict, "model": dict, "tasks": list, "data": dict, "about": dict, "units": dict},
 }
@@ -164,7 +165,7 @@ def refuse_changes(out: Path, changed: Collection[str]) -> None:
 def _changed(before: Json, now: Json) -> list[str]:
     found = _changed_versions(before)
     device = before["machine"].get("device")
-    if device != now["machine"]["device"]:
+    if kind_of_device(str(device)) != kind_of_device(now["machine"]["device"]):  # which of several does not count
         found.append(f"the device (was {device}, is {now['machine']['device']})")
     found += [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]
     model, held = before["model"], now["model"]

@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
     from forgetfree.ledger import Ledger
+    from forgetfree.learning.training import TrainingOptions
     from forgetfree.results.metrics import Predictions
 
+#: Settings that say nothing of the outcome, or that results.json says elsewhere.
+_OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario")
 #: The answers on every task's test rows.
 Row = dict[str, "Predictions"]
 
@@ -133,6 +136,7 @@ class RunJob(Job[RunConfig]):
                     "test_rows": {task.name: len(task.test) for task in stream.tasks},
                 },
                 "floors": {"constant": metrics.constant_scores(scored, metric, task_known=task_known)},
+                "set": {key: value for key, value in self.config.settings.items() if key not in _OF_THE_PLACE},
                 "shared_rows": {rows.task.name: rows.shared for rows in self.tasks},
             },
         }
@@ -180,6 +184,7 @@ class RunJob(Job[RunConfig]):
         monitor: Monitor,
         directory: Path | None = None,
         on_row: Callable[[Sequence[Row]], None] = lambda rows: None,
+        options: TrainingOptions | None = None,
     ) -> Learned:
         """Let one strategy learn the whole stream.
 
@@ -189,6 +194,7 @@ class RunJob(Job[RunConfig]):
             monitor: hears of it.
             directory: where it keeps what it needs to answer later; default: nowhere.
             on_row: told of all rows so far, whenever there is one more.
+            options: in place of those that were asked for.
         """
         from forgetfree.continual.evaluation import StreamAnswers
         from forgetfree.models.state import StateStore
@@ -196,7 +202,7 @@ class RunJob(Job[RunConfig]):
         stream = self.stream(seed)
         strategy = self.checked.classes[name](
             stream=stream,
-            options=self.checked.options[name],
+            options=options or self.checked.options[name],
             seed=seed,
             device=self.device,
             monitor=monitor,

@@ -106,7 +106,7 @@ class WorkerProcesses:
 
 def usual_jobs(device: str) -> int:
     """Return how many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
-    return min(_USUAL, _cores()) if device.startswith("cpu") else 1
+    return min(_USUAL, _cores()) if device == "cpu" else 1
 
 
 #: What this process does to units, if it is a worker, and where it tells of it.

@@ -24,6 +24,8 @@ __all__ = ["Comparison", "StrategyRuns", "kept_bytes", "load_run_results", "merg
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
 USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
+#: What of the set-up may differ between runs that stand side by side; their rows say it.
+_MAY_DIFFER = ("shots", "steps", "max_length", "graftable")
 #: In STRATEGY/seed-S/: how long each task took to learn.
 SECONDS_PER_TASK = "seconds-per-task.json"
 
@@ -109,7 +111,8 @@ def with_timings(results: Json, directory: Path) -> Json:
 def merge(results: Sequence[Json]) -> Comparison:
     """Bring the runs of several directories and seeds together.
 
-    Runs of one strategy stand in one row, unless their `options` differ: then each configuration has its own.
+    Runs of one strategy stand in one row, unless their `options` differ: then each configuration has its own. Where directories
+    differ in shots or steps, every row says which it has.
 
     Args:
         results: what `load_run_results` returned, at least one.
@@ -123,11 +126,16 @@ def merge(results: Sequence[Json]) -> Comparison:
     sources = tuple(result.get("source", f"results {number}") for number, result in enumerate(results, start=1))
     first = results[0]
     for result, source in zip(results, sources, strict=True):
-        for key in ("tasks", "scenario", "evaluated_on", "model", "readout", "shots", "data"):
+        for key in ("tasks", "scenario", "evaluated_on", "model", "readout", "data"):
             ours, theirs = (each.get(key, USUAL.get(key)) for each in (first, result))
+            if key == "data":
+                ours, theirs = (
+                    {k: v for k, v in (each or {}).items() if k not in _MAY_DIFFER} for each in (ours, theirs)
+                )
             if key == "model" and first["model"].get("fingerprint"):  # which tells a model wherever it lies
                 ours, theirs = ({**each["model"], "name": ""} for each in (first, result))
             _require_same(key, ours, theirs, sources[0], source)
+    telling = _telling(results)
     # strategy → its options as JSON → seed → (run, where it was found)
     found: dict[str, dict[str, dict[int, tuple[Json, str]]]] = {}
     metric: tuple[list[str], str] | None = None
@@ -135,7 +143,8 @@ def merge(results: Sequence[Json]) -> Comparison:
         for run in result["runs"]:
             metric = metric or (run["metric"], source)
             _require_same("metric", metric[0], run["metric"], metric[1], source)
-            options = json.dumps(run.get("options") or {}, sort_keys=True)
+            own = {key: _stated(result, key) for key in telling} | (run.get("options") or {})
+            options = json.dumps(own, sort_keys=True)
             seeds = found.setdefault(run["strategy"], {}).setdefault(options, {})
             earlier, place = seeds.setdefault(run["seed"], (run, source))
             if _apart_from_seconds(run) != _apart_from_seconds(earlier):
@@ -147,12 +156,12 @@ def merge(results: Sequence[Json]) -> Comparison:
         stream=first["stream"],
         tasks=tuple(first["tasks"]),
         metric=tuple(metric[0]) if metric else ("accuracy",) * len(first["tasks"]),
-        settings=_settings(first),
+        settings=_shared_settings(results),
         constant=next((tuple(result["floors"]["constant"]) for result in results if result.get("floors")), None),
         test_rows=first["data"].get("test_rows", {}),
         strategies=tuple(
             StrategyRuns(
-                label=_label(strategy, json.loads(options), [json.loads(other) for other in variants]),
+                label=_label(strategy, json.loads(options), [json.loads(other) for other in variants], telling),
                 runs=tuple({**seeds[seed][0], "source": seeds[seed][1]} for seed in sorted(seeds)),
             )
             for strategy, variants in found.items()
@@ -179,10 +188,10 @@ def one_file(results: Sequence[Json]) -> str:
         ReportError: as `merge`, or there are two configurations of one strategy.
     """
     strategies = merge(results).strategies
-    if len({entry.runs[0]["strategy"] for entry in strategies}) < len(strategies):
+    if len({entry.runs[0]["strategy"] for entry in strategies}) < len(strategies) or _telling(results):
         raise ReportError(
-            f"One CSV file holds one configuration of a strategy, got {', '.join(entry.label for entry in strategies)}. "
-            "Write a file for each."
+            f"One CSV file holds one set-up and one configuration of a strategy, got "
+            f"{', '.join(entry.label for entry in strategies)}. Write a file for each."
         )
     return to_csv({**results[0], "runs": [run for entry in strategies for run in entry.runs]})
 
@@ -219,21 +228,37 @@ def _apart_from_seconds(run: Json) -> Json:
     return {key: value for key, value in run.items() if key not in ("seconds", "seconds_per_task")}
 
 
-def _label(strategy: str, options: Json, variants: Sequence[Json]) -> str:
-    """Return the strategy's name, with those of its options that are not the same in all of its variants."""
+def _label(strategy: str, options: Json, variants: Sequence[Json], always: Sequence[str]) -> str:
+    """Return the strategy's name, with those of its options that are not the same in all of its variants, or always told."""
     keys = dict.fromkeys(key for variant in variants for key in variant)
-    telling = [key for key in keys if any(other.get(key) != options.get(key) for other in variants)]
+    telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
     if not telling:
         return strategy
     return f"{strategy} ({', '.join(f'{key}={options.get(key, NULL)}' for key in telling)})"
 
 
+def _stated(results: Json, key: str) -> Any:
+    """Return what results say of the set-up, wherever they say it."""
+    places = (results, results["data"], results["model"], results.get("set") or {})
+    return next((place[key] for place in places if place.get(key) is not None), None)
+
+
+def _telling(results: Sequence[Json]) -> list[str]:
+    """Return what differs between the set-ups of several directories."""
+    return [key for key in _MAY_DIFFER if any(_stated(each, key) != _stated(results[0], key) for each in results)]
+
+
+def _shared_settings(results: Sequence[Json]) -> Json:
+    """Return what all results say alike of the set-up."""
+    first, *others = map(_settings, results)
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
 def _settings(results: Json) -> Json:
-    """Return what the results say of the set-up, wherever they say it."""
+    """Return what results say of the set-up, for display."""
     settings = {"model": results["model"].get("name")}
-    for key in ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity"):
-        places = (results, results["data"], results["model"])
-        settings[key] = next((place[key] for place in places if place.get(key) is not None), None)
+    for key in ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *(results.get("set") or ())):
+        settings[key] = _stated(results, key)
     return {
         key: value
         for key, value in settings.items()

@@ -61,7 +61,7 @@ def read_stored(path: Path, check: Callable[[Any], None], remedy: str) -> Json:
 
 
 def command_of(path: Path) -> str:
-    """Return the command that wrote results: ``experiment``, ``graft``, or else ``run``."""
+    """Return the command that wrote results: ``experiment``, ``graft``, ``sweep``, or else ``run``."""
     try:
         return _command(read_stored(find_results(path), lambda _: None, ""))
     except ReportError:
@@ -70,7 +70,8 @@ def command_of(path: Path) -> str:
 
 def _command(results: Any) -> str:
     held = results if isinstance(results, dict) else {}
-    return "experiment" if "experiment" in held else "graft" if "grafts" in held else "run"
+    telling = {"experiment": "experiment", "grafts": "graft", "trials": "sweep"}
+    return next((command for key, command in telling.items() if key in held), "run")
 
 
 # -- Results as scores -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from forgetfree.errors import ReportError, UnknownNameError
 from forgetfree.results.metrics import summarize
 from forgetfree.results.rendering import FORMATS, Page, Table
 from forgetfree.results.reports import lay_out, render
-from forgetfree.results.run_results import Comparison, load_run_results, merge
+from forgetfree.results.run_results import Comparison, load_run_results, merge, one_file
 
 
 def page_of(*runs: Json, **more: Any) -> Page:
@@ -423,12 +423,10 @@ def test_two_outcomes_of_one_seed_are_refused() -> None:
             r"model\.fingerprint is 'm1' in one and 'm2' in",
         ),
         ({"readout": "linear"}, r"readout is 'prompt' in one and 'linear' in the other"),
-        ({"shots": 4}, r"shots is None in one and 4 in the other"),
         (
             {"data": {"fingerprints": {"qnli": "q1", "mrpc": "p2"}, "shots": 16}},
             r"data\.fingerprints\.mrpc is 'p1' in one and 'p2' in the other",
         ),
-        ({"data": {"fingerprints": {"qnli": "q1", "mrpc": "p1"}}}, r"data\.shots is 16 in one and None in"),
     ],
 )
 def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) -> None:
@@ -468,6 +466,29 @@ def test_configurations_of_one_strategy_stand_in_rows_of_their_own() -> None:
         ("a (sparsity=—)", 1),
         ("b", 1),
     ]
+
+
+def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> None:
+    """Every row says what differs between directories; what they share stands above."""
+
+    def directory(shots: int, steps: int, *names: str, **options: float) -> Json:
+        data = {"fingerprints": {"qnli": "q1", "mrpc": "p1"}, "shots": shots, "steps": steps}
+        runs = [run_of(name, 0, [0.6, 0.7 + shots / 1000], options={"steps": steps, **options}) for name in names]
+        return results_of(*runs, data=data, source=f"{shots}-{steps}", set={"learning_rate": "0.1"})
+
+    few, many, long = directory(16, 9, "a", "b"), directory(64, 9, "a", "c"), directory(64, 30, "a", l1=0.5)
+    merged = merge([few, many])
+    labels = ["a (shots=16)", "a (shots=64)", "b (shots=16)", "c (shots=64)"]
+    assert [entry.label for entry in merged.strategies] == labels
+    assert merged.settings == {"model": "minilm", "readout": "prompt", "steps": 9, "learning_rate": "0.1"}
+    assert [entry.label for entry in merge([few, many, long]).strategies if entry.label.startswith("a")] == [
+        "a (shots=16, steps=9, l1=—)",
+        "a (shots=64, steps=9, l1=—)",
+        "a (shots=64, steps=30, l1=0.5)",
+    ]
+    assert [entry.label for entry in merge([many]).strategies] == ["a", "c"]
+    with pytest.raises(ReportError, match=r"^One CSV file holds one set-up and one configuration"):
+        one_file([directory(16, 9, "b"), directory(64, 9, "c")])
 
 
 # ---- formats --------------------------------------------------------------------------------------------

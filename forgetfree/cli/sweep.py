@@ -1,0 +1,40 @@
+"""``forgetfree sweep``: choose options on validation rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree.cli.job import command_of, perform
+from forgetfree.cli.words import print_recipe, say
+from forgetfree.display import escaped
+from forgetfree.jobs.sweep_config import SweepConfig
+
+if TYPE_CHECKING:
+    from forgetfree.jobs.engine import Execution
+
+
+def _sweep(config: SweepConfig, how: Execution) -> int:
+    """Try the settings, then print the trials and the report of the chosen run."""
+    from forgetfree.jobs.sweep import run_sweep
+
+    settings = config.checked()  # before anything is said
+    count = len(settings) if config.trials is None else config.trials
+    say(f"Trying {count} settings of {config.strategy} on validation rows of {config.stream} into {config.out}")
+    print_recipe(config.model, config.run_config(settings[0], config.out, trial=True).recipe())
+    return perform(config, how, run_sweep, _show, model=config.model, cache=config.settings.get("cache"))
+
+
+command = command_of(SweepConfig, _sweep)
+
+
+def _show(results: dict[str, Any], out: Path) -> None:
+    from forgetfree.results.rendering import render_page
+    from forgetfree.results.reports import render
+    from forgetfree.results.run_results import merge
+    from forgetfree.results.sweep_report import lay_out_sweep
+
+    print(render_page(lay_out_sweep(results), "rich"))
+    if results["run"]["runs"]:
+        print(render(merge([results["run"]]), "rich"))
+    print(escaped(f"Report: {out / 'report.md'}  Chosen run: {out / 'chosen' / 'report.md'}"))

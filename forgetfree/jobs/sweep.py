@@ -1,0 +1,209 @@
+"""A sweep: options tried on validation rows, and the best of them run once on test rows. A unit is a trial with a seed.
+
+OUT/results.json              every trial, and which was chosen
+OUT/report.md                 the table of trials
+OUT/trials/N/seed-S/          a unit
+OUT/chosen/                   the run with the chosen setting: as `forgetfree run` writes it
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Unpack
+
+from forgetfree.errors import RunError
+from forgetfree.files import write_atomically
+from forgetfree.jobs.config import with_precision
+from forgetfree.jobs.engine import Execution, Job
+from forgetfree.jobs.runner import RunJob
+from forgetfree.jobs.sweep_config import Range, Setting, SweepConfig, setting_text
+from forgetfree.jobs.unit import Json, Unit
+from forgetfree.learning.monitor import Monitor
+from forgetfree.results.rendering import render_page
+from forgetfree.results.scores import SCORES_FILE, Score, write_scores
+from forgetfree.results.sweep_report import lay_out_sweep
+from forgetfree.seeds import derive_seed
+
+#: Trials that are drawn at a time: from all that came before, so the outcome does not depend on the number of workers.
+_ROUND = 4
+
+
+def run_sweep(config: SweepConfig, **how: Unpack[Execution]) -> Json:
+    """Try all settings on validation rows, then run the best one on test rows, with the same seeds.
+
+    Args:
+        config: what is tried.
+        how: see `Execution`.
+
+    Returns:
+        The content of results.json, and under ``run`` that of the chosen run, whose ``failed`` is this one's, too.
+
+    Raises:
+        UsageError: the configuration is wrong, or the directory is not empty.
+        RunError: no setting could be trained.
+        ForgetfreeError: data or model cannot be loaded.
+    """
+    config = with_precision(config)
+    settings = config.checked()
+    if config.trials is None:
+        results = SweepJob(config, settings).perform(**how)
+    else:
+        settings, trials = [], list[Json]()
+        while len(settings) < config.trials:
+            settings += draw(config, trials, min(_ROUND, config.trials - len(settings)))
+            results = SweepJob(config, settings).perform(**how)
+            trials, how["resume"] = results["trials"][: len(settings)], True
+    if results["chosen"] is None:
+        errors = [error for trial in results["trials"] for error in trial["errors"]]
+        raise RunError(f"No setting could be trained with every seed: {errors[0]} Try others in another --out.")
+    out = Path(config.out) / "chosen"
+    how["resume"] = (out / "config.json").exists()
+    run = RunJob(config.run_config(settings[results["chosen"]], str(out), trial=False)).perform(**how)
+    return results | {"run": run, "failed": run["failed"]}
+
+
+def draw(config: SweepConfig, trials: Sequence[Json], count: int) -> list[Setting]:
+    """Return settings that Optuna's tree-structured Parzen estimator proposes.
+
+    Args:
+        config: what is tried; its first seed is the sampler's.
+        trials: all before, as results.json has them.
+        count: how many.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space = {key: _distribution(values) for key, values in config.candidates().items()}
+    seed = derive_seed(config.seeds[0], "sweep", str(len(trials))) % 2**32
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    for trial in trials:
+        score = {"value": trial["mean"]} if trial["mean"] is not None else {"state": optuna.trial.TrialState.FAIL}
+        study.add_trial(optuna.trial.create_trial(params=trial["values"], distributions=space, **score))
+    drawn = [study.ask(space).params for _ in range(count)]
+    return [{key: _short(value, config.candidates()[key]) for key, value in params.items()} for params in drawn]
+
+
+def _distribution(values: tuple[Any, ...] | Range) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not isinstance(values, Range):
+        return CategoricalDistribution(values)
+    kind = IntDistribution if values.is_whole else FloatDistribution
+    return kind(values.low, values.high, log=values.low > 0)
+
+
+def _short(value: Any, values: tuple[Any, ...] | Range) -> Any:
+    """Return a drawn number with three digits, which one can type again."""
+    if not isinstance(value, float) or not isinstance(values, Range):
+        return value
+    return min(max(float(f"{value:.3g}"), values.low), values.high)
+
+
+class SweepJob(Job[SweepConfig]):
+    """The trials of a sweep.
+
+    Args:
+        config: what was asked for.
+        settings: that are tried.
+    """
+
+    growing = ()
+    learns_stream = True
+
+    def __init__(self, config: SweepConfig, settings: Sequence[Setting]) -> None:
+        self.settings = list(settings)
+        self._options = [self._run_of(config, setting).checked.options[config.strategy] for setting in settings]
+        common = self._run_of(config, self.settings[0]).common
+        super().__init__(config, common, [options.precision for options in self._options])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.config, self.settings)
+
+    @staticmethod
+    def _run_of(config: SweepConfig, setting: Setting) -> RunJob:
+        return RunJob(config.run_config(setting, config.out, trial=True))
+
+    @cached_property
+    def run(self) -> RunJob:
+        """Return the run whose streams all trials learn: what is tried changes no stream."""
+        return self._run_of(self.config, self.settings[0])
+
+    def keys(self) -> Json:
+        """Return every trial, seed after seed."""
+        return {
+            f"trials/{number}/seed-{seed}": {"trial": number, "setting": setting_text(setting), "seed": seed}
+            for seed in self.config.seeds
+            for number, setting in enumerate(self.settings)
+        }
+
+    def describe(self) -> Json:
+        """Describe tasks, model and data, and check every setting against the stream."""
+        found = self.run.describe()
+        stream = self.run.stream(self.config.seeds[0])
+        for options in self._options:
+            self.run.checked.classes[self.config.strategy].check(options, stream)
+        about = {key: found["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
+        about["data"]["steps"] = self.config.steps
+        return {key: value for key, value in found.items() if key != "options"} | {
+            "about": {**about, "strategy": self.config.strategy}
+        }
+
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
+        """Learn the stream with one setting, and score it; nothing else is kept."""
+        number, seed, scores = key["trial"], key["seed"], list[Score]()
+        tasks = self.run.stream(seed).tasks
+
+        def write(rows: Sequence[Any]) -> None:
+            more = [
+                Score(key, task.name, len(rows) - 1, metric, rows[-1][task.name].score(metric), len(task.test))
+                for task in tasks
+                if task.name in rows[-1]
+                for metric in [task.definition.metric]
+            ]
+            scores.extend(more)
+            write_scores(directory / SCORES_FILE, scores)
+            monitor.scored(more)
+
+        self.run.learn(self.config.strategy, seed, monitor, on_row=write, options=self._options[number])
+        last = [score for score in scores if score.after == len(tasks)]
+        return {
+            "values": self.settings[number],
+            "average": statistics.fmean(score.value for score in last),
+            "rows": sum(score.rows for score in last),
+        }
+
+    @classmethod
+    def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
+        """Return ``trials``, and under ``chosen`` the one with the best mean among those that all seeds ended well."""
+        trials: dict[int, Json] = {}
+        for unit, record in units:
+            number = unit.key["trial"]
+            empty: Json = {"scores": [], "values": {}, "rows": None, "mean": None, "std": None, "errors": []}
+            trial = trials.setdefault(number, {"trial": number, "setting": unit.key["setting"], **empty})
+            if record and record["status"] == "done":
+                details = record["details"]
+                trial["scores"].append({"seed": unit.key["seed"], "average": details["average"]})
+                trial |= {"values": details["values"], "rows": details["rows"]}
+                trials[number] = trial
+            elif record:
+                trial["errors"].append(record["error"])
+        seeds = len({unit.key["seed"] for unit, _ in units})
+        for trial in trials.values():
+            averages = [score["average"] for score in trial["scores"]]
+            if len(averages) == seeds:
+                trial["mean"] = statistics.fmean(averages)
+                trial["std"] = statistics.stdev(averages) if seeds > 1 else None
+        complete = [trial for trial in trials.values() if trial["mean"] is not None]
+        best = max(complete, key=lambda trial: trial["mean"])["trial"] if complete else None
+        return about | {"trials": [trials[number] for number in sorted(trials)], "chosen": best}
+
+    @classmethod
+    def report(cls, out: Path, results: Json, ended: bool) -> None:
+        """Write the table of trials."""
+        write_atomically(out / "report.md", render_page(lay_out_sweep(results), "markdown"))
+
+
+__all__ = ["SweepConfig", "run_sweep"]

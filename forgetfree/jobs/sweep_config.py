@@ -1,0 +1,161 @@
+"""A sweep as it was asked for: settings that are tried, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any, ClassVar
+
+from forgetfree import registry
+from forgetfree.display import brief
+from forgetfree.errors import OptionError, UsageError
+from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.options import option
+
+#: One value of each option that is tried.
+Setting = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers between two, of which ``--trials`` draws: by orders of magnitude where both are above 0."""
+
+    low: float
+    high: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether only whole numbers are meant."""
+        return isinstance(self.low, int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(JobConfig):
+    """A sweep as it was asked for: what ``forgetfree sweep`` takes.
+
+    A value in ``settings`` that has commas, or is a list, names the values that are tried; ``LOW..HIGH`` is a range for
+    ``trials``. All combinations are tried, or as many as ``trials`` says.
+    """
+
+    command: ClassVar[str] = "sweep"
+
+    stream: str = option("", "a registered stream, or task names joined by commas")
+    strategy: str = option("grafting-continual", "whose options are tried (default: grafting-continual)")
+    trials: int | None = option(None, "settings that Optuna tries (default: all combinations)", at_least=1)
+    shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
+    sparsity: float | None = option(None, "share of the parameters that a region may have")
+
+    def candidates(self) -> dict[str, tuple[Any, ...] | Range]:
+        """Return the options of the strategy that are tried, with their values.
+
+        Raises:
+            UsageError: there is none, or a range without ``trials``, or an end of a range is no number.
+        """
+        own = registry.strategy(self.strategy).Options.__dataclass_fields__
+        found = {key: _candidates(key, value) for key, value in self.settings.items() if self._own(key) in own}
+        tried = {key: values for key, values in found.items() if values}
+        if not tried:
+            raise UsageError(
+                "Nothing is tried: give an option of the strategy several values, say --set learning_rate=1e-3,1e-2."
+            )
+        for key, values in tried.items():
+            if isinstance(values, Range) and self.trials is None:
+                raise UsageError(
+                    f"--set {key}={self.settings[key]} is a range, of which --trials N draws. Give it, too."
+                )
+            if isinstance(values, tuple) and len(set(values)) < len(values):
+                raise UsageError(f"--set {key}={self.settings[key]} names the same value twice. Give each once.")
+        return tried
+
+    def _own(self, key: str) -> str:
+        return key.removeprefix(f"{self.strategy}.")
+
+    def grid(self) -> list[Setting]:
+        """Return all combinations of the values that are tried."""
+        tried = self.candidates()
+        return [dict(zip(tried, values, strict=True)) for values in product(*(map(_values, tried.values())))]
+
+    def run_config(self, setting: Mapping[str, Any], out: str, *, trial: bool) -> RunConfig:
+        """Return the run with one setting.
+
+        Args:
+            setting: of what is tried.
+            out: its directory.
+            trial: whether it is scored on validation rows, and only at what it has learned.
+        """
+        settings = {**self.settings, **setting}
+        if trial:
+            settings = {"upper_triangle": False, **settings, "evaluate_on": "validation"}
+        shared = {field.name: getattr(self, field.name) for field in fields(JobConfig)}
+        own = {"stream": self.stream, "strategies": (self.strategy,), "shots": self.shots, "sparsity": self.sparsity}
+        return RunConfig(**{**shared, **own, "settings": settings, "out": out})
+
+    def checked(self) -> list[Setting]:
+        """Return the settings at the corners of what is tried: without ``trials``, all of them.
+
+        Raises:
+            UsageError: naming every fault.
+        """
+        faults = self.faults()
+        if "evaluate_on" in self.settings:
+            faults.add("A sweep chooses on validation rows and then scores on test rows. Leave --set evaluate_on out.")
+        faults.attempt(registry.strategy, self.strategy)
+        faults.report()
+        grid = self.grid()
+        for setting in grid:
+            faults.attempt(self.run_config(setting, self.out, trial=True).checked)
+        if self.trials is not None:
+            faults.attempt(_require_optuna)
+        faults.report()
+        return grid
+
+
+def setting_text(setting: Mapping[str, Any]) -> str:
+    """Return a setting as one would type it."""
+    return " ".join(f"{key}={value}" for key, value in setting.items())
+
+
+def _candidates(key: str, value: Any) -> tuple[Any, ...] | Range | None:
+    """Return what a value of ``--set`` says is tried; nothing where it is one value."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(value)
+    if not isinstance(value, str):
+        return None
+    low, dots, high = value.partition("..")
+    if dots:
+        ends = [_number(low), _number(high)]
+        if None in ends or ends[0] >= ends[1]:  # type: ignore[operator]
+            raise OptionError(
+                f"--set {key}={value} needs a number, two dots and a larger number. Write, say, 1e-4..1e-2."
+            )
+        if not all(isinstance(end, int) for end in ends):
+            ends = [float(end) for end in ends]  # type: ignore[arg-type]
+        return Range(*ends)  # type: ignore[arg-type]
+    parts = tuple(part.strip() for part in value.split(","))
+    if "" in parts:
+        raise OptionError(
+            f"--set {key}={brief(value)} has an empty value. Write the values that are tried, with commas."
+        )
+    return parts if len(parts) > 1 else None
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _values(candidates: tuple[Any, ...] | Range) -> tuple[Any, ...]:
+    return (candidates.low, candidates.high) if isinstance(candidates, Range) else candidates
+
+
+def _require_optuna() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("optuna") is None:
+        raise UsageError("--trials needs Optuna, which is not installed: pip install 'forgetfree[optuna]'.")
