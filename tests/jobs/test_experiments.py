@@ -192,7 +192,7 @@ def test_labels_of_targets_are_matched_by_name() -> None:
 
 def test_of_nli_targets_contradiction_and_entailment_alone_are_answered(data, model_directory, tmp_path: Path) -> None:
     preset = adjusted(load_experiment("ood").presets["small"], {"model": str(model_directory("bert"))}, {})
-    context = ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+    context = ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, Monitor())
     tuned = TunedTask(bench := context.bench({"task": "qnli", "shots": 4, "seed": 0}), bench.pre, context.options())
     target, rows = OutOfDistribution._target(context, tuned, "mnli"), context.rows("mnli").test
     expected = [(text, label) for text, label in zip(rows.first, rows.labels, strict=True) if label != 1]
@@ -247,7 +247,7 @@ def test_a_grid_is_decided_on_validation_rows(data, model_directory, tmp_path: P
     changes = {"model": str(model_directory("bert")), "tasks": ("sst2",), "shots": (4,)}
     changes["grid"] = ({"learning_rate": 1e-9}, {"learning_rate": 0.3}, {"learning_rate": 1e-8})
     preset = adjusted(load_experiment("where").presets["small"], changes, {"steps": "8", "max_gradient_norm": "none"})
-    context = ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+    context = ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, Monitor())
     unit, asked = {"task": "sst2", "shots": 4, "seed": 0}, []
     answers_of = SingleTask.answers
 
@@ -281,7 +281,7 @@ def test_a_choice_that_diverges_has_lost(data, model_directory, tmp_path: Path, 
         changes = {"model": str(model_directory("bert")), "tasks": ("sst2",), "shots": (4,)}
         changes["grid"] = tuple({"learning_rate": rate} for rate in rates)
         preset = adjusted(load_experiment("where").presets["small"], changes, {"steps": "4", "precision": "fp32"})
-        return ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, lambda title: Monitor())
+        return ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, Monitor())
 
     unit = {"task": "sst2", "shots": 4, "seed": 0}
     assert context(1e30, 1e-3, 1e29).tuned(unit).options.learning_rate == 1e-3

@@ -16,6 +16,7 @@ from forgetfree.jobs.sweep_config import Range, SweepConfig
 from forgetfree.results.scores import SCORES_FILE, read_scores
 
 Json = dict[str, Any]
+SGD = ["--set", "optimizer=sgd", "--sparsity", "0.1"]
 GRID = ["--set", "sparsity=0.01,0.1", "--set", "learning_rate=0.01,0.3", "--seed", "0", "--seed", "1"]
 
 
@@ -123,10 +124,7 @@ def test_a_setting_that_diverges_is_told_and_not_chosen(given: list[str], data_d
         str(data_directory),
         "--out",
         str(out),
-        "--set",
-        "optimizer=sgd",
-        "--sparsity",
-        "0.1",
+        *SGD,
     ]
     assert cli.main([*words, "--set", "learning_rate=1e30,0.01"]) == 0
     results = read(out / "results.json")
@@ -145,10 +143,7 @@ def test_all_settings_diverging_is_an_error(
         str(data_directory),
         "--out",
         str(tmp_path / "out"),
-        "--set",
-        "optimizer=sgd",
-        "--sparsity",
-        "0.1",
+        *SGD,
     ]
     assert cli.main([*words, "--set", "learning_rate=1e30,1e29"]) == 1
     assert "No setting could be trained with every seed: The loss became" in capsys.readouterr().err
@@ -162,10 +157,7 @@ def test_optuna_draws_alike_for_one_seed_and_goes_on(given: list[str], data_dire
         "sst2",
         *given[2:],
         *tried,
-        "--set",
-        "optimizer=sgd",
-        "--sparsity",
-        "0.1",
+        *SGD,
         "--trials",
         "6",
         "--data",
