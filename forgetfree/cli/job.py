@@ -87,8 +87,10 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         values.setdefault("data", default_data())
         prefix = "" if config.command == "run" else f"{config.command}-"
         values.setdefault("out", free_directory(f"{prefix}{values[subject]}"))
+        from forgetfree.jobs.loggers import check_loggers
         from forgetfree.jobs.progress import Progress, make_progress
 
+        check_loggers(given.get("log", ()))
         progress = Progress() if given.get("quiet") else make_progress(sys.stderr)
         how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
         if "jobs" in given:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
@@ -173,7 +173,9 @@ def check_loggers(names: Sequence[str]) -> None:
     if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
         import wandb
 
-        if not wandb.api.api_key:
+        with redirect_stderr(StringIO()):  # newer versions have another way, which older ones have not
+            known = wandb.api.api_key
+        if not known:
             raise UsageError(
                 "--log wandb needs an account: nobody is logged in here. Run 'wandb login', or set WANDB_MODE=offline to keep "
                 "what is logged in the directory of the run."

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.jobs.config import JobConfig
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.config import JobConfig, check_known
+from forgetfree.jobs.run_config import RunConfig, RunOptions
 from forgetfree.options import option
 
 #: One value of each option that is tried.
@@ -51,9 +51,12 @@ class SweepConfig(JobConfig):
         """Return the options of the strategy that are tried, with their values.
 
         Raises:
-            UsageError: there is none, or a range without ``trials``, or an end of a range is no number.
+            UsageError: an option is not known, none is tried, or is without ``trials`` or
+                has no numbers.
         """
         own = registry.strategy(self.strategy).Options.__dataclass_fields__
+        for key in self.settings:
+            check_known(self._own(key), {*own, *RunOptions.__dataclass_fields__})
         found = {key: _candidates(key, value) for key, value in self.settings.items() if self._own(key) in own}
         tried = {key: values for key, values in found.items() if values}
         if not tried:

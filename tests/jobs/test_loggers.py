@@ -96,6 +96,7 @@ def test_wandb_without_an_account_is_told_before_any_work(
     assert "Run 'wandb login', or set WANDB_MODE=offline" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore")  # of the libraries beneath it
 @needs("mlflow")
 def test_mlflow_has_every_step_and_all_scores(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
@@ -116,6 +117,7 @@ def test_mlflow_has_every_step_and_all_scores(run: Any, monkeypatch: pytest.Monk
         assert one.data.params["steps"] == "5"
 
 
+@pytest.mark.filterwarnings("ignore")
 @needs("trackio")
 def test_trackio_takes_a_run(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))

@@ -202,6 +202,7 @@ def test_what_a_setting_says() -> None:
         ({"sparsitty": "0.1,0.2", "l1": "0,1"}, {}, "Did you mean 'sparsity'?"),
         ({"sparsity": "0.1,0.2", "evaluate_on": "test"}, {}, "Leave --set evaluate_on out"),
         ({"sparsity": "0.1,0.2"}, {"strategy": "grafting"}, "Did you mean 'grafting-continual'?"),
+        ({"sparsity": "0.1,0.2"}, {"strategy": "lora"}, "Unknown option 'sparsity'"),
         ({"sparsity": "0.1,0.2"}, {"trials": 0}, "--trials must be at least 1, got 0"),
     ],
 )
