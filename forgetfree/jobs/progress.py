@@ -129,11 +129,12 @@ class Progress:
     """Hears of all units of a job, and shows nothing.
 
     A job's share that is done is the mean of its units'; that of a unit counts learned tasks and, of the one at hand, steps.
-    The time left follows from the time so far.
+    The time left follows from the time since the first of it.
     """
 
     def __init__(self) -> None:
         self._courses: dict[str, _Course] = {}
+        self._first: float | None = None
         self._tasks, self._usual, self._reached, self._begin = 1, 0, 0.0, time.monotonic()
 
     @contextmanager
@@ -144,7 +145,7 @@ class Progress:
             units: names of its units.
             tasks: that each of them learns.
         """
-        self._courses = {unit: _Course() for unit in units}
+        self._courses, self._first = {unit: _Course() for unit in units}, None
         self._tasks, self._usual, self._reached, self._begin = tasks, 0, 0.0, time.monotonic()
         yield
 
@@ -154,6 +155,7 @@ class Progress:
 
     def hear(self, event: Event) -> None:
         """Hear of a unit."""
+        self._first = self._first or time.monotonic()  # to load models and start workers takes time only once
         course = self._courses.setdefault(event.unit, _Course())
         if isinstance(event, Step):
             course.now, course.steps[event.task, event.phase] = event, (min(event.step, event.steps), event.steps)
@@ -180,7 +182,7 @@ class Progress:
     @property
     def left(self) -> float:
         """Return the seconds that are left; NaN where that is not known yet."""
-        share, spent = self.share, time.monotonic() - self._begin
+        share, spent = self.share, time.monotonic() - (self._first or time.monotonic())
         return spent * (1 - share) / share if share > 0 and spent > _SOON else math.nan
 
     def _clock(self) -> str:

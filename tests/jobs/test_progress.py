@@ -150,7 +150,9 @@ def test_the_time_left_follows_from_the_time_so_far(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     heard = Progress()
     with heard.job(UNITS, tasks=2):
-        now[0] = 130.0
+        now[0] = 170.0  # the model is loaded
+        heard.hear(Step(UNITS[0], "a", "train", 0, 10))
+        now[0] = 200.0
         heard.monitor(UNITS[0]).scored(scores(1, 0.5))
         assert heard.left == pytest.approx(90)
     assert [progress.clock(seconds) for seconds in (0.4, 61, 3600)] == ["0:00", "1:01", "1:00:00"]
@@ -166,7 +168,7 @@ def test_a_terminal_gets_bars_and_a_file_plain_lines(terminal: Terminal, monkeyp
 
 
 def test_plain_lines_come_with_each_task_and_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, out = [0.0], io.StringIO()
+    now, out = [1.0], io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     plain = PlainProgress(out)
     with plain.job(UNITS[:1], tasks=2):
