@@ -475,6 +475,21 @@ CASES = [
     Case("experiment where --cache new --out data", "--out 'data' is not empty: it holds ag_news"),
     Case("experiment where --resume", "There is nothing to resume in 'out'."),
     Case("experiment where --device tpu", "Unknown --device 'tpu'."),
+    *(Case(f"{job} --quiet --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2", "experiment where")),
+    Case("sweep sst2 --log x", "Unknown --log 'x'."),
+    Case("sweep sst2 --resume --quiet", "--resume needs --out DIR.", bare=True),
+    Case("sweep sst2 --config nowhere.toml", "nowhere.toml cannot be read"),
+    Case("sweep sst2 --jobs 0", "--jobs must be at least 1, got 0."),
+    Case(
+        "sweep sst2 --model model --data data --readout linear --steps 0 --seed 0 --set l1=0,1 --device cpu --out o "
+        "--strategy grafting-continual --trials 2 --shots 4 --sparsity 0.1 --learning-rate 0.1 --batch-size 2 "
+        "--precision fp32 --test-limit 2 --cache c --threads 1",
+        "--steps must be at least 1, got 0.",
+        bare=True,
+    ),
+    Case("list nothing --json", "Unknown argument 'nothing'."),
+    Case("ledger show nowhere --json", "There is no ledger at nowhere.", 1),
+    Case("ledger verify nowhere --json", "There is no ledger at nowhere.", 1),
     Case("experiment where --readout magic", "Unknown --readout 'magic'."),
     Case("experiment where --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case("experiment where --data nosuch", "The data directory 'nosuch' does not exist."),

@@ -46,7 +46,7 @@ def test_a_whole_run_shows_hostile_names_escaped(
     capsys.readouterr()  # bars of the model that was made
     assert cli.main(["run", HOSTILE, *quick, "--sparsity", "0.01", "--out", str(out)]) == 0
     name = r"日本\u001b]0;t\u0007\u001b[31m\u202e\u009b [bold] `a` |b| $y^{ <i> \input{x} {text}"
-    assert f"· {name} · train 1/1" in (said := shown(capsys))
+    assert f"Running {name} into" in (said := shown(capsys))
     assert f"forgetfree: {name}\n" in said
     for format in ("rich", "markdown", "html", "latex", "json"):
         assert cli.main(["report", str(out), "--format", format]) == 0
