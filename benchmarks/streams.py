@@ -27,6 +27,9 @@ STREAMS: dict[str, tuple[str, ...]] = {
         *("yelp", "amazon", "mnli", "cb", "copa", "qqp", "rte", "imdb"),
         *("sst2", "dbpedia", "ag_news", "yahoo", "multirc", "boolq", "wic"),
     ),
+    # Named entities: two embedded tasks (--data demo), and four domains whose kinds of entities differ.
+    "ner-demo": ("ner_people_places", "ner_products"),
+    "ner-domains": ("ner_sec", "ner_btc", "ner_wnut17", "ner_gum"),
     # Ours: fourteen tasks, the paper's stream first.
     "long": (
         *("qnli", "ag_news", "sst2", "mnli", "snli", "qqp", "mrpc"),

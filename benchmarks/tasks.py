@@ -250,4 +250,9 @@ _ALL = (
     ),
 )
 
-TASKS: dict[str, TaskDefinition] = {task.name: task for task in _ALL}
+_NAMED = (
+    TaskDefinition.of_entities("ner_people_places", ("PERSON", "PLACE")),
+    TaskDefinition.of_entities("ner_products", ("COMPANY", "PRODUCT")),
+)
+
+TASKS: dict[str, TaskDefinition] = {task.name: task for task in (*_ALL, *_NAMED)}

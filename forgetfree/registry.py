@@ -171,7 +171,7 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 SOURCES: dict[str, Entry] = {
-    "demo": Entry("forgetfree.benchmarks.demo:load", "three small tasks, embedded"),
+    "demo": Entry("forgetfree.benchmarks.demo:load", "five small tasks, embedded"),
 }
 
 

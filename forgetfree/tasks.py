@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from forgetfree.display import brief
 from forgetfree.json_file import checked
 
-Kind = Literal["single", "pair"]
+#: ``tokens``: the words of a sentence are labelled, as in the recognition of named entities.
+Kind = Literal["single", "pair", "tokens"]
 SPLITS = ("train", "validation", "test")
 
 
@@ -49,17 +50,18 @@ MAX_LENGTH = 128
 
 @dataclass(frozen=True)
 class TaskDefinition:
-    """A classification task over a text or a pair of texts.
+    """A classification task over a text, a pair of texts, or each word of a sentence.
 
     Attributes:
         name: the task's name, on the command line and in a data directory.
-        kind: ``single`` text or ``pair`` of texts.
-        labels: label names; their positions are the integer labels.
+        kind: ``single`` text, ``pair`` of texts, or ``tokens``: the words of a sentence.
+        labels: label names; their positions are the integer labels. For ``tokens``, ``O`` and then ``B-X`` and ``I-X`` for
+            each kind X of entity: see `of_entities`.
         template: the prompt for masked LMs, with ``{text}`` or ``{text_a}``/``{text_b}`` and one ``{mask}``.
             ``{text_a:bare}`` drops a final punctuation mark, ``{text_b:lower}`` lower-cases the first letter.
         label_words: one word a label, read at the mask (or, for causal LMs, after the last token).
         causal_template: the prompt for causal LMs: it ends where the label word would follow.
-        metric: the score of the paper: ``accuracy``, or ``f1`` of label 1.
+        metric: the score of the paper: ``accuracy``, or ``f1`` of label 1; for ``tokens``, ``f1`` of entities.
         hub: where the hub holds it, if it does.
     """
 
@@ -73,6 +75,16 @@ class TaskDefinition:
     hub: HubSource | None = None
 
     __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012  # pydantic's name
+
+    @classmethod
+    def of_entities(cls, name: str, entities: Sequence[str]) -> TaskDefinition:
+        """Return the definition of a task that finds entities of these kinds in sentences.
+
+        >>> TaskDefinition.of_entities("people", ["PER"]).labels
+        ('O', 'B-PER', 'I-PER')
+        """
+        labels = ("O", *(f"{place}-{entity}" for entity in entities for place in "BI"))
+        return cls(name, "tokens", labels, metric="f1")
 
     @classmethod
     def of_fields(cls, fields: Any) -> TaskDefinition:
@@ -104,7 +116,12 @@ class TaskDefinition:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The names of the text columns in the task's data files."""
-        return ("text",) if self.kind == "single" else ("text_a", "text_b")
+        return {"single": ("text",), "pair": ("text_a", "text_b"), "tokens": ("tokens",)}[self.kind]
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """The kinds of entities that a task of kind ``tokens`` finds."""
+        return tuple(label[2:] for label in self.labels[1::2]) if self.kind == "tokens" else ()
 
     def faults(self) -> list[str]:
         """Return a phrase for each fault of the definition; none if it can be used with every readout."""
@@ -112,6 +129,8 @@ class TaskDefinition:
             checked(TaskDefinition, self)
         except ValueError as error:
             return [str(error)]
+        if self.kind == "tokens":
+            return self._label_faults()
         return [*self._label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
 
     def prompt_faults(self, readout: str, *, words: bool = True) -> list[str]:
@@ -122,6 +141,8 @@ class TaskDefinition:
             words: whether to check the label words, too.
         """
         faults = []
+        if self.kind == "tokens":
+            return ["its words are labelled one by one, and label words stand for whole texts"]
         if words and len(set(self.label_words)) != len(self.labels):
             faults.append(f"label_words must be as many as labels, all different, got {brief(self.label_words, 200)}")
         name, expected = "causal_template", [*self.text_columns]
@@ -137,7 +158,14 @@ class TaskDefinition:
         faults = []
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
             faults.append(f"labels must be at least two names, all different, got {brief(self.labels, 200)}")
-        if self.metric == "f1" and len(self.labels) != 2:
+        if self.kind == "tokens":
+            if self.labels != TaskDefinition.of_entities(self.name, self.entities).labels:
+                faults.append(
+                    f"labels must be O, and B-X and I-X for each kind X of entity, got {brief(self.labels, 200)}"
+                )
+            if self.metric != "f1":
+                faults.append(f"metric must be 'f1', that of entities, for kind 'tokens', got {self.metric!r}")
+        elif self.metric == "f1" and len(self.labels) != 2:
             faults.append(f"metric must be 'accuracy' for {len(self.labels)} labels: 'f1' is that of label 1 of two")
         if self.hub and len(self.hub.columns) != len(self.text_columns):
             faults.append(
@@ -155,12 +183,19 @@ def slots(template: str) -> list[str]:
     return re.findall(r"\{(.*?)(?::bare|:lower)?\}", template)
 
 
+def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:
+    """Return the kind of readout that was asked for; ``linear`` for ``auto`` where words are labelled."""
+    return "linear" if readout == "auto" and any(task.kind == "tokens" for task in tasks) else readout
+
+
 #: Prompts for tasks that bring none, the commonest of LM-BFF's (Gao et al., 2021, table 1) for either kind.
 DEFAULT_TEMPLATE: dict[Kind, str] = {
     "single": "{text} It was {mask}.",
     "pair": "{text_a:bare}? {mask}, {text_b:lower}",
+    "tokens": "",
 }
 DEFAULT_CAUSAL_TEMPLATE: dict[Kind, str] = {
     "single": "{text} It was",
     "pair": "{text_a} {text_b} Answer:",
+    "tokens": "",
 }

@@ -18,7 +18,7 @@ from avalanche.training.storage_policy import ClassBalancedBuffer, ExperienceBal
 from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
-from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, showing
+from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, one_label_a_row, showing
 from forgetfree.continual.strategy import Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST
@@ -51,8 +51,7 @@ class _ReplayPlugin(avalanche.ReplayPlugin):
 
 
 def _a_row_a_task(options: Any, stream: Stream) -> None:
-    """Avalanche cannot join memories of no row."""
-    if options.mem_size < len(stream.tasks):
+    if options.mem_size < len(stream.tasks):  # Avalanche cannot join memories of no row
         raise OptionError(
             f"replay shares its memory out over the tasks, got mem_size={options.mem_size} for {len(stream.tasks)} tasks. "
             f"Set mem_size={len(stream.tasks)} or more."
@@ -95,8 +94,8 @@ class AGEM(
 
 
 def _quadprog(options: Any, stream: Stream) -> None:
-    """Avalanche solves eq. 11 by quadprog."""
-    if find_spec("quadprog") is None:
+    one_label_a_row("gem", "cuts its memory by labels", options, stream)
+    if find_spec("quadprog") is None:  # Avalanche solves eq. 11 by it
         raise UsageError(
             "gem solves a quadratic programme at each step, and its solver is not installed. Install it with: "
             "pip install 'forgetfree[gem]'."
@@ -121,6 +120,11 @@ def _a_row_a_label(name: str, options: Any, stream: Stream) -> None:
             f"{name} shares its memory out over the labels of all tasks, got mem_size={options.mem_size} for {labels} labels. "
             f"Set mem_size={labels} or more."
         )
+
+
+def _der_fits(options: Any, stream: Stream) -> None:
+    one_label_a_row("der", "remembers one vector of logits a row", options, stream)
+    _a_row_a_label("der", options, stream)
 
 
 class _LabelsApart:
@@ -186,7 +190,7 @@ class _LogitsByTask(_LabelsApart, ClassBalancedBufferWithLogits):
 class DER(
     TemplateStrategy,
     supervised.DER,
-    requires=partial(_a_row_a_label, "der"),
+    requires=_der_fits,
     mem_size=option(200, "rows remembered, with their logits", at_least=1),
     batch_size_mem=option(8, "remembered rows beside those of each batch", at_least=1),
     alpha=option(0.1, "weight of the distance to the remembered logits", at_least=0),
@@ -340,6 +344,7 @@ class _LwFPlugin(avalanche.LwFPlugin):
 class LwF(
     PluginStrategy,
     plugin=_LwFPlugin,
+    requires=partial(one_label_a_row, "lwf", "distils the old readouts' one answer to a row"),
     alpha=option(1.0, "weight of the distillation", at_least=0),
     temperature=option(2.0, "T of the softened answers", above=0),
 ):

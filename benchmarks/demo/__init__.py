@@ -1,4 +1,4 @@
-"""Three small tasks written for this project, after the model of QNLI, AG News and SST-2.
+"""Small tasks written for this project: three after the model of QNLI, AG News and SST-2, and two that find names.
 
 The rows are generated from hand-written words and frames, the same on every machine, with no network.
 No content word of one split occurs in another, so counting words does not solve a task; knowledge from
@@ -7,18 +7,29 @@ pre-training does.
 
 from __future__ import annotations
 
-from forgetfree.benchmarks.demo import ag_news, qnli, sst2, who_did_it
+from collections.abc import Callable
+from functools import partial
+
+from forgetfree.benchmarks.demo import ag_news, entities, qnli, sst2, who_did_it
 from forgetfree.benchmarks.demo.frames import SPLITS, Row
 
 __all__ = ["TASKS", "load"]
 
-_ROWS = {"qnli": qnli.rows, "ag_news": ag_news.rows, "sst2": sst2.rows, "who_did_it": who_did_it.rows}
+_ROWS: dict[str, Callable[[str], list[Row]]] = {
+    "qnli": qnli.rows,
+    "ag_news": ag_news.rows,
+    "sst2": sst2.rows,
+    "who_did_it": who_did_it.rows,
+}
+_ROWS |= {name: partial(entities.rows, name) for name in entities.KINDS}
 
 TASKS = tuple(_ROWS)
 
 
 def load(task: str) -> dict[str, list[Row]]:
     """Rows ``(text_a, text_b or None, label)`` of one task, by split: ``train``, ``validation``, ``test``.
+
+    Where words are labelled, a row has a sentence with single spaces between its words, and a tuple of labels.
 
     >>> load("sst2")["test"][0][1] is None
     True

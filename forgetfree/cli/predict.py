@@ -51,7 +51,7 @@ def command(
     model: BaseModel = None,
     debug: Debug = False,
 ) -> None:
-    """Print an answer a text."""
+    """Print an answer a text; of a task that finds entities, a line for each entity in it."""
     streaming = texts == (STDIN,)
     for text in texts:
         if not streaming and os.path.isfile(text):

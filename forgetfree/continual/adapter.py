@@ -25,7 +25,7 @@ from torch import nn
 from forgetfree.continual.held_bytes import held_bytes
 from forgetfree.continual.strategy import ContinualStrategy, Training, WholeModel
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.errors import OptionError
+from forgetfree.errors import OptionError, UsageError
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
@@ -192,6 +192,16 @@ class TemplateStrategy(AvalancheStrategy):
             template.training_epoch(self, **kwargs)
 
 
+def one_label_a_row(name: str, why: str, options: Any, stream: Stream) -> None:
+    """Refuse streams in which words are labelled."""
+    for task in stream.tasks:
+        if task.definition.kind == "tokens":
+            raise UsageError(
+                f"{name} {why}, and task {task.name!r} has one for each word of a sentence. Use a strategy that rehearses or "
+                "weighs whole rows (replay, agem, gdumb, ewc, si), or one that keeps what it learned (grafting-continual)."
+            )
+
+
 @contextmanager
 def showing(strategy: Any, data: Any) -> Iterator[None]:
     """Inside, ``data`` is the data set of the strategy's current experience."""
@@ -252,5 +262,6 @@ __all__ = [
     "PluginStrategy",
     "TemplateStrategy",
     "held_bytes",
+    "one_label_a_row",
     "showing",
 ]

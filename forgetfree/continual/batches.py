@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
+
+from forgetfree.core.examples import Examples
+from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.results.metrics import Predictions
 
 
 def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any:
@@ -21,6 +25,24 @@ def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any
         num_workers=num_workers,
         generator=torch.Generator(),  # the loader must draw neither from dropout's generator nor during training
     )
+
+
+def answers_in_order(
+    task: EncodedTask, rows: Examples | None, order: Sequence[int], collected: Sequence[tuple[Tensor, Tensor, Tensor]]
+) -> Predictions:
+    """Return the answers on a task's rows, or on some of them, in the rows' order.
+
+    Args:
+        task: the task.
+        rows: the rows; ``None`` where a plugin, or a user, put others together.
+        order: the numbers of the rows, as they were answered.
+        collected: of each batch its logits, its labels, and how many of both each row has.
+    """
+    logits, labels, counts = map(torch.cat, zip(*collected, strict=True))
+    in_order = torch.argsort(torch.tensor(order).repeat_interleave(counts), stable=True)
+    if rows is not None and task.definition.kind == "tokens":
+        return task.predictions(logits[in_order], rows.subset(sorted(order)))
+    return Predictions(logits[in_order].numpy(), labels[in_order].numpy())
 
 
 def lengths_of(data: Any, model: nn.Module) -> list[int]:

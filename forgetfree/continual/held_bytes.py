@@ -31,7 +31,11 @@ def _held(value: Any, tokens: TokenLayout | None, seen: set[int]) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, AvalancheDataset):
-        return sum(_row_part(part, tokens) for row in range(len(value)) for part in value[row])
+        return sum(
+            _row_part(part, None if place else tokens)  # only what is read has padding
+            for row in range(len(value))
+            for place, part in enumerate(value[row])
+        )
     if isinstance(value, nn.Module):
         return sum(_held(tensor, tokens, seen) for tensor in value.state_dict(keep_vars=True).values())
     if isinstance(value, Mapping):

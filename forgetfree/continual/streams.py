@@ -28,7 +28,7 @@ from forgetfree.errors import UsageError
 from forgetfree.learning.encoded_task import EncodedTask, encode_task, label_spaces
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
 from forgetfree.models.state import ModelState
-from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario
+from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario, readout_for
 
 
 def load_stream(
@@ -63,7 +63,7 @@ def load_stream(
         text_column: the column of the texts, two for pairs; default: recognised by common names.
         label_column: the column of the labels; default: ``label``, or recognised.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
-        shots: training rows per label; default: all.
+        shots: training rows per label, or sentences per kind of entity; default: all.
         seed: of the sample and of the readouts' first weights.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         graftable: regular expression over parameter names; only tensors it is found in may be grafted and trained.
@@ -87,6 +87,7 @@ def load_stream(
         return tensor_stream(names, data, model, graftable=graftable, evaluate_on=evaluate_on, **common)
     tasks = load_tasks(stream, data or default_data(), evaluate_on, Columns.of(text_column, label_column))
     tell(tasks)
+    readout = readout_for(readout, [rows.task for rows in tasks])
     loaded = load_model(model, readout, tokenizer=tokenizer, graftable=graftable, max_length=max_length)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)
     return make_stream(name, tasks, loaded, **common)

@@ -21,7 +21,7 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import cycle
 from torch import Tensor
 
-from forgetfree.continual.batches import lengths_of, loader, seed_generators
+from forgetfree.continual.batches import answers_in_order, lengths_of, loader, seed_generators
 from forgetfree.continual.experiences import check_experiences, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import answer_for
@@ -115,9 +115,10 @@ class StrategyTemplate(SupervisedTemplate):
         training, data = _training_of(self), self.adapted_dataset
         whole = data is self.experience.dataset and part_of(self.experience) is None
         lengths = training.task.train.lengths if whole else lengths_of(data, self.model)
+        counts = training.task.train.counts if whole else None
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
-        self._parts = [part for batch in batches for part in parts(batch, training.options.accumulation)]
+        self._parts = [part for batch in batches for part in parts(batch, training.options.accumulation, counts)]
         self._planned = self.dataloader = loader(data, [list(part.rows) for part in self._parts], num_workers)
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
@@ -249,7 +250,8 @@ class StrategyTemplate(SupervisedTemplate):
         """Plan all rows once, rows of similar length together."""
         data = self.adapted_dataset
         rows = getattr(self.task, self.experience.origin_stream.name, None)
-        lengths = rows.lengths if rows is not None and len(rows) == len(data) else lengths_of(data, self.model)
+        self._rows = rows if rows is not None and len(rows) == len(data) else None
+        lengths = lengths_of(data, self.model) if self._rows is None else self._rows.lengths
         batches = by_length(lengths, self.eval_mb_size)
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
@@ -262,17 +264,15 @@ class StrategyTemplate(SupervisedTemplate):
 
     def eval_epoch(self, **kwargs: Any) -> None:
         """Answer all rows of one task by the model that answers for it, and keep the answers in the rows' order."""
-        self._collected: list[tuple[Tensor, Tensor]] = []
+        self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = ((b[0].to(self.device), b[-1].to(self.device) if len(b) > 2 else 0) for b in self.dataloader)
         showing = self.phase("evaluate", self.task, len(self.dataloader))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
-        in_order = torch.argsort(torch.tensor(self._order))  # of some rows: those, in their order
-        logits, labels = (torch.cat(column)[in_order].numpy() for column in zip(*self._collected, strict=True))
-        self.predictions[self.task.name] = Predictions(logits, labels)
+        self.predictions[self.task.name] = answers_in_order(self.task, self._rows, self._order, self._collected)
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
-        self._collected.append((self.mb_output.cpu(), self.mb_y.cpu()))
+        self._collected.append((self.mb_output.cpu(), self.mb_y.cpu(), self.model.counts(self.mb_x).cpu()))
         self._on_evaluated(len(self._collected), math.nan)
         super()._after_eval_iteration(**kwargs)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-#: Inputs ``(B, …)``, labels ``(B,)``, task labels ``(B,)``.
+#: Inputs ``(B, …)``, labels ``(B,)``, task labels ``(B,)``; several labels and task labels a row where words are labelled.
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -20,7 +20,15 @@ class Examples(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """int64 ``(n,)``."""
+        """int64 ``(n,)``; where words are labelled, those of all words."""
+
+    @property
+    def targets(self) -> list[int]:
+        """What a sample of the rows should hold of evenly: the label of each row."""
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of labels of each row in a batch: 1, unless words are labelled."""
 
     @property
     def lengths(self) -> list[int]:

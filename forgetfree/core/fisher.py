@@ -18,7 +18,7 @@ from forgetfree.core.steps import OnStep, check_loss, trainable
 def diagonal_fisher(
     model: ReadoutModel, space: ParameterSpace, rows: Examples, on_step: OnStep | None = None
 ) -> Tensor:
-    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label.
+    """Return for every graftable entry the mean over rows of (∂ log p(y|x) / ∂θ)², where y is the row's own label, or labels.
 
     Each gradient is of one row, because the square of a mean over rows is another quantity; in float32, without dropout.
 
@@ -41,7 +41,7 @@ def diagonal_fisher(
             model.eval()
             for row in range(len(rows)):
                 x, y, t = (tensor.to(device) for tensor in rows.batch([row]))
-                loss = F.cross_entropy(model(x, t).float(), y)
+                loss = F.cross_entropy(model(x, t).float(), y, reduction="sum")
                 loss.backward()  # type: ignore[no-untyped-call]
                 for parameter, view in zip(parameters, views, strict=True):
                     if parameter.grad is not None:

@@ -78,8 +78,12 @@ class ReadoutModel(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return what the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
+        """Return what the readouts read, a row for each label: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
         raise NotImplementedError
+
+    def counts(self, x: Tensor) -> Tensor:
+        """Return the number of labels of each row ``(B,)``: 1, unless words are labelled."""
+        return torch.ones(len(x), dtype=torch.int64, device=x.device)
 
     @property
     def hidden_size(self) -> int:
@@ -138,12 +142,13 @@ class ReadoutModel(nn.Module):
 
         Args:
             x: inputs ``(B, …)``; token ids ``(B, L)`` for language models.
-            task_labels: one task for all rows, or one for each row ``(B,)``; ``None``: all tasks. Default: the task in
+            task_labels: one task for all rows, or one for each label ``(B,)``; ``None``: all tasks. Default: the task in
                 training or evaluation, for plugins and metrics without task labels; or the only readout.
 
         Returns:
             ``(B, n)`` with the label count of the task, or the largest among several; labels a row's task
-            does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task.
+            does not have get the lowest finite logit. For ``None``, logits ``(B, n)`` by task. Where words are labelled, a row
+            has as many labels, and lines of logits, as `counts` says.
 
         Raises:
             TaskError: there is no such task; or no task labels are given, and no task is in training or evaluation.

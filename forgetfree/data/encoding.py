@@ -1,8 +1,9 @@
 """Encoding of texts as token ids: once, before training, into one ragged tensor per split.
 
-A mini-batch is ``(x, y, t)``: token ids ``(B, L)`` padded on the right, labels ``(B,)``, task labels
-``(B,)``, all int64. Everything else that a model needs (attention mask, token types, the mask position) follows
-from the ids: see `forgetfree.models.tokens`.
+A mini-batch is ``(x, y, t)``: token ids ``(B, L)`` padded on the right, labels ``(B,)``, task labels ``(B,)``, all int64.
+Where words are labelled, row i has as many labels and task labels as words that the model reads, and the id of each such word's
+first token stands in x as its complement ``~id``, below 0. Everything else that a model needs (attention mask, token types, the
+mask position) follows from the ids: see `forgetfree.models.tokens`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forgetfree.core.examples import Batch
-from forgetfree.data.rows import Rows
+from forgetfree.core.readout_model import LOWEST
+from forgetfree.data.rows import Rows, rarest_entities
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
 
@@ -30,9 +33,10 @@ class EncodedRows:
     Attributes:
         tokens: all rows' ids, one after the other: int32 ``(total,)``.
         offsets: where each row begins, and the end: int64 ``(n + 1,)``.
-        labels: int64 ``(n,)``.
+        labels: int64 ``(n,)``; where words are labelled, those of all words, also of those that were cut off.
         task: the task label, the same for every row.
         pad: the id that fills short rows.
+        words: where words are labelled, where the labels of each row begin, and the end: int64 ``(n + 1,)``.
     """
 
     tokens: Tensor
@@ -40,16 +44,21 @@ class EncodedRows:
     labels: Tensor
     task: int
     pad: int
+    words: Tensor | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], labels: Sequence[int], task: int, pad: int) -> EncodedRows:
-        """Pack rows of ids of any length."""
+    def of(cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int) -> EncodedRows:
+        """Pack rows of ids of any length; ``labels`` has one for each, or a sequence with one for each of its words."""
         lengths = torch.tensor([0, *map(len, rows)])
         tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
-        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad)
+        words = None
+        if labels and isinstance(labels[0], Sequence):
+            words = torch.tensor([0, *map(len, labels)]).cumsum(0)
+            labels = [label for row in labels for label in row]
+        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad, words)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.offsets) - 1
 
     @property
     def lengths(self) -> list[int]:
@@ -57,22 +66,53 @@ class EncodedRows:
         lengths: list[int] = self.offsets.diff().tolist()
         return lengths
 
+    @cached_property
+    def counts(self) -> list[int]:
+        """The number of labels that are read in each row: one, or that of its words that are not cut off."""
+        if self.words is None:
+            return [1] * len(self)
+        before = torch.nn.functional.pad((self.tokens < 0).cumsum(0), (1, 0))
+        counts: list[int] = before[self.offsets].diff().tolist()
+        return counts
+
     @property
     def digest(self) -> str:
         """The SHA-256 of all ids and labels."""
         digest = hashlib.sha256()
-        for tensor in (self.tokens, self.offsets, self.labels):
+        for tensor in (self.tokens, self.offsets, self.labels, *([] if self.words is None else [self.words])):
             digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()
 
     @property
     def targets(self) -> list[int]:
-        """The label of each row, under the name that Avalanche expects."""
+        """The label of each row, under the name that Avalanche expects; of sentences what `Rows.groups` says."""
+        if self.words is not None:
+            return rarest_entities([self._labels(i) for i in range(len(self))])
         labels: list[int] = self.labels.tolist()
         return labels
 
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return self.tokens[self.offsets[i] : self.offsets[i + 1]].long(), int(self.labels[i])
+    def _labels(self, i: int) -> list[int]:
+        assert self.words is not None
+        labels: list[int] = self.labels[self.words[i] : self.words[i + 1]].tolist()
+        return labels
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Any]:
+        x = self.tokens[self.offsets[i] : self.offsets[i + 1]].long()
+        if self.words is None:
+            return x, int(self.labels[i])
+        first = int(self.words[i])
+        return x, self.labels[first : first + self.counts[i]]
+
+    def answered(self, logits: Tensor) -> Tensor:
+        """Return the logits of all labels from those of what was read: words that were cut off are O, label 0, for certain."""
+        if self.words is None:
+            return logits
+        lengths, counts = self.words.diff(), torch.tensor(self.counts)
+        number_in_row = torch.arange(len(self.labels)) - self.words[:-1].repeat_interleave(lengths)
+        answers = torch.full((len(self.labels), logits.shape[1]), LOWEST)
+        answers[:, 0] = 0.0
+        answers[number_in_row < counts.repeat_interleave(lengths)] = logits
+        return answers
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return the mini-batch of the rows at ``indices``, padded to the longest of them."""
@@ -83,12 +123,15 @@ class EncodedRows:
         x = torch.nn.utils.rnn.pad_sequence(
             [item[0] for item in items], batch_first=True, padding_value=float(self.pad)
         )
-        return x, torch.tensor([item[1] for item in items]), torch.tensor([item[-1] for item in items])
+        labels = [torch.as_tensor(item[1]).reshape(-1) for item in items]
+        tasks = torch.tensor([item[-1] for item in items])
+        return x, torch.cat(labels), tasks.repeat_interleave(torch.tensor([len(each) for each in labels]))
 
     def subset(self, indices: Sequence[int]) -> EncodedRows:
         """Return the rows at ``indices``, in that order."""
         rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
-        return EncodedRows.of(rows, [int(self.labels[i]) for i in indices], self.task, self.pad)
+        labels = [int(self.labels[i]) if self.words is None else self._labels(i) for i in indices]
+        return EncodedRows.of(rows, labels, self.task, self.pad)
 
 
 _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
@@ -178,12 +221,12 @@ class Encoder:
             if not self.middle:  # without separator tokens (GPT-2), a space keeps the two texts' words apart
                 texts[1:] = [[f" {text}" for text in column] for column in texts[1:]]
             ids = [
-                _tokens(self._tokenizer, column, inside=bool(i and not self.middle)) for i, column in enumerate(texts)
+                token_ids(self._tokenizer, column, inside=bool(i and not self.middle)) for i, column in enumerate(texts)
             ]
             return [self._plain([column[i] for column in ids]) for i in range(len(rows))]
         slots = [part for part in self._parts if isinstance(part, Slot)]
         columns = [
-            _tokens(self._tokenizer, [slot.of(text) for text in texts[slot.column]], inside=slot.inside)
+            token_ids(self._tokenizer, [slot.of(text) for text in texts[slot.column]], inside=slot.inside)
             for slot in slots
         ]
         return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
@@ -213,7 +256,7 @@ class Encoder:
     def _part(self, piece: str | Slot, *, inside: bool) -> list[int] | Slot:
         """Return the ids of a piece of the prompt, or the slot of a text."""
         if isinstance(piece, str):
-            return _tokens(self._tokenizer, [piece], inside=inside)[0]
+            return token_ids(self._tokenizer, [piece], inside=inside)[0]
         if piece.name != "mask":
             return piece
         if self._tokenizer.mask_token_id is None:
@@ -228,7 +271,7 @@ class Encoder:
 _LEAD = "a"
 
 
-def _tokens(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
+def token_ids(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
     """Return the ids of texts without special tokens; ``inside`` a row, as they are after other text.
 
     Some tokenizers (SentencePiece's) put a space, "▁", before each text, which a row does not have there.
@@ -239,7 +282,7 @@ def _tokens(tokenizer: Any, texts: Sequence[str], *, inside: bool = False) -> li
         return [list(ids) for ids in tokenizer(list(texts), **how)["input_ids"]] if texts else []
     lead, *whole = tokenizer([_LEAD, *(_LEAD + text for text in texts)], **how)["input_ids"]
     return [
-        ids[len(lead) :] if ids[: len(lead)] == lead else _tokens(tokenizer, [text])[0]
+        ids[len(lead) :] if ids[: len(lead)] == lead else token_ids(tokenizer, [text])[0]
         for ids, text in zip(whole, texts, strict=True)
     ]
 
@@ -266,19 +309,19 @@ def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]
     """
     ids = []
     for word in words:
-        (token_ids,) = _tokens(tokenizer, [f" {word}"], inside=True)
-        if len(token_ids) != 1 or token_ids[0] == tokenizer.unk_token_id:
+        (found,) = token_ids(tokenizer, [f" {word}"], inside=True)
+        if len(found) != 1 or found[0] == tokenizer.unk_token_id:
             others = (word.lower(), word.capitalize(), *re.split(r"[\W_]+", word), *_COMMON_WORDS)
             candidates = [other for other in dict.fromkeys(others) if other and other not in words]
-            pieces = _tokens(tokenizer, [f" {other}" for other in candidates], inside=True)
+            pieces = token_ids(tokenizer, [f" {other}" for other in candidates], inside=True)
             singles = [other for other, each in zip(candidates, pieces, strict=True) if len(each) == 1]
             raise ModelError(
-                f"Label word {word!r} of task {task!r} is {len(token_ids)} tokens in this model's vocabulary "
-                f"({' '.join(tokenizer.convert_ids_to_tokens(token_ids))}), and a label word must be one. Single-token "
+                f"Label word {word!r} of task {task!r} is {len(found)} tokens in this model's vocabulary "
+                f"({' '.join(tokenizer.convert_ids_to_tokens(found))}), and a label word must be one. Single-token "
                 f"alternatives: {', '.join(singles)}. Set label_words in the task's source.json, or use "
                 "--readout linear."
             )
-        ids.append(token_ids[0])
+        ids.append(found[0])
     if len(set(ids)) < len(ids):
         raise ModelError(
             f"The label words of task {task!r} ({', '.join(words)}) are not distinct tokens in this "

@@ -39,6 +39,17 @@ class DatasetExamples:
         """0 for each row."""
         return [0] * len(self)
 
+    @property
+    def targets(self) -> list[int]:
+        """The label of each row."""
+        labels: list[int] = self.labels.tolist()
+        return labels
+
+    @property
+    def counts(self) -> list[int]:
+        """1 for each row."""
+        return [1] * len(self)
+
     @cached_property
     def digest(self) -> str:
         """The SHA-256 of all inputs and labels, as they are read now."""
@@ -67,6 +78,6 @@ class OneLength:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+    def __getitem__(self, i: int) -> tuple[Tensor, Any]:
         x, y = self._rows[i]
         return torch.nn.functional.pad(x, (0, self._length - len(x)), value=self._rows.pad), y

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.data.columns import PAIR, Columns, choose
+from forgetfree.data.columns import Columns, choose
 from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.labels import learn_labels
 from forgetfree.data.rows import TaskRows, complete
 from forgetfree.data.source_json import described, infer, read_source
 from forgetfree.data.table_files import find_table, format_of, read_table, split_of
 from forgetfree.data.tables import Table
+from forgetfree.data.tagged import is_tagged, read_tagged
 from forgetfree.errors import DataError
 from forgetfree.tasks import SPLITS, Kind
 
@@ -89,14 +90,9 @@ def read_task(
         DataError: the tables do not hold what the task needs.
     """
     train = tables["train"]
-    if given.get("kind") == "tokens" or (
-        not {"text", *PAIR} & set(train.columns) and {"tokens", "tags"} <= set(train.columns)
-    ):
-        raise DataError(
-            f"Task {name!r} is token classification: {folder} holds a tag for each word. This version reads tasks with "
-            "one label a row; token classification comes later. Leave the task out."
-        )
     registered = registry.tasks().get(name)
+    if is_tagged(given, train, registered):
+        return read_tagged(name, tables, given, registered)
     columns, recognised = choose(train.where, train.columns, asked.over(given), registered.kind if registered else None)
     assert columns.label is not None
     kind: Kind = "pair" if len(columns.texts) == 2 else "single"

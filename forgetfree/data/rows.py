@@ -6,10 +6,11 @@ import hashlib
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 from forgetfree.display import escaped
 from forgetfree.errors import DataError, UsageError
@@ -24,11 +25,17 @@ _TEST_SHARE, _TEST_ROWS = 0.2, 2000
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one split: first texts, second texts (empty for single-text tasks), labels."""
+    """The rows of one split.
+
+    Attributes:
+        first: first texts; where words are labelled, sentences with single spaces between their words.
+        second: second texts; empty for tasks over one text.
+        labels: of each row its label; where words are labelled, a tuple of one for each word.
+    """
 
     first: tuple[str, ...]
     second: tuple[str, ...]
-    labels: tuple[int, ...]
+    labels: tuple[Any, ...]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -37,6 +44,16 @@ class Rows:
     def texts(self) -> list[tuple[str, ...]]:
         """One tuple of one or two texts for each row."""
         return list(zip(self.first, self.second, strict=True) if self.second else zip(self.first, strict=True))
+
+    @property
+    def tagged(self) -> bool:
+        """Whether each word has a label, and not each row."""
+        return bool(self.labels) and not isinstance(self.labels[0], int)
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """What a sample should hold of evenly: the label of each row; of a sentence see `rarest_entities`."""
+        return rarest_entities(self.labels) if self.tagged else list(self.labels)
 
     def take(self, indices: Sequence[int]) -> Rows:
         """Return the rows at ``indices``, in that order."""
@@ -116,17 +133,32 @@ class TaskRows:
             raise UsageError(f"evaluate_on must be {' or '.join(get_args(EvaluatedOn))}, got {split!r}.")
         if split == "test":
             return self
-        held = [
-            [i for i, label in enumerate(self.validation.labels) if label == k] for k in range(len(self.task.labels))
-        ]
+        groups, sentences = self.validation.groups, self.task.kind == "tokens"
+        held = [[i for i, group in enumerate(groups) if group == k] for k in range(len(self.task.labels))]
         for label, rows in zip(self.task.labels, held, strict=True):
-            if len(rows) == 1:
+            if len(rows) == 1 and not sentences:
                 raise DataError(
                     f"Task {self.task.name!r} has one validation row of label {label!r}, and evaluate_on=validation needs two "
                     "of each. Add some; where a validation or a test file is missing, they are held out from the training rows."
                 )
         kept, scored = (sorted(i for rows in held for i in rows[start::2]) for start in (0, 1))
         return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
+
+
+def kinds_of(tags: Sequence[int]) -> set[int]:
+    """Return the numbers, from 1, of the kinds of entities in a sentence, from the labels of its words."""
+    return {(tag + 1) // 2 for tag in tags if tag}
+
+
+def rarest_entities(tags: Sequence[Sequence[int]]) -> list[int]:
+    """Return for each sentence the number, from 1, of the kind of its entities that is in fewest sentences; 0 without any.
+
+    Args:
+        tags: of each sentence the labels of its words, as `TaskDefinition.of_entities` numbers them.
+    """
+    held = [sorted(kinds_of(sentence)) for sentence in tags]
+    counts = Counter(kind for kinds in held for kind in kinds)
+    return [min(kinds, key=counts.__getitem__, default=0) for kinds in held]
 
 
 def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
@@ -140,11 +172,11 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     """
     if rows.keys() == {"train"}:
         rows = _in_three(rows["train"], task.name)
-    train = rows["train"]
+    train, tagged = rows["train"], task.kind == "tokens"
     validation = rows.get("validation") if "test" in rows else None
     test = rows["test"] if "test" in rows else rows["validation"]
     remedy = "Add rows of that label, or number the labels from 0 without gaps."
-    if len(set(train.labels)) < 2:
+    if not tagged and len(set(train.labels)) < 2:
         remedy = "A task needs rows of two labels at least."
     elif validation is None and len(set(train.labels)) == len(task.labels):
         remedy = "Some went to the missing validation split: add one, or more rows of that label."
@@ -160,6 +192,12 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     for split, split_rows in (("train", train), ("validation", validation), ("test", test)):
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
+        if tagged and not any(split_rows.groups):
+            raise DataError(
+                f"Task {task.name!r} has no entity in its {split} split: all words are tagged O. Add sentences with entities."
+            )
+    if tagged:
+        return TaskRows(task, train, validation, test)
     counts = [train.labels.count(label) for label in range(len(task.labels))]
     if 0 in counts:
         empty = counts.index(0)
@@ -175,7 +213,7 @@ def _in_three(rows: Rows, task: str) -> dict[str, Rows]:
     train, test = _held_out(rows, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", task))
     if len(rows) and not len(test):
         raise DataError(
-            f"Task {task!r} has {len(set(rows.labels)):,} labels in {len(rows):,} rows, and none has two different texts, so "
+            f"Task {task!r} has {len(set(rows.groups)):,} labels in {len(rows):,} rows, and none has two different texts, so "
             "no row can be held out for testing. Add rows of every label; if these are no labels, name another --label-column."
         )
     train, validation = _held_out(train, _HELD_OUT_SHARE, _HELD_OUT_ROWS, derive_seed(0, "held out", task))
@@ -189,7 +227,7 @@ def _held_out(rows: Rows, share: float, most: int, seed: int) -> tuple[Rows, Row
         together.setdefault(texts, []).append(i)
     by_label: dict[int, list[list[int]]] = {}
     for same in together.values():
-        by_label.setdefault(rows.labels[same[0]], []).append(same)
+        by_label.setdefault(rows.groups[same[0]], []).append(same)
     share, draw, held = min(share, most / max(1, len(rows))), random.Random(seed), set[int]()
     for _, own in sorted(by_label.items()):
         draw.shuffle(own)

@@ -6,17 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from forgetfree.data.rows import Rows
+from forgetfree.data.rows import Rows, kinds_of
 from forgetfree.errors import UsageError
 
 #: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
 _WINDOW = 50
 
 
-def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False) -> Rows:
+def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False, entities: Sequence[str] = ()) -> Rows:
     """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
 
-    With ``or_fewer``, a label with fewer rows keeps all of them.
+    Where words are labelled, draw sentences until ``shots`` of them hold each kind of entity, the rarest kind first (Yang and
+    Katiyar, 2020, §4.2), and as many without any entity, if there are so many.
+
+    With ``or_fewer``, a label with fewer rows keeps all of them. ``entities`` are names for messages.
 
     Raises:
         UsageError: ``shots`` is below 1, or a label has fewer rows.
@@ -25,17 +28,24 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False)
         raise UsageError(f"--shots must be at least 1, got {shots}. Leave it out to train on all rows.")
     by_label: dict[int, list[int]] = {}
     for i, label in enumerate(rows.labels):
-        by_label.setdefault(label, []).append(i)
-    label, fewest = min(by_label.items(), key=lambda item: len(item[1]))
+        for each in kinds_of(label) or {0} if rows.tagged else {label}:
+            by_label.setdefault(each, []).append(i)
+    wanted = {label: held for label, held in by_label.items() if label or not rows.tagged}
+    label, fewest = min(wanted.items(), key=lambda item: len(item[1]))
     if len(fewest) < shots and not or_fewer:
+        what = f"training rows of label {label}"
+        if rows.tagged:
+            what = f"training sentences with {entities[label - 1] if entities else label} entities"
         raise UsageError(
-            f"Task {task!r} has {len(fewest)} training rows of label {label}, fewer than --shots {shots}. "
+            f"Task {task!r} has {len(fewest)} {what}, fewer than --shots {shots}. "
             f"Give --shots {len(fewest)} or less, or leave it out to train on all rows."
         )
-    random = Random(seed)
-    return rows.take(
-        sorted(i for _, held in sorted(by_label.items()) for i in random.sample(held, min(shots, len(held))))
-    )
+    random, drawn = Random(seed), set[int]()
+    order = sorted(by_label.items(), key=lambda item: (len(item[1]) if rows.tagged else 0, item[0]))
+    for _, held in order:
+        left = [i for i in held if i not in drawn]
+        drawn |= set(random.sample(left, max(0, min(shots - (len(held) - len(left)), len(left)))))
+    return rows.take(sorted(drawn))
 
 
 def plan_batches(

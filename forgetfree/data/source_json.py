@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from forgetfree.display import brief
 from forgetfree.errors import DataError
@@ -16,7 +16,10 @@ from forgetfree.json_file import read_json
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition
 
 #: What is read of source.json; more may stand there.
-_KEYS = ("label_names", "label_words", "template", "causal_template", "metric", "text_column", "label_column")
+_KEYS = (
+    *("label_names", "label_words", "template", "causal_template", "metric"),
+    *("text_column", "label_column", "kind", "entities"),
+)
 
 
 def read_source(folder: Path) -> dict[str, Any]:
@@ -46,6 +49,11 @@ def read_source(folder: Path) -> dict[str, Any]:
         if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
             expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
             raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
+    if given.get("kind", "tokens") not in get_args(Kind):
+        raise DataError(f"{path}: kind must be {', '.join(get_args(Kind))}, got {brief(given['kind'], 200)}.")
+    entities = given.get("entities")
+    if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
+        raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
     if given.get("metric", "accuracy") not in ("accuracy", "f1"):
         raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {given['metric']!r}.")
     return given

@@ -4,6 +4,7 @@ A directory holds ``NAME/{train,validation,test}.{parquet,jsonl,csv,tsv,json}`` 
 ``text_a``, ``text_b``, and ``label``; other columns are named, or recognised by common names. ``NAME/source.json`` may give
 ``label_names``, ``label_words``, ``template``, ``causal_template``, ``metric``, ``text_column`` and ``label_column``; they
 override the registry. For a task that is not registered, missing values are inferred. docs/data.md tells users all of it.
+Where words are labelled, the columns are ``tokens`` and ``tags``: see `forgetfree.data.tagged`.
 """
 
 from __future__ import annotations
@@ -286,7 +287,7 @@ class _Embedded:
         self.hint = f"The source {name!r} holds {', '.join(self.names())}; for others give --data DIR."
 
     def names(self) -> list[str]:
-        return ["qnli", "ag_news", "sst2", "who_did_it"]
+        return ["qnli", "ag_news", "sst2", "who_did_it", "ner_people_places", "ner_products"]
 
     def holds(self, name: str) -> bool:
         return name in self.names()

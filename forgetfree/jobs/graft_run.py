@@ -89,7 +89,7 @@ class _Subject:
         rows = self.bench.task.test
         model = self.given.given.to(self.bench.device)
         logits = predict(model, rows, batch_size=options.evaluation_batch_size, precision=options.precision)
-        return Predictions(logits.numpy(), rows.labels.numpy())
+        return self.bench.task.predictions(logits, rows)
 
     def regions(self, fine_tuned: ModelState, all_options: Sequence[LocalizationOptions]) -> dict[float, Region]:
         """Return γ by sparsity, from the base of the graft that is given, or from a base of the options' kind."""
@@ -138,7 +138,7 @@ class GraftJob(Job[GraftConfig]):
                     "test_rows": len(test),
                 },
                 "metric": metric,
-                "floors": {"constant": constant_score(test.labels.numpy(), metric)},
+                "floors": {"constant": constant_score(test.labels.numpy(), metric, task.sentences(test))},
                 "base": self.options[0].base if base_file is None else base_file.name,
                 "fine_tuned": fine_tuned and fine_tuned | {"left_out": list(given.left_out) if given else []},
                 "space": _distributions(Region(torch.arange(len(bench.space))), bench),

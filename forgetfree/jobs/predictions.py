@@ -1,4 +1,7 @@
-"""The answers of a unit of a run: logits and labels on every task's test rows, in predictions.safetensors."""
+"""The answers of a unit of a run: logits and labels on every task's test rows, in predictions.safetensors.
+
+Where words are labelled, those of all words, and the ``lengths`` of the sentences.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ def save_predictions(directory: Path, predictions: Mapping[str, Predictions]) ->
 
     arrays = {f"{task}/logits": answers.logits for task, answers in predictions.items()}
     arrays |= {f"{task}/labels": answers.labels for task, answers in predictions.items()}
+    parts = {task: answers.sentences for task, answers in predictions.items() if answers.sentences is not None}
+    arrays |= {f"{task}/lengths": sentences.lengths for task, sentences in parts.items()}
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     write_atomically(directory / _FILE, signed_bytes(tensors, {}))
 
@@ -39,18 +44,28 @@ def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) 
         rows: how many test rows each has.
 
     Returns:
-        Arrays ``(n, n_labels)`` by task.
+        Arrays ``(n, n_labels)`` by task; n counts words where they are labelled.
 
     Raises:
         RunError: the file is missing or damaged, or of other tasks or rows.
     """
+    import torch
+
     path, remedy = directory / _FILE, "Go on with --resume, which makes it again."
     _, tensors = read_signed(path, RunError, remedy, unsigned=())
     try:
         keys = {f"{task}/{part}" for task in tasks for part in ("logits", "labels")}
-        check("its tensors", sorted(tensors), tensors.keys() == keys, f"logits and labels of {', '.join(tasks)}")
+        beside = {key for task in tasks if (key := f"{task}/lengths") in tensors}
+        right = tensors.keys() == keys | beside
+        check("its tensors", sorted(tensors), right, f"logits and labels of {', '.join(tasks)}")
         for task in tasks:
-            _check_predictions(task, tensors[f"{task}/logits"], tensors[f"{task}/labels"], rows.get(task))
+            count, lengths = rows.get(task), tensors.get(f"{task}/lengths")
+            if lengths is not None:
+                sound = lengths.dtype == torch.int64 and lengths.dim() == 1 and bool((lengths > 0).all())
+                right = sound and count in (None, len(lengths))
+                check(f"lengths of {task!r}", tuple(lengths.shape), right, f"the words of each of {count} sentences")
+                count = int(lengths.sum())
+            _check_predictions(task, tensors[f"{task}/logits"], tensors[f"{task}/labels"], count)
     except ValueError as error:
         raise RunError(f"{path}: {error}. {remedy}") from error
     return {task: tensors[f"{task}/logits"].numpy() for task in tasks}

@@ -35,14 +35,15 @@ from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.stored import run_of_scores
+from forgetfree.tasks import readout_for
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
-    from forgetfree.ledger import Ledger
     from forgetfree.learning.training import TrainingOptions
+    from forgetfree.ledger import Ledger
     from forgetfree.results.metrics import Predictions
 
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
@@ -118,6 +119,7 @@ class RunJob(Job[RunConfig]):
         for name, strategy in self.checked.classes.items():
             strategy.check(self.checked.options[name], stream)
         model, scored = self.config.model, [task.test.labels.numpy() for task in stream.tasks]
+        sentences = [task.sentences(task.test) for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
         return found | {
@@ -135,7 +137,9 @@ class RunJob(Job[RunConfig]):
                     "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
                     "test_rows": {task.name: len(task.test) for task in stream.tasks},
                 },
-                "floors": {"constant": metrics.constant_scores(scored, metric, task_known=task_known)},
+                "floors": {
+                    "constant": metrics.constant_scores(scored, metric, task_known=task_known, sentences=sentences)
+                },
                 "set": {key: value for key, value in self.config.settings.items() if key not in _OF_THE_PLACE},
                 "shared_rows": {rows.task.name: rows.shared for rows in self.tasks},
             },
@@ -173,7 +177,8 @@ class RunJob(Job[RunConfig]):
                 self._streams[seed] = load_stream(config.stream, data=given.data, model=given.model, **drawn)
             else:
                 how: Json = {"graftable": common.graftable, "max_length": common.max_length, **given.how}
-                model = load_model(given.model_or(config.model), config.readout, **how)
+                readout = readout_for(config.readout, [rows.task for rows in self.tasks])
+                model = load_model(given.model_or(config.model), readout, **how)
                 self._streams[seed] = make_stream(config.stream, self.tasks, model, **drawn)
         return self._streams[seed]
 
@@ -237,7 +242,10 @@ class RunJob(Job[RunConfig]):
 
         @cache
         def measured(answers: Predictions, metric: str) -> tuple[tuple[str, float], ...]:
-            return (metric, answers.score(metric)), ("ece", answers.ece)
+            scored = [(metric, answers.score(metric)), ("ece", answers.ece)]
+            if answers.sentences is not None:
+                scored.append(("word_accuracy", answers.score("accuracy")))
+            return tuple(scored)
 
         def write(rows: Sequence[Row]) -> None:
             more = [

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from forgetfree.core.examples import Examples
 from forgetfree.data.encoding import EncodedRows
@@ -12,6 +15,8 @@ from forgetfree.data.sampling import k_shot, representative
 from forgetfree.errors import DataError, UsageError
 from forgetfree.learning.training import MOST_SHOTS
 from forgetfree.models.loading import LoadedModel
+from forgetfree.results.entities import Sentences
+from forgetfree.results.metrics import Predictions
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import Scenario, TaskDefinition
 
@@ -44,6 +49,17 @@ class EncodedTask:
         """The task's name."""
         return self.definition.name
 
+    def sentences(self, rows: Examples) -> Sentences | None:
+        """Return how the words of ``rows`` make up sentences; ``None`` unless words are labelled."""
+        words: Tensor | None = getattr(rows, "words", None)
+        return None if words is None else Sentences(self.definition.labels, words.diff().numpy())
+
+    def predictions(self, logits: Tensor, rows: Examples) -> Predictions:
+        """Return a model's answers on ``rows`` from its logits of what it read; words that were cut off are answered by O."""
+        if isinstance(rows, EncodedRows):
+            logits = rows.answered(logits)
+        return Predictions(logits.numpy(), rows.labels.numpy(), self.sentences(rows))
+
 
 @dataclass(frozen=True)
 class LabelSpace:
@@ -75,7 +91,7 @@ def encode_task(
     Args:
         rows: the task and all its rows.
         loaded: the model, to which a readout is added.
-        shots: training rows per label; default: all.
+        shots: training rows per label, or sentences per kind of entity; default: all.
         or_fewer: accept labels with fewer rows, and take all of those.
         seed: for the sample and the readout's first weights.
         test_limit: keep at most this many test rows, spread evenly; default: all.
@@ -91,19 +107,22 @@ def encode_task(
     label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
     encoder = loaded.encoder(definition)
     if shots is not None:
-        train = k_shot(train, shots, derive_seed(seed, "shots", definition.name), definition.name, or_fewer)
+        drawn = derive_seed(seed, "shots", definition.name)
+        train = k_shot(train, shots, drawn, definition.name, or_fewer, definition.entities)
 
     def encode(part: Rows) -> EncodedRows:
         task = label if labels.task_known else 0
-        return EncodedRows.of(encoder(part), [y + labels.first for y in part.labels], task, loaded.pad)
+        numbers = part.labels if part.tagged else [y + labels.first for y in part.labels]
+        return EncodedRows.of(encoder(part), numbers, task, loaded.pad)
 
+    groups = set(train.groups) if train.tagged else range(len(definition.labels))
     return EncodedTask(
         definition,
         label,
-        shots or min(MOST_SHOTS, *(train.labels.count(i) for i in range(len(definition.labels)))),
+        shots or min(MOST_SHOTS, *(Counter(train.groups)[group] for group in groups)),
         encode(train),
         encode(rows.validation),
-        encode(rows.test.take(representative(rows.test.labels, test_limit))),
+        encode(rows.test.take(representative(rows.test.groups, test_limit))),
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
     )
@@ -112,7 +131,7 @@ def encode_task(
 def _check_metric(rows: TaskRows) -> None:
     """Raise ``DataError`` if F1 cannot be measured: it is 0 for every model on rows without label 1."""
     for split in ("validation", "test"):
-        if rows.task.metric == "f1" and 1 not in getattr(rows, split).labels:
+        if rows.task.metric == "f1" and rows.task.kind != "tokens" and 1 not in getattr(rows, split).labels:
             raise DataError(
                 f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
                 f"{len(getattr(rows, split))} {split} rows has that label. Add such rows, or set metric to 'accuracy' in its "
@@ -129,6 +148,12 @@ def label_spaces(
         UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
     """
     sizes = [len(task.labels) for task in tasks]
+    tagged = [task.name for task in tasks if task.kind == "tokens"]
+    if tagged and scenario != "task":
+        raise UsageError(
+            f"scenario={scenario} withholds the task of each row, and the words of {tagged[0]!r} are labelled by a readout of "
+            "the task's own. Use scenario=task."
+        )
     if scenario == "task":
         return list(tasks), [LabelSpace()] * len(tasks)
     if loaded.readout != "linear":

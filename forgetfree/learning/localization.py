@@ -27,7 +27,6 @@ from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, predict
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
-from forgetfree.results.metrics import Predictions
 from forgetfree.seeds import derive_seed
 
 
@@ -118,7 +117,7 @@ def choose_base(
     if kind == "bias":
         return most_moved(theta_pre, theta_ft, count, among=biases(model.space()))
     if kind == "fisher":
-        read = rows.subset(representative(rows.labels.tolist(), fisher_rows))
+        read = rows.subset(representative(rows.targets, fisher_rows))
         return top(diagonal_fisher(model, model.space(), read).masked_fill_(theta_ft == theta_pre, -math.inf), count)
     return base_region(kind, theta_pre, theta_ft, count, seed)
 
@@ -185,11 +184,11 @@ def localize(
         return found
     device = next(model.parameters()).device
     theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
-    validation = task.validation.subset(representative(task.validation.labels.tolist(), options.validation_rows))
+    validation = task.validation.subset(representative(task.validation.targets, options.validation_rows))
 
     def score() -> float:
         logits = predict(model, validation, batch_size=options.evaluation_batch_size, precision=options.precision)
-        return Predictions(logits.numpy(), validation.labels.numpy()).score(task.definition.metric)
+        return task.predictions(logits, validation).score(task.definition.metric)
 
     with _reading_as(fine_tuned, pre, model, task):
         count = budget(len(space), sparsities[0])

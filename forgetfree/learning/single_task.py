@@ -239,7 +239,7 @@ class SingleTask:
         with self.holding(state):
             batch_size = options.evaluation_batch_size
             logits = predict(self.model, rows, batch_size=batch_size, precision=options.precision)
-        return Predictions(logits.numpy(), rows.labels.numpy())
+        return self.task.predictions(logits, rows)
 
     def encode(self, rows: Rows) -> EncodedRows:
         """Encode rows of another data set as this task's rows, by its prompt and for its readout."""

@@ -272,12 +272,19 @@ class Part:
     last: bool
 
 
-def parts(batch: Sequence[int], accumulation: int) -> Iterator[Part]:
-    """Cut a batch into ``accumulation`` parts of nearly equal size; fewer if it has fewer rows."""
+def parts(batch: Sequence[int], accumulation: int, counts: Sequence[int] | None = None) -> Iterator[Part]:
+    """Cut a batch into ``accumulation`` parts of nearly equal size; fewer if it has fewer rows.
+
+    Args:
+        batch: the numbers of its rows.
+        accumulation: how many parts.
+        counts: the labels of each row of the data, by which a part has its share; default: one for each.
+    """
     count = min(accumulation, len(batch))
+    labels = [1 if counts is None else counts[row] for row in batch]
     for i in range(count):
-        rows = batch[len(batch) * i // count : len(batch) * (i + 1) // count]
-        yield Part(rows, len(rows) / len(batch), i == 0, i == count - 1)
+        begin, end = len(batch) * i // count, len(batch) * (i + 1) // count
+        yield Part(batch[begin:end], sum(labels[begin:end]) / sum(labels), i == 0, i == count - 1)
 
 
 def training_mode(model: nn.Module, dropout: bool) -> None:
@@ -324,7 +331,7 @@ def fine_tune(
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed), 1):
             update.optimizer.zero_grad()
             total = 0.0
-            for part in parts(batch, options.accumulation):
+            for part in parts(batch, options.accumulation, rows.counts):
                 x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
                 with autocast(options.precision, device.type):
                     logits = model(x, t)
@@ -341,17 +348,19 @@ def fine_tune(
 
 @torch.no_grad()
 def predict(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
-    """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode."""
+    """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
+
+    Where words are labelled, those of all words that are read.
+    """
     device = next(model.parameters()).device
     mode = model.training
     model.eval()
     outputs: list[Tensor] = []
-    order: list[int] = []
+    order: list[Tensor] = []
     for batch in by_length(rows.lengths, batch_size):
         x, _, t = rows.batch(batch)
         with autocast(precision, device.type):
             outputs.append(model(x.to(device), t.to(device)).float().cpu())
-        order += batch
+        order.append(torch.tensor(batch).repeat_interleave(model.counts(x)))
     model.train(mode)
-    logits = torch.cat(outputs)
-    return logits[torch.argsort(torch.tensor(order))]
+    return torch.cat(outputs)[torch.argsort(torch.cat(order), stable=True)]

@@ -20,6 +20,7 @@ from forgetfree.core.binding import Binding, network_of, tokenizer_digest
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
+from forgetfree.data.words import WordEncoder
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
@@ -74,6 +75,8 @@ class LoadedModel:
     def encoder(self, task: TaskDefinition) -> Encoder:
         """Return the encoder of the texts of ``task`` for this model's readout."""
         self._check_prompt(task)
+        if task.kind == "tokens":
+            return WordEncoder(self.tokenizer, self.max_length)
         template = {"prompt": task.template, "causal": task.causal_template}.get(self.readout)
         # A causal model is read where the label word would follow, so nothing may close the row.
         return Encoder(self.tokenizer, template, self.max_length, closed=self.readout != "causal")
@@ -88,6 +91,10 @@ class LoadedModel:
 
     def _check_prompt(self, task: TaskDefinition) -> None:
         """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
+        if task.kind == "tokens" and self.readout != "linear":
+            raise UsageError(
+                f"Task {task.name!r} labels words, and the readout {self.readout!r} labels whole texts. Use --readout linear."
+            )
         if self.readout in ("prompt", "causal") and (faults := task.prompt_faults(self.readout)):
             raise UsageError(
                 f"Task {task.name!r} cannot be read by the readout {self.readout!r}: {'; '.join(faults)}. Give them in its "

@@ -5,7 +5,8 @@ Three readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 - ``prompt``: the masked LM's logits of the label words at the mask token, through the frozen LM head;
 - ``causal``: the causal LM's logits of the label words after the last token;
 - ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal models and
-  encoder-decoders: BART's decoder's, as in its own classifier, and T5's encoder's).
+  encoder-decoders: BART's decoder's, as in its own classifier, and T5's encoder's); where words are labelled, on that of
+  each word's first token.
 
 A model that was fine-tuned elsewhere may have a fourth, its own head: `forgetfree.models.classifier`.
 
@@ -63,18 +64,28 @@ class TaskModel(ReadoutModel):
         """Return the arguments for the backbone."""
         mask = self.tokens.attention_mask(x)
         longest = int(mask.sum(1).max())  # padding that a data loader added costs nothing
-        x, mask = x[:, :longest], mask[:, :longest]
+        x, mask = self.tokens.ids(x[:, :longest]), mask[:, :longest]
         inputs = {"input_ids": x, "attention_mask": mask}
         types = self.tokens.token_types(x)
         if types is not None:
             inputs["token_type_ids"] = types
         return inputs
 
+    def counts(self, x: Tensor) -> Tensor:
+        """Return the number of labels of each row ``(B,)``: of its words where they are marked, else 1."""
+        return (x < 0).sum(1).clamp(min=1)
+
+    def _read_at(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return row and position of each label ``(n,)``: at the marked words of a row, or else at its one position."""
+        words = x < 0
+        words[torch.arange(len(x), device=x.device), self._position(ids)] |= ~words.any(1)
+        rows, position = words.nonzero(as_tuple=True)
+        return rows, position
+
     def features(self, x: Tensor) -> Tensor:
-        """Return what the readouts read: hidden states ``(B, H)``, or vocabulary logits ``(B, V)``."""
+        """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
         inputs = self.inputs(x)
-        x = inputs["input_ids"]
-        rows, position = torch.arange(len(x), device=x.device), self._position(x)
+        rows, position = self._read_at(x[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
         if self.readout == "linear":
             hidden: Tensor = self.backbone(**inputs).last_hidden_state
             return hidden[rows, position]

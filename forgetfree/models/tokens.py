@@ -24,6 +24,10 @@ class TokenLayout:
     mask: int | None = None
     separator: int | None = None
 
+    def ids(self, x: Tensor) -> Tensor:
+        """Return the ids without marks: the first token of a labelled word stands as its complement."""
+        return torch.where(x < 0, ~x, x)
+
     def attention_mask(self, x: Tensor) -> Tensor:
         """Return 1 from each row's first token to its last that is not padding, else 0: int64 ``(B, L)``."""
         real = x.ne(self.pad).long()

@@ -18,10 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree.errors import MetricError
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-
+from forgetfree.results.arguments import (
+    Floats,
+    Integers,
+    fractions_of,
+    labels_of,
+    learning_matrix,
+    logits_of,
+)
+from forgetfree.results.entities import Sentences, constant_entity_f1, entity_f1
 
 # ---- metrics of a learning matrix -----------------------------------------------------------------------
 
@@ -35,7 +40,7 @@ def average_accuracy(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [0, 1].
     """
-    return _mean(_learning_matrix(matrix)[-1])
+    return _mean(learning_matrix(matrix)[-1])
 
 
 def forgetting(matrix: npt.ArrayLike) -> float:
@@ -62,7 +67,7 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
     Returns:
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
-    scores = _learning_matrix(matrix)
+    scores = learning_matrix(matrix)
     best = [scores[task + 1 : -1, task].max() for task in range(scores.shape[1] - 1)]
     return [float(top - last) for top, last in zip(best, scores[-1], strict=False)] + [0.0]
 
@@ -76,7 +81,7 @@ def backward_transfer(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
     """
-    scores = _learning_matrix(matrix)
+    scores = learning_matrix(matrix)
     return _mean((scores[-1] - _right_after_learning(scores))[:-1])
 
 
@@ -92,7 +97,7 @@ def forward_transfer(matrix: npt.ArrayLike) -> float | None:
         A fraction in [-1, 1], positive where earlier tasks helped; 0.0 for a stream of one task; None where tasks were not
         evaluated before they were learned.
     """
-    scores = _learning_matrix(matrix)
+    scores = learning_matrix(matrix)
     transfer = _mean((np.diagonal(scores) - scores[0])[1:])
     return None if np.isnan(transfer) else transfer
 
@@ -112,8 +117,8 @@ def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> flo
     """
     if reference is None:
         return None
-    scores = _learning_matrix(matrix)
-    expected = _fractions(reference, "reference")
+    scores = learning_matrix(matrix)
+    expected = fractions_of(reference, "reference")
     if expected.shape != (tasks := scores.shape[1:]):
         raise MetricError(
             f"reference must hold one fine-tuning result per task, shape {tasks}; got shape {expected.shape}."
@@ -135,7 +140,7 @@ def summarize(
         Fractions under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
         without reference) and `ece` (mean over tasks of the last row).
     """
-    scores, calibration = _learning_matrix(matrix), _learning_matrix(ece, "ece")
+    scores, calibration = learning_matrix(matrix), learning_matrix(ece, "ece")
     if calibration.shape != scores.shape:
         raise MetricError(
             f"ece must have the shape of matrix, {scores.shape}; got {calibration.shape}. "
@@ -164,8 +169,8 @@ def accuracy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     Returns:
         A fraction in [0, 1].
     """
-    scores = _logits(logits)
-    return _mean(scores.argmax(axis=1) == _labels(labels, scores))
+    scores = logits_of(logits)
+    return _mean(scores.argmax(axis=1) == labels_of(labels, scores))
 
 
 def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -178,7 +183,7 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     Returns:
         A fraction in [0, 1]; 0.0 where label 1 is neither present nor predicted.
     """
-    scores = _logits(logits)
+    scores = logits_of(logits)
     if scores.shape[1] != 2:
         raise MetricError(
             f"f1 is the F1 of label 1 and needs logits of shape (n, 2); got {scores.shape}. "
@@ -186,36 +191,47 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
         )
     from sklearn.metrics import f1_score  # takes a second to import
 
-    return float(f1_score(_labels(labels, scores), scores.argmax(axis=1), zero_division=0.0))
+    return float(f1_score(labels_of(labels, scores), scores.argmax(axis=1), zero_division=0.0))
 
 
-def constant_score(labels: npt.ArrayLike, metric: str = "accuracy") -> float:
+def constant_score(labels: npt.ArrayLike, metric: str = "accuracy", sentences: Sentences | None = None) -> float:
     """The best score that one and the same answer to every example can have: what a model must beat to be worth running.
 
     Args:
         labels: integers from 0, shape (n,).
         metric: `accuracy`: the share of the commonest label. `f1`: of answering 1 throughout, 2p / (p + n) for p examples of
             label 1.
+        sentences: whose words the examples are; then `f1` is that of entities.
 
     Returns:
         A fraction in [0, 1].
     """
+    if sentences is not None and metric == "f1":
+        return constant_entity_f1(np.asarray(labels), sentences)
     counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=2)
     if metric == "f1":
         return float(2 * counts[1] / (counts[1] + counts.sum()))
     return float(counts.max() / counts.sum())
 
 
-def constant_scores(labels: Sequence[npt.ArrayLike], metric: Sequence[str], *, task_known: bool = True) -> list[float]:
+def constant_scores(
+    labels: Sequence[npt.ArrayLike],
+    metric: Sequence[str],
+    *,
+    task_known: bool = True,
+    sentences: Sequence[Sentences | None] = (),
+) -> list[float]:
     """Return `constant_score` of each task of a stream.
 
     Args:
         labels: of each task, as the readout numbers them.
         metric: of each task.
         task_known: whether the answer may depend on the task. Else it is one for all of them: that of the best mean score.
+        sentences: of each task, see `constant_score`; default: none.
     """
     if task_known:
-        return [constant_score(each, name) for each, name in zip(labels, metric, strict=True)]
+        parts = sentences or [None] * len(metric)
+        return [constant_score(*each) for each in zip(labels, metric, parts, strict=True)]
     held = [np.asarray(each, dtype=np.int64) for each in labels]
     answers = [
         [
@@ -263,8 +279,8 @@ def reliability(logits: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) ->
     """
     if bins < 1:
         raise MetricError(f"bins must be at least 1; got {bins}. The usual number is 15.")
-    scores = _logits(logits)
-    correct = scores.argmax(axis=1) == _labels(labels, scores)
+    scores = logits_of(logits)
+    correct = scores.argmax(axis=1) == labels_of(labels, scores)
     # The largest probability is exp(0) / Σ exp(logit − largest): it cannot overflow, nor exceed 1.
     confidence = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
     edges = np.linspace(0.0, 1.0, bins + 1)
@@ -300,7 +316,7 @@ def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
     Returns:
         A fraction in [0, 1].
     """
-    ours, theirs = _logits(logits), _logits(other_logits, "other_logits")
+    ours, theirs = logits_of(logits), logits_of(other_logits, "other_logits")
     if ours.shape != theirs.shape:
         raise MetricError(
             f"agreement needs the logits of two models for the same examples; got shapes {ours.shape} "
@@ -311,82 +327,30 @@ def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``."""
+    """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``.
+
+    Where words are labelled, n counts those of all ``sentences``. Words that were cut off are answered by ``O``, for certain.
+    """
 
     logits: npt.NDArray[Any]
     labels: npt.NDArray[Any]
+    sentences: Sentences | None = None
 
     def score(self, metric: str) -> float:
-        """Return ``accuracy`` or ``f1``, in [0, 1]."""
+        """Return ``accuracy`` or ``f1``, in [0, 1]; of sentences, ``f1`` is that of entities."""
+        if self.sentences is not None and metric == "f1":
+            predicted = logits_of(self.logits).argmax(axis=1)
+            return entity_f1(predicted, self.labels, self.sentences)
         return f1(self.logits, self.labels) if metric == "f1" else accuracy(self.logits, self.labels)
 
     def constant_score(self, metric: str) -> float:
         """The best score of a constant answer on these rows, see `forgetfree.results.metrics.constant_score`."""
-        return constant_score(self.labels, metric)
+        return constant_score(self.labels, metric, self.sentences)
 
     @property
     def ece(self) -> float:
         """Expected calibration error, in [0, 1]."""
         return expected_calibration_error(self.logits, self.labels)
-
-
-# ---- reading the arguments ------------------------------------------------------------------------------
-
-
-def _learning_matrix(values: npt.ArrayLike, name: str = "matrix") -> Floats:
-    """Check a matrix, and return it, shape (T+1, T) with T ≥ 1; NaN for what is missing before a task is learned."""
-    matrix = _floats(values, name)
-    _fractions(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name)
-    if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
-        raise MetricError(
-            f"{name} must have shape (T+1, T), a row before training and a row after each of T tasks; "
-            f"got shape {matrix.shape}."
-        )
-    return matrix
-
-
-def _fractions(values: npt.ArrayLike, name: str) -> Floats:
-    array = _floats(values, name)
-    outside = array[~((array >= 0.0) & (array <= 1.0))]  # written so that NaN is outside
-    if outside.size:
-        raise MetricError(f"{name} must hold fractions in [0, 1], not percent; got {outside[0]}.")
-    return array
-
-
-def _logits(values: npt.ArrayLike, name: str = "logits") -> Floats:
-    logits = _floats(values, name)
-    if logits.size == 0:
-        raise MetricError(f"{name} is empty, shape {logits.shape}: there is no metric of no examples.")
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise MetricError(f"{name} must have shape (n, n_labels) with at least two labels; got shape {logits.shape}.")
-    damaged = np.flatnonzero(~np.isfinite(logits).all(axis=1))
-    if damaged.size:
-        raise MetricError(
-            f"{name} must be finite; {damaged.size} of {len(logits)} rows are not, the first is row "
-            f"{damaged[0]}. A learning rate too high for the model is the usual cause."
-        )
-    return logits
-
-
-def _labels(values: npt.ArrayLike, logits: Floats) -> Integers:
-    """Return the checked labels of the examples that `logits` (n, n_labels) belong to."""
-    labels = np.asarray(values)
-    n, n_labels = logits.shape
-    if labels.shape != (n,):
-        raise MetricError(f"labels must have shape ({n},), one per row of logits; got shape {labels.shape}.")
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise MetricError(f"labels must be integers; got dtype {labels.dtype}.")
-    outside = labels[(labels < 0) | (labels >= n_labels)]
-    if outside.size:
-        raise MetricError(f"labels must be in [0, {n_labels}), as logits has it; got {outside[0]}.")
-    return labels.astype(np.int64)
-
-
-def _floats(values: npt.ArrayLike, name: str) -> Floats:
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise MetricError(f"{name} must be an array of numbers with rows of equal length; {error}.") from error
 
 
 def _right_after_learning(matrix: Floats) -> Floats:

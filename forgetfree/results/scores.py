@@ -25,7 +25,7 @@ COLUMNS = ("task", "after", "metric", "value", "rows")
 #: What the table of one unit is called, in the unit's directory.
 SCORES_FILE = "scores.csv"
 #: Metrics whose values lie in [0, 1].
-_FRACTIONS = ("accuracy", "f1", "ece", "agreement", "score")
+_FRACTIONS = ("accuracy", "f1", "ece", "agreement", "score", "word_accuracy")
 Cell = str | int | float | None
 
 

@@ -177,12 +177,12 @@ class Predictor:
         return self.kept.readout(self.definition(task).name)
 
     def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
-        """Return the logits ``(n, n_labels)`` of rows from the model that infers ``task``."""
+        """Return the logits ``(n, n_labels)`` of rows, or of all their words, from the model that infers ``task``."""
         definition, model = self.definition(task), self.loaded.model
         label = self._label(task)
         encoded = EncodedRows.of(self.loaded.encoder(definition)(rows), rows.labels, label, self.loaded.pad)
         with self.kept.answering(task):
-            return predict(model, encoded, batch_size=batch_size, precision=self.kept.precision)
+            return encoded.answered(predict(model, encoded, batch_size=batch_size, precision=self.kept.precision))
 
     def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
         """Return the labels of texts (or pairs of texts).
@@ -283,8 +283,13 @@ class Predictor:
         """Return texts as rows of ``task``.
 
         Raises:
-            UsageError: one is no text, or does not fit the task.
+            UsageError: one is no text, or does not fit the task, or the task labels words.
         """
+        if self.definition(task).kind == "tokens":
+            raise UsageError(
+                f"Task {task!r} labels the words of a sentence, and has no one label for it. Ask for its entities: "
+                "forgetfree.serve.tagging.tag_sentences, or `forgetfree predict` with this task alone."
+            )
         return _checked(texts, len(self.definition(task).text_columns), f"Task {task!r}")
 
 

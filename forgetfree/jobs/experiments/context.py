@@ -135,7 +135,7 @@ class ExperimentContext:
     def _validation_score(self, bench: SingleTask, options: LocalizationOptions) -> float:
         """Return the score of a fine-tuned model, −∞ where training diverges; only a new model is made for it."""
         held_out = bench.task.validation
-        rows = held_out.subset(representative(held_out.labels.tolist(), options.validation_rows))
+        rows = held_out.subset(representative(held_out.targets, options.validation_rows))
         note = self.cache / f"{bench.key(options)}.json"
         if (known := read_score(note, rows.digest)) is not None:
             return known
