@@ -15,7 +15,7 @@ PEOPLE = {"PER": KEYWORDS["sst2"][0], "LOC": KEYWORDS["sst2"][1]}
 TOPICS = {"TOPIC": KEYWORDS["ag_news"][0], "SPORT": KEYWORDS["ag_news"][1], "TRADE": KEYWORDS["ag_news"][2]}
 
 
-def tagged_task(name: str, kinds: dict[str, list[str]], seed: int = 0) -> TaskRows:
+def tagged_task(name: str, kinds: dict[str, list[str]], seed: int = 0, train: int = 24) -> TaskRows:
     """Return a task of sentences of 2 to 12 words with entities of one to three words, and some without any."""
     draw, task = random.Random(seed), TaskDefinition.of_entities(name, list(kinds))
 
@@ -34,7 +34,7 @@ def tagged_task(name: str, kinds: dict[str, list[str]], seed: int = 0) -> TaskRo
         first, labels = zip(*(sentence(i) for i in range(count)), strict=True)
         return Rows(first, (), labels)
 
-    return TaskRows(task, rows(24), rows(12), rows(17))
+    return TaskRows(task, rows(train), rows(12), rows(17))
 
 
 def tagged_stream(*, seed: int = 0, shots: int | None = None, test_limit: int | None = None) -> Stream:

@@ -13,7 +13,7 @@ from functools import partial
 from forgetfree.benchmarks.demo import ag_news, entities, qnli, sst2, who_did_it
 from forgetfree.benchmarks.demo.frames import SPLITS, Row
 
-__all__ = ["TASKS", "load"]
+__all__ = ["TAGGED", "TASKS", "load"]
 
 _ROWS: dict[str, Callable[[str], list[Row]]] = {
     "qnli": qnli.rows,
@@ -21,9 +21,12 @@ _ROWS: dict[str, Callable[[str], list[Row]]] = {
     "sst2": sst2.rows,
     "who_did_it": who_did_it.rows,
 }
-_ROWS |= {name: partial(entities.rows, name) for name in entities.KINDS}
 
 TASKS = tuple(_ROWS)
+#: Those whose words are labelled.
+TAGGED = tuple(entities.KINDS)
+
+_ROWS |= {name: partial(entities.rows, name) for name in TAGGED}
 
 
 def load(task: str) -> dict[str, list[Row]]:
@@ -35,8 +38,8 @@ def load(task: str) -> dict[str, list[Row]]:
     True
 
     Raises:
-        KeyError: where ``task`` is none of :data:`TASKS`.
+        KeyError: where ``task`` is none of :data:`TASKS` and :data:`TAGGED`.
     """
     if task not in _ROWS:
-        raise KeyError(f"The demo has no task {task!r}. It has: {', '.join(TASKS)}.")
+        raise KeyError(f"The demo has no task {task!r}. It has: {', '.join(_ROWS)}.")
     return {split: _ROWS[task](split) for split in SPLITS}

@@ -51,6 +51,8 @@ def print_written(written: WrittenModel, what: str) -> None:
     call = f"transformers.{written.loader}.from_pretrained({str(written.directory)!r}); its README.md shows how it classifies."
     if written.usual:
         call = f'transformers.pipeline("text-classification", model={str(written.directory)!r}, truncation=True).'
+    if written.loader == "AutoModelForTokenClassification":
+        call = f'transformers.pipeline("token-classification", model={str(written.directory)!r}, aggregation_strategy="first").'
     print(escaped(f"{written.directory}: {written.architecture} {what}. It loads by {call}"))
     if written.note:
         print(f"note: {written.note}")

@@ -26,6 +26,7 @@ from forgetfree.models.peft_directory import READOUT
 from forgetfree.models.sequence_classifier import sequence_classifier
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.model_card import Change, Reading, model_card
+from forgetfree.serve.token_classifier import token_classifier
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class WrittenModel:
         directory: the directory.
         architecture: its Hugging Face class.
         loader: the class of ``transformers`` that loads it by the name of its directory.
-        usual: whether ``pipeline("text-classification")`` answers as the task's own model does.
+        usual: whether ``pipeline("text-classification")``, or ``"token-classification"``, answers as the task's own model.
         note: a note for the user, if there is one.
     """
 
@@ -51,8 +52,9 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     """Put ``graft`` into ``model`` and write the result to ``out``: config, weights, tokenizer, model card.
 
     A linear readout becomes the head of a sequence classifier, so that ``pipeline("text-classification")`` answers as it
-    does. If an architecture has no such class, it is written to a separate file. What is read in another way has
-    no classes in its config.json, so that this call fails and does not answer by a random head.
+    does; where words are labelled, of a token classifier, for ``pipeline("token-classification")``. If an architecture has no
+    sequence classifier, it is written to a separate file. What is read in another way has no classes in its config.json, so
+    that this call fails and does not answer by a random head.
 
     Args:
         graft: with its origin, as `Graft.load` gives it.
@@ -128,6 +130,8 @@ def write_model(
     if same_kind:
         body |= own.state_dict()
     network, tokenizer, reading = _network(loaded, config, body, readout, origin)
+    # A token classifier has no pooler, whose tensors others keep.
+    same_kind = same_kind and origin.task.kind != "tokens"
     rest = {f"{body_prefix(network)}{name}": tensor for name, tensor in body.items()} if same_kind else {}
     with new_directory(out) as directory:
         _save(directory, network, {**rest, **network.state_dict()}, tokenizer)
@@ -183,6 +187,8 @@ def _network(
         position=-1 if reads_last(config) else 0,
         separator=cast(Any, loaded.model).tokens.separator if pair else None,
     )
+    if origin.task.kind == "tokens":
+        return _tagging(loaded, config, body, readout, origin, reading)
     if origin.readout in ("prompt", "causal"):
         _name_labels(backbone.config, ())
         loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
@@ -192,6 +198,27 @@ def _network(
         _name_labels(backbone.config, ())
         return backbone, loaded.tokenizer, replace(reading, loader=body_loader(config, loaded.name), own_readout=True)
     return network, tokenizer or loaded.tokenizer, replace(reading, usual=tokenizer is not None)
+
+
+def _tagging(
+    loaded: LoadedModel,
+    config: Any,
+    body: Mapping[str, Tensor],
+    readout: Mapping[str, Tensor],
+    origin: GraftOrigin,
+    reading: Reading,
+) -> tuple[Any, Any, Reading]:
+    """Return the token classifier of a task that labels words, its tokenizer, and how it is read."""
+    words = Rows(("What was it ?",), (), ((0,) * 4,))
+    inputs = cast(Any, loaded.model).inputs(torch.tensor(reading.encoder(words)))
+    _name_labels(config, origin.task.labels, origin.classes)
+    _check_linear(readout, len(origin.task.labels), loaded.model.hidden_size)
+    network = token_classifier(config, body, readout, inputs)
+    return (
+        network,
+        _tokenizer(loaded, list(inputs)),
+        replace(reading, loader="AutoModelForTokenClassification", usual=True),
+    )
 
 
 def _classifying(

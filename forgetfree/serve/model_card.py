@@ -72,6 +72,7 @@ def model_card(origin: GraftOrigin, reading: Reading, change: Change) -> str:
             reading=reading,
             change=change,
             pair=task.kind == "pair",
+            tagged=task.kind == "tokens",
             prompted=origin.readout in ("prompt", "causal"),
             words=", ".join(words),
             readout_file=READOUT,

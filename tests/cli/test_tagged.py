@@ -1,0 +1,169 @@
+"""Named entities by the command line: from files to a run, its answers, its ledger, and an ordinary model directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tagged import PEOPLE, TOPICS, tagged_task
+
+from forgetfree import cli
+from forgetfree.core.graft import Graft
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.learning.training import predict
+from forgetfree.ledger import Ledger
+from forgetfree.models.loading import load_model
+from forgetfree.serve.inference import Predictor
+from forgetfree.serve.tagging import tag_sentences
+
+STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks with other kinds of entities, as files."""
+    root = tmp_path_factory.mktemp("tagged")
+    for name, kinds in (("people", PEOPLE), ("topics", TOPICS)):
+        rows, folder = tagged_task(name, kinds, train=160), root / name
+        folder.mkdir()
+        (folder / "source.json").write_text(json.dumps({"kind": "tokens", "entities": list(kinds)}))
+        for split in ("train", "validation", "test"):
+            part = getattr(rows, split)
+            lines = [
+                {"tokens": text.split(), "tags": [rows.task.labels[tag] for tag in tags]}
+                for text, tags in zip(part.first, part.labels, strict=True)
+            ]
+            (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def arguments(data: Path, model_directory) -> list[str]:
+    words = ["--data", str(data), "--model", str(model_directory("bert")), "--steps", "70", "--learning-rate", "1e-2"]
+    return [*words, "--sparsity", "0.1", "--set", "optimizer=adamw", "--set", "mask_steps=5"]
+
+
+@pytest.fixture(scope="module")
+def run(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    strategies = [word for name in STRATEGIES for word in ("--strategy", name)]
+    assert cli.main(["run", "people,topics", *arguments, *strategies, "--out", str(out)]) == 0
+    return out
+
+
+def test_a_run_scores_entities_and_forgets_as_claimed(run: Path) -> None:
+    results = json.loads((run / "results.json").read_text())
+    runs = {each["strategy"]: each for each in results["runs"]}
+    assert all(each["metric"] == ["f1", "f1"] for each in runs.values())
+    assert results["data"]["test_rows"] == {"people": 17, "topics": 17}  # sentences
+    assert all(0 < floor < 1 for floor in results["floors"]["constant"])
+    for name in ("fine-tune", "grafting-continual"):
+        matrix = runs[name]["matrix"]
+        assert (
+            runs[name]["summary"]["forgetting"] == 0 and matrix[1][0] == matrix[2][0] > results["floors"]["constant"][0]
+        )
+    assert runs["fine-tune"]["agreement"] == [1.0, 1.0]
+    scores = (run / "grafting-continual" / "seed-0" / "scores.csv").read_text()
+    assert "word_accuracy" in scores and "people (F1)" in (run / "report.md").read_text()
+
+
+def test_a_run_that_was_cut_short_ends_with_the_same_bits(run: Path, arguments: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    shutil.copytree(run, out)
+    (out / "grafting-continual" / "seed-0" / "unit.json").unlink()
+    strategies = [word for name in STRATEGIES for word in ("--strategy", name)]
+    assert cli.main(["run", "people,topics", *arguments, *strategies, "--out", str(out), "--resume"]) == 0
+    for file in ("ledger.safetensors", "predictions.safetensors", "scores.csv"):
+        one, other = (each / "grafting-continual" / "seed-0" / file for each in (run, out))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_predict_prints_each_entity(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    word = PEOPLE["PER"][0]
+    command = ["predict", str(run), "--task", "people"]
+    assert cli.main([*command, f"the film was {word}", json.dumps(["the", word]), "the film"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[3] for line in lines] == [f"the film was {word}", f"the {word}", "the film"]
+    assert lines[0][0] == "PER" and lines[0][2] == word and 0 < float(lines[0][1]) <= 1
+    assert lines[2][:3] == ["-", "-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([" "], "Sentence 1: expected a list of words, none of them empty, got []"),
+        (["fine", "[]"], "Sentence 2: expected a list of words"),
+        (['["a", ""]'], "Sentence 1: expected a list of words, none of them empty"),
+    ],
+)
+def test_predict_refuses_what_has_no_words(
+    run: Path, texts: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["predict", str(run), "--task", "people", *texts]) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_the_ledger_shows_and_verifies(
+    run: Path, data: Path, model_directory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = str(run / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    assert cli.main(["ledger", "show", ledger]) == 0
+    assert "people" in capsys.readouterr().out
+    definitions = [record.definition for record in Ledger.load(ledger).records]
+    assert [(each.kind, each.entities) for each in definitions] == [
+        ("tokens", ("PER", "LOC")),
+        ("tokens", tuple(TOPICS)),
+    ]
+    assert cli.main(["ledger", "verify", ledger, "--model", str(model_directory("bert"))]) == 0
+
+
+def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path, capsys, model_directory) -> None:
+    """The pipeline finds the same entities as the graft on its base model, at each word's first token with the same bits."""
+    graft, model = tmp_path / "graft", tmp_path / "model"
+    assert cli.main(["graft", "people", *arguments, "--out", str(graft)]) == 0
+    assert cli.main(["apply", str(graft), "--model", str(model_directory("bert")), "--out", str(model)]) == 0
+    assert 'pipeline("token-classification"' in capsys.readouterr().out
+    card = (model / "README.md").read_text()
+    assert "AutoModelForTokenClassification" in card and 'aggregation_strategy="first"' in card
+    find = transformers.pipeline("token-classification", model=str(model), aggregation_strategy="first")
+    task = tagged_task("people", PEOPLE, train=160)
+    loaded = load_model(str(model_directory("bert")), "linear")
+    held = Graft.load(graft / "graft.safetensors")
+    label = loaded.model.add_task(loaded.head(task.task))
+    loaded.model.readout_module(label).load_state_dict(dict(held.readout))
+    held.apply_(loaded.model)
+    found = 0
+    for text, tags in zip(task.test.first, task.test.labels, strict=True):
+        rows = EncodedRows.of(
+            loaded.encoder(task.task)(task.test.take([task.test.first.index(text)])), [tags], label, 0
+        )
+        ours = predict(loaded.model, rows)
+        ids = rows.batch([0])[0]
+        with torch.no_grad():
+            theirs = find.model(**find.tokenizer(text, return_tensors="pt")).logits[0]
+        assert torch.equal(theirs[(ids[0] < 0).nonzero().flatten()], ours)
+        kinds = [task.task.labels[label][2:] for label in ours.argmax(1) if label % 2]  # of words that begin an entity
+        got = [each["entity_group"] for each in find(text)]
+        assert got == kinds
+        found += len(got)
+    assert found
+
+
+def test_a_ledger_of_the_run_tags_as_the_run_did(run: Path) -> None:
+    predictor = Predictor.of_run(run)
+    rows = tagged_task("topics", TOPICS, train=160).test
+    logits = predictor.logits("topics", rows)
+    kept = load_file(run / "grafting-continual" / "seed-0" / "predictions.safetensors")
+    assert torch.equal(logits, kept["topics/logits"]) and kept["topics/lengths"].tolist() == [
+        len(text.split()) for text in rows.first
+    ]
+    tagged = tag_sentences(predictor, "topics", [text.split() for text in rows.first])
+    assert [tag for sentence in tagged for tag in sentence.tags] == [
+        tagged_task("topics", TOPICS, train=160).task.labels[number] for number in logits.argmax(1).tolist()
+    ]

@@ -1,0 +1,172 @@
+"""Streams in which words are labelled: what is learned, what is kept bit by bit, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tagged import PEOPLE, TOPICS, tagged_stream, tagged_task
+from torch.nn import functional as F
+
+from forgetfree import registry
+from forgetfree.continual.streams import Stream, make_stream
+from forgetfree.core.fisher import diagonal_fisher
+from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.errors import UsageError
+from forgetfree.learning.training import TrainingOptions, fine_tune, predict
+from forgetfree.models.loading import load_model
+from forgetfree.results.metrics import Predictions
+from forgetfree.testing.streams import check_stream
+from forgetfree.testing.tiny_streams import tiny_model, tiny_task
+
+KEEPING = ("fine-tune", "grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora")
+
+
+def options_of(name: str, **more: Any) -> Any:
+    options = registry.strategy(name).Options
+    given: dict[str, Any] = {"steps": 12, "batch_size": 4, "optimizer": "adamw", "learning_rate": 5e-3}
+    if "mask_steps" in options.__dataclass_fields__:
+        given |= {"sparsity": 0.05, "mask_steps": 4, "mask_batch_size": 8}
+    return options(**given | more)
+
+
+def learned(name: str, stream: Stream, **more: Any) -> tuple[Any, list[dict[str, Predictions]]]:
+    """Return the strategy, and its answers after each task."""
+    strategy = registry.strategy(name)(stream=stream, options=options_of(name, **more))
+    rows = []
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+        rows.append(strategy.evaluate())
+    return strategy, rows
+
+
+def same(one: Predictions, other: Predictions) -> bool:
+    return torch.equal(torch.from_numpy(one.logits), torch.from_numpy(other.logits))
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_claims_to_forget_nothing_forgets_nothing(name: str, tmp_path) -> None:
+    """Of tasks that label words and texts in turn; and what is saved answers with the same bits."""
+    strategy, rows = learned(name, tagged_stream())
+    assert strategy.forget_free
+    for place, task in enumerate(strategy.stream.tasks):
+        assert all(same(rows[place][task.name], later[task.name]) for later in rows[place:])
+        assert rows[place][task.name].logits.shape == (len(task.test.labels), len(task.classes))
+    strategy.save(tmp_path)
+    again = registry.strategy(name)(stream=tagged_stream(), options=strategy.options)
+    again.load(tmp_path)
+    assert all(same(rows[-1][task], answers) for task, answers in again.evaluate().items())
+
+
+def test_naive_training_forgets() -> None:
+    _, rows = learned("continual-ft", tagged_stream())
+    assert not same(rows[0]["people"], rows[-1]["people"])
+
+
+@pytest.mark.parametrize("name", ["gem", "der", "lwf"])
+def test_what_needs_one_label_a_row_is_refused_before_any_work(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name} .*task 'people' has one for each word.*grafting-continual"):
+        registry.strategy(name)(stream=tagged_stream())
+
+
+@pytest.mark.parametrize(
+    "name", ["o-lora", "replay", "agem", "gdumb", "ewc", "si", "mas", "rwalk", "cumulative", "joint"]
+)
+def test_the_other_baselines_learn_such_streams(name: str) -> None:
+    strategy, rows = learned(name, tagged_stream(), **({"optimizer": "sgd"} if name == "si" else {}))
+    assert all(np.isfinite(answers.logits).all() for answers in rows[-1].values()) and strategy.bytes_kept() > 0
+
+
+def test_a_stream_is_sound() -> None:
+    check_stream(tagged_stream())
+
+
+def test_the_task_must_be_known() -> None:
+    tasks = [tagged_task("people", PEOPLE), tiny_task("sst2")]
+    with pytest.raises(UsageError, match="scenario=class withholds the task.*'people'.*Use scenario=task"):
+        make_stream("x", tasks, tiny_model(), scenario="class")
+    with pytest.raises(UsageError, match="Task 'people' labels words.*Use --readout linear"):
+        make_stream("x", tasks, tiny_model(readout="prompt"))
+
+
+# -- Batches ---------------------------------------------------------------------------------------------
+
+
+def test_logits_stand_at_the_first_token_of_each_word() -> None:
+    """Compared with one row at a time, without padding or marks."""
+    stream = tagged_stream()
+    model = stream.model.eval()
+    people, topics = stream.tasks[0].train, stream.tasks[1].train
+    x, y, t = people.collate([(*people[3], 0), (*topics[0], 1), (*people[0], 0)])
+    assert len(y) == len(t) == people.counts[3] + 1 + people.counts[0] and model.counts(x).tolist()[1] == 1
+    logits, at = model(x, t), 0
+    for rows, i, task in ((people, 3, 0), (topics, 0, 1), (people, 0, 0)):
+        ids = rows[i][0]
+        hidden = model.backbone(torch.where(ids < 0, ~ids, ids)[None]).last_hidden_state[0]
+        places = [p for p, token in enumerate(ids.tolist()) if token < 0] or [0]
+        expected = model.readout_module(task)(hidden[places])
+        got = logits[at : at + len(places)]
+        torch.testing.assert_close(got[:, : expected.shape[1]], expected)
+        at += len(places)
+
+
+def test_answers_come_back_in_the_order_of_sentences_whatever_the_batches() -> None:
+    stream = tagged_stream()
+    rows = stream.tasks[0].test
+    one, many = (predict(stream.model, rows, batch_size=size) for size in (1, 5))
+    torch.testing.assert_close(one, many)
+    alone = predict(stream.model, rows.subset([2]))
+    begin = sum(rows.counts[:2])
+    torch.testing.assert_close(one[begin : begin + rows.counts[2]], alone)
+
+
+def test_words_that_are_cut_off_are_answered_by_o() -> None:
+    task = tagged_task("people", PEOPLE).task
+    long = Rows((" ".join(["film"] * 60 + ["lovely"]), "lovely film"), (), ((0,) * 60 + (1,), (1, 0)))
+    stream = make_stream("long", [TaskRows(task, long, long, long)], replace(tiny_model(), max_length=20))
+    assert stream.tasks[0].test.counts == [18, 2]
+    strategy = registry.strategy("fine-tune")(stream=stream, options=options_of("fine-tune", steps=1))
+    answers = strategy.evaluate()["people"]
+    assert answers.logits.shape == (63, 5) and answers.labels.tolist() == [0] * 60 + [1, 1, 0]
+    unread = answers.logits[18:61]
+    assert (unread.argmax(1) == 0).all() and (unread[:, 0] == 0).all() and np.isfinite(answers.ece)
+    assert (answers.logits[:18, 0] != 0).all() and (answers.logits[61:, 0] != 0).all()
+    assert answers.sentences is not None and answers.sentences.lengths.tolist() == [61, 2]
+
+
+def test_accumulated_parts_weigh_words_alike(model_directory) -> None:
+    """The update is that of the whole batch, whose loss is the mean over its words, not over its sentences."""
+    losses: dict[int, list[float]] = {}
+    for accumulation in (1, 3):
+        loaded = load_model(str(model_directory("bert")), "linear")  # whose layers know nothing of the batch
+        stream = make_stream("people", [tagged_task("people", PEOPLE)], loaded)
+        options = TrainingOptions(batch_size=6, accumulation=accumulation, dropout=False, learning_rate=0.1)
+        told = losses.setdefault(accumulation, [])
+        fine_tune(
+            stream.model, stream.tasks[0].train, options, steps=4, seed=0, on_step=lambda step, loss: told.append(loss)
+        )
+    assert losses[1] == pytest.approx(losses[3], rel=1e-4)
+
+
+def test_fisher_information_is_that_of_a_whole_sentence() -> None:
+    stream = tagged_stream()
+    model, rows = stream.model.eval(), stream.tasks[0].train.subset([0, 3])
+    got = diagonal_fisher(model, model.space(), rows)
+    expected = torch.zeros(len(model.space()))
+    for i in range(2):
+        x, y, t = rows.batch([i])
+        model.zero_grad()
+        sum(F.cross_entropy(line[None], label[None]) for line, label in zip(model(x, t), y, strict=True)).backward()
+        gradients = [p.grad.reshape(-1) for p in model.space().parameters(model.backbone)]
+        expected += torch.cat(gradients).square() / 2
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-8)
+
+
+def test_two_label_sets_differ_and_samples_are_of_sentences() -> None:
+    stream = tagged_stream(shots=2, test_limit=6)
+    people, _, topics = stream.tasks
+    assert len(people.definition.labels) == 5 and len(topics.definition.labels) == 7 == 1 + 2 * len(TOPICS)
+    assert len(people.train) == 6 and len(people.test) == 6 and set(people.test.targets) == {0, 1, 2}

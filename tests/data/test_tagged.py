@@ -1,0 +1,189 @@
+"""Sentences whose words are tagged: what is read from files, what is refused, how few of them are drawn."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import tiny
+from tagged import PEOPLE, tagged_task
+
+from forgetfree.benchmarks.demo import TAGGED, load
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.data.rows import Rows
+from forgetfree.data.sampling import k_shot
+from forgetfree.data.sources import load_task
+from forgetfree.data.tagged import bio
+from forgetfree.data.words import WordEncoder
+from forgetfree.errors import DataError, UsageError
+
+ROWS = [
+    {"tokens": ["Jane", "Smith", "lives", "in", "Rome"], "tags": ["B-PER", "I-PER", "O", "O", "B-LOC"]},
+    {"tokens": ["nobody", "else"], "tags": ["O", "O"]},
+    {"tokens": ["Rome"], "tags": ["B-LOC"]},
+]
+
+
+def write(folder: Path, rows: list[dict[str, Any]], source: dict[str, Any] | None = None) -> Path:
+    """Write a task with the same rows in each split, and return the data directory."""
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if source is not None:
+        (folder / "source.json").write_text(json.dumps(source))
+    return folder.parent
+
+
+def test_a_task_is_inferred_from_its_columns(tmp_path: Path) -> None:
+    rows = load_task("ner", str(write(tmp_path / "ner", ROWS)))
+    assert rows.task.kind == "tokens" and rows.task.metric == "f1" and rows.notes == ()
+    assert rows.task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")  # kinds of entities are sorted
+    assert rows.train == Rows(("Jane Smith lives in Rome", "nobody else", "Rome"), (), ((3, 4, 0, 0, 1), (0, 0), (1,)))
+
+
+def test_source_json_orders_the_kinds_and_may_name_one_that_training_lacks(tmp_path: Path) -> None:
+    data = write(tmp_path / "ner", ROWS, {"kind": "tokens", "entities": ["PER", "ORG", "LOC"], "license": "none"})
+    rows = load_task("ner", str(data))
+    assert rows.task.entities == ("PER", "ORG", "LOC") and rows.train.labels[0] == (1, 2, 0, 0, 5)
+
+
+def test_parquet_csv_and_numbered_tags_hold_the_same_rows(tmp_path: Path) -> None:
+    names = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    numbered = [row | {"tags": [names.index(tag) for tag in row["tags"]]} for row in ROWS]
+    data = write(tmp_path / "numbers", [{"tokens": r["tokens"], "ner_tags": r["tags"]} for r in numbered])
+    (tmp_path / "numbers" / "source.json").write_text(json.dumps({"label_names": names}))
+    for name in ("parquet", "csv"):
+        (tmp_path / name).mkdir()
+    for split in ("train", "validation", "test"):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "parquet" / f"{split}.parquet")
+        lines = [f"{' '.join(row['tokens'])},{' '.join(row['tags'])}" for row in ROWS]
+        (tmp_path / "csv" / f"{split}.csv").write_text("\n".join(["tokens,tags", *lines]) + "\n")
+    read = [load_task(name, str(data)) for name in ("numbers", "parquet", "csv")]
+    assert read[0].train == read[1].train == read[2].train and read[0].task.labels == tuple(names)
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("I-PER I-PER B-PER O I-LOC", "B-PER I-PER B-PER O B-LOC"),  # IOB1: B- only after an entity of its kind
+        ("B-PER E-PER S-PER S-LOC", "B-PER I-PER B-PER B-LOC"),  # IOBES
+        ("U-LOC B-ORG I-ORG L-ORG I-ORG", "B-LOC B-ORG I-ORG I-ORG B-ORG"),  # BILOU; nothing goes on after its end
+        ("B-PER I-LOC", "B-PER B-LOC"),
+        ("B-PER I-PER O", "B-PER I-PER O"),
+    ],
+)
+def test_other_schemes_become_bio(tags: str, expected: str) -> None:
+    assert bio(tags.split()) == expected.split()
+
+
+def test_a_conversion_is_noted(tmp_path: Path) -> None:
+    rows = [{"tokens": ["in", "New", "York"], "tags": ["O", "I-LOC", "I-LOC"]}, *ROWS]
+    read = load_task("ner", str(write(tmp_path / "ner", rows)))
+    assert read.train.labels[0] == (0, 1, 2) and len(read.notes) == 3
+    assert "train rows of task 'ner'" in read.notes[0] and "row 1 has 'I-LOC' where BIO has 'B-LOC'" in read.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "row 4, column 'tags': expected a tag for each of 2 words, got 1 tags"),
+        ({"tokens": [], "tags": []}, "row 4, column 'tokens': expected words, got none"),
+        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "row 4, column 'tokens': expected words, none of them empty"),
+        ({"tokens": ["a"], "tags": ["PER"]}, "row 4, column 'tags': expected tags O, B-X and I-X.*got 'PER'"),
+        ({"tokens": ["a"], "tags": [3]}, "label_names in source.json, got 3"),
+        ({"tokens": 5, "tags": ["O"]}, "row 4, column 'tokens': expected a list"),
+        ({"tokens": ["a"]}, "row 4, column 'tags': expected a list"),
+    ],
+)
+def test_a_bad_row_is_refused_by_its_number(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    data = write(tmp_path / "ner", [*ROWS, row], {"kind": "tokens"})
+    with pytest.raises(DataError, match=message):
+        load_task("ner", str(data))
+
+
+def test_what_no_model_can_learn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no entity in its train split"):
+        load_task("ner", str(write(tmp_path / "ner", [ROWS[1]] * 3)))
+    with pytest.raises(DataError, match="has no column 'tags'"):
+        load_task("no", str(write(tmp_path / "no", [{"tokens": ["a"]}], {"kind": "tokens"})))
+    with pytest.raises(DataError, match="expected entities of PER, got 'B-LOC'"):
+        load_task("few", str(write(tmp_path / "few", ROWS, {"entities": ["PER"]})))
+    with pytest.raises(DataError, match="kind must be single, pair, tokens, got 'token'"):
+        load_task("odd", str(write(tmp_path / "odd", ROWS, {"kind": "token"})))
+
+
+def test_shots_are_sentences_of_each_kind() -> None:
+    """Three sentences of each kind, and three without: at least three each, for one may hold several kinds."""
+    rows = tagged_task("people", PEOPLE).train
+    few = k_shot(rows, 3, 0, "people")
+    held = Counter(kind for tags in few.labels for kind in {(tag + 1) // 2 for tag in tags if tag} or {0})
+    assert held == {0: 3, 1: 3, 2: 3} and len(few) == 9
+    assert few == k_shot(rows, 3, 0, "people") != k_shot(rows, 3, 1, "people")
+    with pytest.raises(UsageError, match=r"training sentences with (PER|LOC) entities, fewer than --shots 20"):
+        k_shot(rows, 20, 0, "people", entities=("PER", "LOC"))
+
+
+def test_a_sentence_of_two_kinds_counts_for_both() -> None:
+    rows = Rows(("a b", "a", "b", "b", "b"), (), ((1, 3), (1,), (3,), (3,), (3,)))
+    assert rows.groups == [1, 1, 2, 2, 2]  # the rarer of the two
+    assert k_shot(rows, 2, 0, "two").labels[:2] == ((1, 3), (1,))  # the only two of kind 1; one of them is of kind 2
+    assert len(k_shot(rows, 2, 0, "two")) == 3
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta-mlm", "gpt2"])
+def test_ids_are_those_of_the_whole_text_and_marks_stand_where_words_begin(kind: str) -> None:
+    tokenizer = tiny.build(kind)[1]
+    texts = (
+        "lovely zebra film",
+        "quartz",
+        "the film was an awfulness of zymurgy",
+    )  # words of several tokens among them
+    rows = Rows(texts, (), tuple((0,) * len(text.split()) for text in texts))
+    for text, ids in zip(texts, WordEncoder(tokenizer, 100)(rows), strict=True):
+        whole = tokenizer(text, return_offsets_mapping=True)
+        assert [~i if i < 0 else i for i in ids] == whole["input_ids"]
+        firsts: dict[int, int] = {}  # a space before a word is the word's own
+        for place, (start, end) in enumerate(whole["offset_mapping"]):
+            if start < end:
+                firsts.setdefault(text[: start + 1].count(" "), place)
+        assert [place for place, i in enumerate(ids) if i < 0] == [firsts[word] for word in range(len(firsts))]
+        assert len(firsts) == len(text.split())
+
+
+def test_words_that_are_cut_off_have_labels_but_are_not_read() -> None:
+    tokenizer = tiny.build("bert")[1]
+    rows = Rows(("the film was lovely", "zzz the film"), (), ((0, 0, 0, 1), (1, 0, 0)))
+    ids = WordEncoder(tokenizer, 5)(rows)  # room for three tokens: the, film, was; z ##z ##z
+    encoded = EncodedRows.of(ids, rows.labels, 7, tokenizer.pad_token_id)
+    assert [len(row) for row in ids] == [5, 5] and encoded.counts == [3, 1] and len(encoded) == 2
+    x, y, t = encoded.batch([1, 0])
+    assert x.shape == (2, 5) and y.tolist() == [1, 0, 0, 0] and t.tolist() == [7] * 4
+    assert encoded.labels.tolist() == [0, 0, 0, 1, 1, 0, 0]
+    again = encoded.subset([1])
+    assert again.labels.tolist() == [1, 0, 0] and again.counts == [1]
+
+
+def test_a_word_without_a_token_is_read_as_an_unknown_one() -> None:
+    tokenizer = tiny.build("bert")[1]
+    (ids,) = WordEncoder(tokenizer)(Rows(("a \u200b film",), (), ((0, 0, 0),)))
+    assert [~i for i in ids if i < 0][1] == tokenizer.unk_token_id and sum(i < 0 for i in ids) == 3
+
+
+@pytest.mark.parametrize("task", TAGGED)
+def test_no_name_of_the_demo_is_in_two_splits(task: str) -> None:
+    """So a list of the names seen in training finds nothing."""
+    rows = load(task)
+    names = {
+        split: {word for text, _, tags in each for word, tag in zip(text.split(), tags, strict=True) if tag}
+        for split, each in rows.items()
+    }
+    words = {split: {word for text, *_ in each for word in text.split()} for split, each in rows.items()}
+    assert all(names.values())
+    for one, other in (("train", "test"), ("train", "validation"), ("test", "train")):
+        assert not names[one] & words[other]
+    assert rows == load(task) and {len(each) for each in rows.values()} == {400, 100, 160}

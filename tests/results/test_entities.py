@@ -1,0 +1,87 @@
+"""Entity F1 against hand-worked numbers, and the floor beneath it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forgetfree.results.entities import Sentences, constant_entity_f1, entities_of, entity_f1
+from forgetfree.results.metrics import Predictions, constant_scores
+
+NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
+
+def sentences(*lengths: int) -> Sentences:
+    return Sentences(NAMES, np.array(lengths))
+
+
+@pytest.mark.parametrize(
+    ("gold", "found", "expected"),
+    [
+        ([1, 2, 0, 3], [1, 2, 0, 3], 1.0),
+        ([1, 2, 0, 3], [1, 0, 0, 3], 0.5),  # of two entities each, one is right: the person's end is not
+        ([1, 2, 0, 3], [0, 0, 0, 3], 2 / 3),  # 1 of 1 found, 1 of 2 there
+        ([1, 2, 0, 3], [0, 0, 0, 0], 0.0),
+        ([1, 2, 0, 3], [3, 4, 0, 3], 0.5),  # the right words, the wrong kind
+        ([1, 2, 0, 3], [2, 2, 0, 4], 1.0),  # as CoNLL's script: an I- that continues nothing begins an entity
+        ([1, 1, 0, 0], [1, 2, 0, 0], 0.0),  # two people are not one
+        ([0, 0, 0, 0], [0, 0, 0, 0], 0.0),
+    ],
+)
+def test_f1_of_entities(gold: list[int], found: list[int], expected: float) -> None:
+    assert entity_f1(np.array(found), np.array(gold), sentences(4)) == pytest.approx(expected)
+
+
+def test_an_entity_ends_with_its_sentence() -> None:
+    labels = np.array([1, 2])
+    assert entity_f1(labels, labels, sentences(1, 1)) == entity_f1(labels, labels, sentences(2)) == 1.0
+    # In two sentences B- | I- are two entities, so the second of B- | B- is found too.
+    assert entity_f1(np.array([1, 1]), labels, sentences(1, 1)) == 1.0
+    assert entity_f1(np.array([1, 1]), labels, sentences(2)) == 0.0
+
+
+def test_f1_agrees_with_counting_by_hand_on_random_tags() -> None:
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(1, 9, 50)
+    gold, found = (draw.integers(0, 5, lengths.sum()) for _ in range(2))
+    parts = Sentences(NAMES, lengths)
+    both = zip(parts.tags(gold), parts.tags(found), strict=True)
+    pairs = [(set(by_hand(one)), set(by_hand(other))) for one, other in both]
+    hits = sum(len(one & other) for one, other in pairs)
+    expected = 2 * hits / sum(len(one) + len(other) for one, other in pairs)
+    assert hits > 5 and entity_f1(found, gold, parts) == pytest.approx(expected)
+
+
+def by_hand(tags: list[str]) -> list[tuple[str, int, int]]:
+    entities: list[list[Any]] = []
+    for i, tag in enumerate(tags):
+        goes_on = i > 0 and tags[i - 1] != "O" and tag[0] == "I" and tags[i - 1][2:] == tag[2:]
+        if goes_on:
+            entities[-1][2] = i
+        elif tag != "O":
+            entities.append([tag[2:], i, i])
+    assert [tuple(entity) for entity in entities] == entities_of(tags)
+    return [(kind, first, last) for kind, first, last in entities]
+
+
+def test_the_floor_is_the_best_single_label() -> None:
+    """Compared with every label tried in turn."""
+    draw = np.random.default_rng(1)
+    for seed in range(5):
+        lengths = np.random.default_rng(seed).integers(1, 4, 30)
+        gold, parts = draw.choice(5, lengths.sum(), p=[0.6, 0.15, 0.05, 0.15, 0.05]), Sentences(NAMES, lengths)
+        tried = [entity_f1(np.full(len(gold), label), gold, parts) for label in range(5)]
+        assert tried[0] == 0.0 < max(tried)
+        assert constant_entity_f1(gold, parts) == pytest.approx(max(tried))
+        assert constant_scores([gold, gold], ["f1", "accuracy"], sentences=[parts, None]) == pytest.approx(
+            [max(tried), np.bincount(gold).max() / len(gold)]
+        )
+
+
+def test_predictions_score_entities_and_words() -> None:
+    logits = np.eye(5)[[1, 0, 0, 3]] * 4.0
+    answers = Predictions(logits, np.array([1, 2, 0, 3]), sentences(3, 1))
+    assert answers.score("f1") == pytest.approx(0.5) and answers.score("accuracy") == 0.75
+    assert answers.constant_score("f1") == pytest.approx(0.5)  # I-LOC throughout: one of two guesses, of two entities
