@@ -44,8 +44,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def arguments(data: Path, model_directory) -> list[str]:
-    words = ["--data", str(data), "--model", str(model_directory("bert")), "--steps", "70", "--learning-rate", "1e-2"]
-    return [*words, "--sparsity", "0.1", "--set", "optimizer=adamw", "--set", "mask_steps=5"]
+    words = ["--data", str(data), "--model", str(model_directory("bert")), "--steps", "70", "--learning-rate", "2e-2"]
+    return [
+        *words,
+        "--sparsity",
+        "0.1",
+        "--batch-size",
+        "16",
+        "--set",
+        "optimizer=adamw",
+        "--set",
+        "readout_learning_rate=0.1",
+        "--set",
+        "mask_steps=5",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +97,18 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(run: Path, arguments: 
 
 def test_predict_prints_each_entity(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     word = PEOPLE["PER"][0]
-    command = ["predict", str(run), "--task", "people"]
-    assert cli.main([*command, f"the film was {word}", json.dumps(["the", word]), "the film"]) == 0
+    texts = [f"the film was {word}", json.dumps(["the", word]), "the film", "and was it"]
+    assert cli.main(["predict", str(run), "--task", "people", *texts]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [line[3] for line in lines] == [f"the film was {word}", f"the {word}", "the film"]
-    assert lines[0][0] == "PER" and lines[0][2] == word and 0 < float(lines[0][1]) <= 1
-    assert lines[2][:3] == ["-", "-", "-"]
+    assert ("PER", word, f"the film was {word}") in [(kind, entity, text) for kind, _, entity, text in lines]
+    expected = []
+    for tagged in tag_sentences(
+        Predictor.of_run(run), "people", [[*["the", "film", "was"], word], ["the", word], *map(str.split, texts[2:])]
+    ):
+        text = " ".join(tagged.words)
+        found = [[each.kind, f"{each.probability:.3f}", each.text, text] for each in tagged.entities]
+        expected += found or [["-", "-", "-", text]]
+    assert lines == expected
 
 
 @pytest.mark.parametrize(

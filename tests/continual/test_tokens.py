@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,9 @@ def test_a_stream_is_sound() -> None:
 
 def test_the_task_must_be_known() -> None:
     tasks = [tagged_task("people", PEOPLE), tiny_task("sst2")]
-    with pytest.raises(UsageError, match="scenario=class withholds the task.*'people'.*Use scenario=task"):
+    with pytest.raises(UsageError, match=r"scenario=class withholds the task.*'people'.*Use scenario=task"):
         make_stream("x", tasks, tiny_model(), scenario="class")
-    with pytest.raises(UsageError, match="Task 'people' labels words.*Use --readout linear"):
+    with pytest.raises(UsageError, match=r"Task 'people' labels words.*Use --readout linear"):
         make_stream("x", tasks, tiny_model(readout="prompt"))
 
 
@@ -139,15 +140,16 @@ def test_words_that_are_cut_off_are_answered_by_o() -> None:
 
 def test_accumulated_parts_weigh_words_alike(model_directory) -> None:
     """The update is that of the whole batch, whose loss is the mean over its words, not over its sentences."""
-    losses: dict[int, list[float]] = {}
+    losses: dict[int, list[float]] = {1: [], 3: []}
+
+    def note(accumulation: int, step: int, loss: float) -> None:
+        losses[accumulation].append(loss)
+
     for accumulation in (1, 3):
         loaded = load_model(str(model_directory("bert")), "linear")  # whose layers know nothing of the batch
         stream = make_stream("people", [tagged_task("people", PEOPLE)], loaded)
         options = TrainingOptions(batch_size=6, accumulation=accumulation, dropout=False, learning_rate=0.1)
-        told = losses.setdefault(accumulation, [])
-        fine_tune(
-            stream.model, stream.tasks[0].train, options, steps=4, seed=0, on_step=lambda step, loss: told.append(loss)
-        )
+        fine_tune(stream.model, stream.tasks[0].train, options, steps=4, seed=0, on_step=partial(note, accumulation))
     assert losses[1] == pytest.approx(losses[3], rel=1e-4)
 
 
