@@ -31,6 +31,20 @@ def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
     return {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
 
 
+@pytest.mark.skipif(
+    not (REAL / "ner_sec").is_dir(), reason=f"no real data at {REAL}; set FORGETFREE_DATA to have it tested"
+)
+def test_entities_on_real_data(tmp_path: Path) -> None:
+    """Financial filings, then tweets: naive training loses most entities of the first, grafting keeps every bit of them."""
+    options = ["--strategy", "continual-ft", "--strategy", "grafting-continual", "--test-limit", "100"]
+    options += ["--steps", "60", "--set", "max_length=64", "--set", "mask_batch_size=128"]
+    runs = main_job(tmp_path / "out", "ner_sec,ner_btc", "--data", str(REAL), *options)
+    assert runs["continual-ft"]["metric"] == ["f1", "f1"]
+    naive, grafted = (runs[name]["matrix"] for name in ("continual-ft", "grafting-continual"))
+    assert naive[1][0] > 0.3 and naive[2][0] < naive[1][0] - 0.15
+    assert grafted[1][0] > 0.3 and grafted[2][0] == grafted[1][0]
+
+
 def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tasks whose test words are new are learned, grafting keeps most of it and forgets nothing."""
     out = tmp_path / "out"

@@ -197,7 +197,7 @@ class TunedTask:
         """Score, that of a constant answer, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
         return {
             "train_rows": len(self.bench.task.train),
-            "test_rows": len(answers.labels),
+            "test_rows": len(self.bench.task.test),
             "optimizer_used": f"{recorded(self.options)['optimizer']} {self.options.learning_rate:g}",
             "score": answers.score(self.bench.task.definition.metric),
             "constant": answers.constant_score(self.bench.task.definition.metric),
