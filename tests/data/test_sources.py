@@ -456,15 +456,15 @@ def test_a_file_that_is_meant_for_a_split_is_not_left_out(tmp_path: Path, name: 
     assert load(tmp_path, "mine").validation == load(tmp_path, "mine").test
 
 
-def test_token_classification_is_refused_as_not_yet_supported(tmp_path: Path) -> None:
+def test_a_tag_for_each_word_makes_a_task_that_labels_words(tmp_path: Path) -> None:
     words = [{"tokens": ["Ann", "sleeps"], "tags": ["B-PER", "O"]}] * 4
     task_folder(tmp_path, "names", words, {"kind": "tokens", "entities": ["PER"]}, "parquet")
     task_folder(tmp_path, "bare", words)
     task_folder(tmp_path, "mine", [{**row, **words[0]} for row in SINGLES])
     for name in ("names", "bare"):
-        expected = f"Task {name!r} is token classification: {tmp_path}/{name} holds a tag for each word."
-        assert expected in (text := message(tmp_path, name))
-        assert "This version reads tasks with one label a row; token classification comes later." in text
+        rows = load(tmp_path, name)
+        assert rows.task.kind == "tokens" and rows.task.labels == ("O", "B-PER", "I-PER")
+        assert set(rows.train.labels) == {(1, 0)} and set(rows.train.first) == {"Ann sleeps"}
     assert load(tmp_path, "mine").train.labels == tuple(row["label"] for row in SINGLES)  # with columns of that name
 
 
@@ -844,8 +844,12 @@ def test_a_real_task_is_read_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKEN_TASKS)
-def test_a_real_task_of_token_classification_is_refused(name: str) -> None:
-    assert "token classification comes later" in message(REAL_DATA, name)
+def test_a_real_task_that_labels_words_is_read_whole(name: str) -> None:
+    rows = load(REAL_DATA, name)
+    assert rows.task.entities == tuple(REAL_NOTES[name]["entities"]) and rows.notes == ()
+    for part in (rows.train, rows.validation, rows.test):
+        assert all(len(text.split(" ")) == len(tags) for text, tags in zip(part.first, part.labels, strict=True))
+        assert max(max(tags) for tags in part.labels) < len(rows.task.labels) and any(part.groups)
 
 
 def test_a_split_is_exactly_one_file(tmp_path: Path) -> None:
