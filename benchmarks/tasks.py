@@ -250,9 +250,23 @@ _ALL = (
     ),
 )
 
+#: Named entities.
 _NAMED = (
     TaskDefinition.of_entities("ner_people_places", ("PERSON", "PLACE")),
     TaskDefinition.of_entities("ner_products", ("COMPANY", "PRODUCT")),
+    # Salinas Alvarado et al., 2015; Derczynski et al., 2016 and 2017; Zeldes, 2017.
+    TaskDefinition.of_entities("ner_sec", ("LOC", "MISC", "ORG", "PER")),
+    TaskDefinition.of_entities("ner_btc", ("LOC", "ORG", "PER")),
+    TaskDefinition.of_entities(
+        "ner_wnut17", ("corporation", "creative-work", "group", "location", "person", "product")
+    ),
+    TaskDefinition.of_entities(
+        "ner_gum",
+        (
+            *("abstract", "animal", "event", "object", "organization", "person"),
+            *("place", "plant", "quantity", "substance", "time"),
+        ),
+    ),
 )
 
 TASKS: dict[str, TaskDefinition] = {task.name: task for task in (*_ALL, *_NAMED)}

@@ -37,12 +37,12 @@ def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
 def test_entities_on_real_data(tmp_path: Path) -> None:
     """Financial filings, then tweets: naive training loses most entities of the first, grafting keeps every bit of them."""
     options = ["--strategy", "continual-ft", "--strategy", "grafting-continual", "--test-limit", "100"]
-    options += ["--steps", "60", "--set", "max_length=64", "--set", "mask_batch_size=128"]
+    options += ["--steps", "160", "--set", "max_length=48", "--set", "mask_batch_size=64", "--precision", "bf16"]
     runs = main_job(tmp_path / "out", "ner_sec,ner_btc", "--data", str(REAL), *options)
     assert runs["continual-ft"]["metric"] == ["f1", "f1"]
     naive, grafted = (runs[name]["matrix"] for name in ("continual-ft", "grafting-continual"))
     assert naive[1][0] > 0.3 and naive[2][0] < naive[1][0] - 0.15
-    assert grafted[1][0] > 0.3 and grafted[2][0] == grafted[1][0]
+    assert grafted[1][0] > 0.2 and grafted[2][0] == grafted[1][0]
 
 
 def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
