@@ -13,7 +13,6 @@ from typing import Any, get_origin, get_type_hints
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.progress import make_monitor
 from forgetfree.cli.run import strategies_of
 from forgetfree.cli.words import no_empty_directories, print_recipe, say
 from forgetfree.data.sources import default_data
@@ -23,6 +22,7 @@ from forgetfree.jobs.engine import Job, failures
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.progress import make_progress
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.learning.training import refuse_made
 from forgetfree.options import build, by_name, name_of_function
@@ -193,7 +193,7 @@ def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress
         if needs_hub("minilm" if job.given.model is not None else values["model"], values["data"]):
             go_offline_if_cut_off()
         if progress:
-            how["monitor"] = lambda title: make_monitor(title, sys.stderr)
+            how["progress"] = make_progress(sys.stderr)
         failed = failures(job.perform(**how))
         results = load_results(directory)
         if failed and results.scores.empty:

@@ -7,9 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -22,13 +24,14 @@ from forgetfree.errors import UsageError
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Answer
+    from forgetfree.serve.tagging import TaggedSentence
 
 AUTO = "auto"
 #: What the command line makes of a lone hyphen.
 STDIN = "/dev/stdin"
 #: Rows that are answered together.
 _ROWS = 256
-Print = Callable[[Row, "Answer"], None]
+Print = Callable[[Row, Any], None]
 
 
 def command(
@@ -70,12 +73,19 @@ def command(
     sizes = {len(predictor.definition(each).text_columns) for each in tasks}
     size = min(sizes) if len(sizes) == 1 else None
 
-    def answered(rows: Sequence[Row]) -> list[Answer]:
-        return predictor.route(rows) if routed else predictor.answer(task, rows)
+    answered: Callable[[Sequence[Row]], Sequence[Any]]
+    if not routed and predictor.definition(task).kind == "tokens":
+        from forgetfree.serve.tagging import tag_sentences, words_of
 
-    columns = ("text",) if size == 1 else PAIR
-    labels = dict.fromkeys(label for each in tasks for label in predictor.definition(each).labels)
-    show = _as_json(columns) if as_json else _as_csv(columns, list(labels)) if as_csv else _plain
+        if as_csv:
+            raise UsageError(f"Task {task!r} finds any number of entities in a text, which is no table. Use --json.")
+        answered = lambda rows: tag_sentences(predictor, task, [words_of(text) for (text,) in rows])  # noqa: E731
+        show: Print = _entities_as_json if as_json else _entities
+    else:
+        answered = predictor.route if routed else partial(predictor.answer, task)
+        columns = ("text",) if size == 1 else PAIR
+        labels = dict.fromkeys(label for each in tasks for label in predictor.definition(each).labels)
+        show = _as_json(columns) if as_json else _as_csv(columns, list(labels)) if as_csv else _plain
     if streaming or (not texts and file is None and sys.stdin.isatty()):
         if sys.stdin.isatty():
             say("Reading texts from the terminal, one a line; end with Ctrl-D.")
@@ -94,6 +104,18 @@ def command(
 
 def _plain(row: Row, answer: Answer) -> None:
     print(f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(row))}")
+
+
+def _entities(row: Row, tagged: TaggedSentence) -> None:
+    text = escaped(" ".join(tagged.words))
+    for entity in tagged.entities:
+        print(f"{escaped(entity.kind)}\t{entity.probability:.3f}\t{escaped(entity.text)}\t{text}")
+    if not tagged.entities:
+        print(f"-\t-\t-\t{text}")
+
+
+def _entities_as_json(row: Row, tagged: TaggedSentence) -> None:
+    print(json.dumps({**asdict(tagged), "entities": [asdict(each) for each in tagged.entities]}, ensure_ascii=False))
 
 
 def _as_json(columns: Sequence[str]) -> Print:

@@ -18,7 +18,7 @@ from forgetfree.files import StrPath, new_directory, read_tensors
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.file import FORMAT as LEDGER_FORMAT
 from forgetfree.serve.hub_card import hub_card
-from forgetfree.serve.inference import find_ledger
+from forgetfree.serve.kept import find_kept
 
 #: What names a repository where a path may also stand.
 SCHEME = "hf://"
@@ -132,7 +132,7 @@ def _file_of(source: Path) -> Path:
         )
     if source.is_file():
         return source
-    return find_ledger(source) if any(source.glob("*/seed-*/ledger.safetensors")) else find_graft(source)
+    return find_kept(source) if any(source.glob("*/seed-*/ledger.safetensors")) else find_graft(source)
 
 
 def _load(file: Path) -> Graft | Ledger:
