@@ -1,7 +1,7 @@
-"""Who did it to whom: is the claim about a sentence wrong (0) or right (1)?
+"""Who did it to whom, in the active or the passive voice: is the claim about a sentence wrong (0) or right (1)?
 
-Both labels come with the same words: only their order tells who acted. So a bag of words stands at chance, and so does a
-pre-trained encoder whose sentence embeddings hardly know the order. The task must be learned.
+Both labels come with the same words: only their order and the voice tell who acted. So a bag of words stands at chance, and so
+does a pre-trained encoder whose sentence embeddings hardly know the order. The task must be learned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROWS_PER_LABEL = {"train": 300, "validation": 60, "test": 152}
 
 SENTENCES = (
     "The {actor} {verb} the {other} {when}.",
-    "It was {when} that the {actor} {verb} the {other}.",
+    "The {other} was {verb} by the {actor} {when}.",
 )
 CLAIM = "It was the {claimed} who {verb} the other."
 
@@ -50,7 +50,7 @@ def rows(split: str) -> list[Row]:
         label = len(made) % 2
         actor, other = draw(rng, pools["person"], 2)
         words = {"actor": actor, "other": other, "verb": draw(rng, pools["verb"], 1)[0]}
-        # The kind of sentence changes after every second row, so that each has both labels equally often.
+        # The voice changes after every second row, so that each has both labels equally often.
         frame = SENTENCES[len(made) // 2 % 2]
         sentence = frame.format(**words, when=draw(rng, pools["when"], 1)[0])
         if sentence not in told:

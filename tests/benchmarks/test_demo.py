@@ -17,7 +17,7 @@ LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2}
 ROWS_SHA256 = {
     "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
     "ag_news": "5533eeb2f717bfe498d8ec58950f9cda5f7e87260a3ac1deb2f47c3424cdefd6",
-    "who_did_it": "6ecae39d53cb1050d936d8619d90d7e0df5cf6b5f34c7069fcb7282d0ef30399",
+    "who_did_it": "19a2929a76921d429fb6cb43833790e03e36afb29ac8b7ac167614b4ca8a56b8",
     "sst2": "3439f9bf98724d0c3e0a45a5d8c236649eb3a908805438a33bbad6ea1a1bd8bb",
 }
 
@@ -97,7 +97,7 @@ def test_every_qnli_question_has_both_labels_alike() -> None:
         assert set(balance.values()) == {0}
 
 
-ACTORS = r"The (\w+) ", r"It was .* that the (\w+) \w+ the \w+\."
+ACTORS = r"The (?!.* by the )(\w+) ", r"The \w+ was \w+ by the (\w+) "  # in the active voice, in the passive
 
 
 def test_the_claim_names_the_actor_where_the_label_says_so_whatever_the_sentence() -> None:
