@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,7 +100,10 @@ def picture(ax: Axes, title: str, says: str, caption: str = "") -> Picture:
     for text in figure.findobj(matplotlib.text.Text):
         text.set_parse_math(False)  # names of tasks are shown as they are
     name = f"{title}: {says}"
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph"
+        )  # text stays text: the reader's font has the characters, or its own sign for none
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return Picture(escaped(title), _inlined(drawn.getvalue(), escaped(name)), escaped(caption))
@@ -121,4 +125,4 @@ def _inlined(svg: str, name: str) -> str:
     body = svg[svg.index(">") + 1 :].strip()
     for pattern, short in ((r">\s+<", "><"), (r"\s*\n\s*", " "), (r"<defs\s*/>|<defs></defs>|<g></g>", "")):
         body = re.sub(pattern, short, body)
-    return head + body
+    return head + escaped(body)

@@ -328,7 +328,11 @@ def _matrix(run: Json) -> Floats:
 
 
 def _names(tasks: Sequence[str]) -> list[str]:
-    return list(tasks) if len(tasks) <= NAMED else [str(number) for number in range(1, len(tasks) + 1)]
+    return (
+        [short(task, 24) for task in tasks]
+        if len(tasks) <= NAMED
+        else [str(number) for number in range(1, len(tasks) + 1)]
+    )
 
 
 def _seeds(comparison: Comparison) -> str:

@@ -56,7 +56,7 @@ def test_a_whole_run_shows_hostile_names_escaped(
     assert "[bold]" in shown(capsys)
     assert cli.main(["ledger", "verify", ledger]) == 0
     assert cli.main(["predict", str(out), "--task", HOSTILE, "日本 \x1b[31m\u202e\n", "plain"]) == 0
-    lines = shown(capsys).splitlines()[-2:]
+    lines = [line for line in shown(capsys).splitlines() if "\t" in line]
     assert lines[0].endswith("\t日本 \\u001b[31m\\u202e\\n") and lines[0].count("\t") == 2
     assert cli.main(["graft", HOSTILE, *quick, "--sparsity", "0.01", "--out", str(graft)]) == 0
     assert cli.main(["report", str(graft)]) == 0
