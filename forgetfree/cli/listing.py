@@ -107,8 +107,13 @@ def _list_strategies_in_full(debug: bool) -> None:
     from forgetfree.options import Description, describe
 
     def write(text: str, indent: int) -> None:
+        margin = " " * indent
         if text:
-            print(textwrap.fill(escaped(text), 80, initial_indent=" " * indent, subsequent_indent=" " * indent))
+            print(
+                textwrap.fill(
+                    escaped(text), 80, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+                )
+            )
 
     def write_options(options: list[Description]) -> None:
         for option in options:

@@ -40,10 +40,17 @@ def command(
             f"forgetfree serve needs FastAPI and uvicorn, and {error.name} is not installed. Install them with: pip install "
             "'forgetfree[serve]'."
         ) from error
-    given = {"texts": most_texts, "characters": most_characters, "queue": most_waiting, "body": most_bytes}
-    limits = {name: value for name, value in given.items() if value is not None}
-    if wrong := [value for value in limits.values() if value < 1]:
-        raise UsageError(f"A limit must be a whole number of at least 1, got {wrong[0]}. Give one.")
+    limits = {}
+    for flag, name, value in (
+        ("--most-texts", "texts", most_texts),
+        ("--most-characters", "characters", most_characters),
+        ("--most-waiting", "queue", most_waiting),
+        ("--most-bytes", "body", most_bytes),
+    ):
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} must be at least 1, got {value}.")
+        if value is not None:
+            limits[name] = value
     with _listening(host, port) as place:
         predictor, file = predictor_of(run, seed, strategy, model)
         config = uvicorn.Config(

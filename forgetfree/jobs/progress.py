@@ -183,7 +183,8 @@ class Progress:
     def left(self) -> float:
         """Return the seconds that are left; NaN where that is not known yet."""
         share, spent = self.share, time.monotonic() - (self._first or time.monotonic())
-        return spent * (1 - share) / share if share > 0 and spent > _SOON else math.nan
+        known = share == 1 or (share > 0 and spent > _SOON)
+        return spent * (1 - share) / share if known else math.nan
 
     def _clock(self) -> str:
         return f"{clock(left)} left" if math.isfinite(left := self.left) else "-:-- left"

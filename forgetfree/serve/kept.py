@@ -296,7 +296,7 @@ def find_kept(run: Path, seed: int | None = None, strategy: str | None = None) -
     if not found:
         remedy = "Run one of forgetfree's own strategies, or one of yours that keeps its model or a ledger."
     raise RunError(
-        f"{run} holds nothing to answer from{of_strategy}{of_seed}. It holds what these kept: {names or 'none'}. {remedy}"
+        f"{run} holds nothing{of_strategy}{of_seed} to answer from. It holds what these kept: {names or 'none'}. {remedy}"
     )
 
 

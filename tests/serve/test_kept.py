@@ -230,7 +230,7 @@ def test_a_graft_of_a_ledger_has_the_tasks_own_rows_and_knows_its_model(
     ("arguments", "code", "message"),
     [
         (["--task", "sst3"], 1, "There is no task 'sst3' to answer. Did you mean 'sst2'?"),
-        (["--task", "sst2", "--strategy", "packnet"], 1, "holds nothing to answer from of packnet"),
+        (["--task", "sst2", "--strategy", "packnet"], 1, "holds nothing of packnet to answer from."),
         (["--task", "sst2", "--seed", "3"], 1, "of seed 3"),
         (["--task", "sst2", "--out", "."], 2, "is not an empty directory"),
     ],

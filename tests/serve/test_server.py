@@ -193,7 +193,7 @@ def test_a_server_that_cannot_start_says_why(server: Server, run: Path, capsys: 
     for arguments, message in (
         ([str(run), "--port", port], f"cannot listen on 127.0.0.1, port {port}"),
         ([str(run), "--port", "70000"], "--port must be a number from 0 to 65535"),
-        ([str(run), "--port", "0", "--most-texts", "0"], "A limit must be a whole number of at least 1"),
+        ([str(run), "--port", "0", "--most-texts", "0"], "--most-texts must be at least 1, got 0."),
     ):
         assert cli.main(["serve", *arguments]) == 2
         assert message in capsys.readouterr().err
