@@ -26,6 +26,11 @@ USUAL = {
     "experiment": "--data data --model model --task sst2 --shots 4 --seed 0 --sparsity 0.1 --readout linear --jobs 1 --out out",
     "apply": "--model model --out out",
     "predict": "--task sst2",
+    "export": "--task sst2 --out out",
+    "merge": "--out out",
+    "pull": "--out out",
+    "serve": "--port 0",
+    "sweep": "--data data --model model --shots 4 --steps 1 --set sparsity=0.01,0.02 --out out",
 }
 WORDS = {"experiment": ["--set", "steps=1", "--set", "mask_steps=1"]}
 
@@ -158,13 +163,17 @@ NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
 CASES = [
     # -- Commands and flags --------------------------------------------------------------------------------
     Case("", "The following arguments are required: COMMAND. See 'forgetfree --help'."),
-    Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, experiment"),
+    Case("rum sst2", "Unknown command 'rum'. Did you mean 'run'? Known: apply, convert, experiment"),
     Case("--verison", "Unknown flag of 'forgetfree' '--verison'. Did you mean '--version'?"),
     Case("run sst2 --sparsty 0.1", "Unknown flag of 'forgetfree run' '--sparsty'. Did you mean '--sparsity'?"),
     Case("run sst2 --stratgey=lora", "Unknown flag of 'forgetfree run' '--stratgey'. Did you mean '--strategy'?"),
     Case("run sst2 more", "Unrecognized arguments: more. Join the tasks of a stream by commas: sst2,more. See"),
     Case("run --resume --out run", "No stream is given. To continue that run, give --config run/config.json, too."),
-    Case("predict run --task sst x", "The ledger holds no task 'sst'. Did you mean 'sst2'? It holds: qnli, sst2.", 1),
+    Case(
+        "predict run --task sst x",
+        "There is no task 'sst' to answer. Did you mean 'sst2'? The run learned: qnli, sst2.",
+        1,
+    ),
     Case("predict run --model minilm x", "The run was made with the model 'model'.", 1),
     Case("run sst2 -x", "Unknown flag of 'forgetfree run' '-x'."),
     Case("run sst2 --shots", "--shots needs a value. See 'forgetfree run --help'."),
@@ -205,8 +214,8 @@ CASES = [
     Case("run sst2 --data nosuch", "The data directory 'nosuch' does not exist. Give an existing one, 'hub' or 'demo'"),
     Case(
         "run trec --data demo",
-        "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2, who_did_it; for others give "
-        "--data DIR.",
+        "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2, who_did_it, "
+        "ner_people_places, ner_products; for others give --data DIR.",
         1,
     ),
     Case("run sst2 --data ''", "--data needs a value, got an empty text."),
@@ -476,6 +485,9 @@ CASES = [
     Case("experiment where --resume", "There is nothing to resume in 'out'."),
     Case("experiment where --device tpu", "Unknown --device 'tpu'."),
     *(Case(f"{job} --quiet --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2", "experiment where")),
+    Case("sweep sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
+    Case("sweep sst2 --label-column class", "no column 'class', which is named as label_column", 1),
+    Case("sweep sst2 --text-column text --label-column text", "Name each column once."),
     Case("sweep sst2 --log x", "Unknown --log 'x'."),
     Case("sweep sst2 --resume --quiet", "--resume needs --out DIR.", bare=True),
     Case("sweep sst2 --config nowhere.toml", "nowhere.toml cannot be read"),
@@ -582,15 +594,19 @@ CASES = [
     Case("predict", "The following arguments are required: DIR, --task.", bare=True),
     Case("predict run", "The following arguments are required: --task.", bare=True),
     Case("predict run --task sst2 --task qnli x", "--task is given twice, as 'sst2' and 'qnli'."),
-    Case("predict run --task trec x", "The ledger holds no task 'trec'", 1),
+    Case("predict run --task trec x", "There is no task 'trec' to answer. The run learned: qnli, sst2.", 1),
     Case(
         "predict nosuch x", "nosuch/config.json cannot be read: No such file or directory. Give the directory that", 1
     ),
     Case("predict graft x", "graft/config.json: run is missing", 1),
-    Case("predict run --seed 7 x", "run holds no ledger of seed 7. It holds those of: grafting-continual (seed-0).", 1),
+    Case(
+        "predict run --seed 7 x",
+        "run holds nothing of seed 7 to answer from. It holds what these kept: grafting-continual (seed-0).",
+        1,
+    ),
     Case("predict run --seed x x", "--seed must be a whole number, got 'x'."),
-    Case("predict run --strategy lora x", "run holds no ledger of lora.", 1),
-    Case("predict run --strategy /etc x", "run holds no ledger of /etc.", 1),
+    Case("predict run --strategy lora x", "run holds nothing of lora to answer from.", 1),
+    Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),
     Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
     Case(
         "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
@@ -616,6 +632,48 @@ CASES = [
         edit("prompts/config.json", lambda config: [task.update(label_words=[]) for task in config["tasks"]]),
     ),
     Case("predict run x", "ledger.safetensors is not a sound ledger", 1, flip(LEDGER)),
+    Case("predict run --json --csv x", "--json and --csv are both given. Give one of them."),
+    Case("predict run --file data/sst2/test.jsonl x", "--file and texts are both given. Give one of them."),
+    Case("predict run --file nosuch.csv", "nosuch.csv cannot be read: No such file or directory.", 1),
+    Case("predict run --file data", "data is of no known kind: expected a name that ends in .csv, .tsv,", 1),
+    Case("predict run --file x.txt", "x.txt cannot be read: 'utf-8' codec", 1, write("x.txt", b"\xff")),
+    Case(
+        "predict run --file x.csv",
+        "x.csv has the columns 'a', 'b', and the task reads text.",
+        1,
+        write("x.csv", "a,b\n1,2\n"),
+    ),
+    Case("predict run --file x.jsonl", "x.jsonl, row 1 is no JSON: ", 1, write("x.jsonl", "{")),
+    Case("predict run --file x.jsonl", "row 1: 'text' must be a text, got 5.", 1, write("x.jsonl", '{"text": 5}')),
+    # -- export --------------------------------------------------------------------------------------------
+    Case("export run", "The following arguments are required: --task, --out.", bare=True),
+    Case(
+        "export run --task sst",
+        "There is no task 'sst' to answer. Did you mean 'sst2'? The run learned: qnli, sst2.",
+        1,
+    ),
+    Case("export nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
+    Case("export run --out data", "--out 'data' exists and is not an empty directory. Give another one."),
+    Case("export run --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
+    Case("export run --seed 7", "run holds nothing of seed 7 to answer from.", 1),
+    Case("export run --strategy lora --seed 7", "run holds nothing of lora of seed 7 to answer from.", 1),
+    Case("export run --model nosuch/", "The model directory 'nosuch/' does not exist."),
+    Case("export run --model other", "The ledger belongs to a model of another layout: GPT2Model does not fit", 1),
+    Case("export run", "ledger.safetensors is not a sound ledger", 1, flip(LEDGER)),
+    # -- serve ---------------------------------------------------------------------------------------------
+    Case("serve", "The following arguments are required: DIR."),
+    Case("serve nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
+    Case("serve run --port 70000", "--port must be a number from 0 to 65535, got 70000."),
+    Case("serve run --port http", "--port must be a whole number, got 'http'."),
+    Case("serve run --host 192.0.2.1", "The server cannot listen on 192.0.2.1, port 0: "),
+    Case("serve run --most-texts 0", "--most-texts must be at least 1, got 0."),
+    Case("serve run --most-characters -1", "--most-characters must be at least 1, got -1."),
+    Case("serve run --most-waiting 0", "--most-waiting must be at least 1, got 0."),
+    Case("serve run --most-bytes many", "--most-bytes must be a whole number, got 'many'."),
+    Case("serve run --seed 7", "run holds nothing of seed 7 to answer from.", 1),
+    Case("serve run --strategy lora", "run holds nothing of lora to answer from.", 1),
+    Case("serve run --model nosuch/", "The model directory 'nosuch/' does not exist."),
+    Case("serve run", "ledger.safetensors is not a sound ledger", 1, flip(LEDGER)),
     # -- ledger --------------------------------------------------------------------------------------------
     Case("ledger", "The following arguments are required: ACTION. See 'forgetfree ledger --help'."),
     Case("ledger shw x", "Unknown action 'shw'. Did you mean 'show'?"),
@@ -648,6 +706,63 @@ CASES = [
     Case("apply graft --out model/config.json", "--out 'model/config.json' exists and is not an empty directory."),
     Case("apply graft --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
     Case("apply graft --out a --out b", "--out is given twice, as 'a' and 'b'."),
+    # -- convert -------------------------------------------------------------------------------------------
+    Case("convert graft", "The following arguments are required: --to, --out."),
+    Case("convert graft --to peft --out out", "Unknown --to 'peft'. Known: graft, shira."),
+    Case("convert graft --to shira --out data", "--out 'data' exists and is not an empty directory. Give another one."),
+    Case("convert graft --to shira --out out", "SHiRA holds weights of linear layers in float32 alone, not "),
+    Case("convert graft --to shira --out out", "is not a sound graft: ", 1, flip(GRAFT)),
+    Case(
+        "convert graft --to shira --drop-others --model other --out out",
+        "The graft belongs to a model of another layout",
+        1,
+    ),
+    Case("convert graft --to shira --model nosuch/ --out out", "The model directory 'nosuch/' does not exist."),
+    Case(
+        "convert model --to graft --out out",
+        "'model' is no adapter of PEFT: expected a directory with adapter_config.json.",
+    ),
+    Case("convert model --to graft --out graft", "--out 'graft' exists. Give a new name."),
+    Case("convert model --to graft --drop-others --out out", "--drop-others goes with --to shira: "),
+    Case(
+        "convert model --to graft --out out",
+        "'model' is a LORA adapter, which changes whole matrices.",
+        change=write("model/adapter_config.json", '{"peft_type": "LORA"}'),
+    ),
+    # -- merge ---------------------------------------------------------------------------------------------
+    Case("merge", "The following arguments are required: --out.", bare=True),
+    Case("merge graft graft", "Merging takes two different grafts or more, got 1. Give one a task."),
+    Case(f"merge graft {GRAFT}", "are both of task 'sst2'. Give one graft a task."),
+    Case("merge graft nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
+    Case(f"merge graft {LEDGER}", "is no graft: expected the format 'forgetfree.graft', got 'forgetfree.ledger'.", 1),
+    Case("merge graft other.safetensors --by tie", "Unknown --by 'tie'. Did you mean 'ties'?"),
+    Case(
+        f"merge graft {GRAFT} --weight 0.5", "The weight is of task-arithmetic and ties: stitch has none. Leave it out."
+    ),
+    Case(f"merge graft {GRAFT} --by ties --weight 0", "The weight must be above 0, got 0.0. 1"),
+    Case(
+        f"merge graft {GRAFT} --by ties --density 2",
+        "The density must be above 0 and at most 1, got 2.0. 0.2 is usual.",
+    ),
+    Case(f"merge graft {GRAFT} --density half", "--density must be a number, got 'half'."),
+    Case(f"merge graft {GRAFT} --model ''", "--model needs a value, got an empty text."),
+    Case(f"merge graft {GRAFT} --out run", "--out 'run' exists. Give a new name."),
+    # -- push and pull -------------------------------------------------------------------------------------
+    Case("push graft", "The following arguments are required: OWNER/NAME."),
+    Case("push graft mine --private", "A repository on the hub is named OWNER/NAME, got 'mine'. Give one so."),
+    Case(
+        "push nosuch me/mine --license mit", "There is no 'nosuch'. Give a graft.safetensors, a ledger.safetensors or"
+    ),
+    Case("push data me/mine --revision draft", "'data' must hold one graft file, got none."),
+    Case("push model/model.safetensors me/mine", "is neither a graft nor a ledger of forgetfree: expected the format"),
+    Case("push graft me/mine --private --private", "--private is given twice. Give it once."),
+    Case("push graft me/mine --license ''", "--license needs a value, got an empty text."),
+    Case("push graft me/mine", "is not a sound graft: ", 1, flip(GRAFT)),
+    Case("push graft me/mine", "The hub cannot be reached for me/mine: ", 1),
+    Case("pull mine", "A repository on the hub is named OWNER/NAME, got 'mine'. Give one so."),
+    Case("pull me/mine --out data", "--out 'data' exists and is not an empty directory. Give another one."),
+    Case("pull me/mine --revision", "--revision needs a value.", bare=True),
+    Case("pull me/mine --revision v1", "The hub cannot be reached for me/mine: ", 1),
 ]
 
 

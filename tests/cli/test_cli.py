@@ -19,6 +19,7 @@ import torch
 
 from forgetfree import __version__, cli, registry
 from forgetfree.cli.run import strategies_of
+from forgetfree.jobs import progress
 from forgetfree.jobs.engine import assemble
 from forgetfree.jobs.resuming import continued
 
@@ -155,12 +156,16 @@ def test_no_temporary_files_are_left(finished: Path) -> None:
     assert not [path for path in finished.rglob("*") if path.name.startswith(".")]
 
 
-def test_progress_names_stream_strategy_task_and_phase(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+def test_progress_names_stream_strategy_task_and_phase(
+    tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
     assert tiny_cli.run(tmp_path / "out", stream="sst2") == 0
     printed = capsys.readouterr()
-    for phase in ("fine-tune 3/3 loss", "localize", "train 3/3 loss", "evaluate"):
-        assert f"· sst2 · {phase}" in printed.err
-    assert "sst2 · grafting-continual · seed 0" in printed.err
+    assert " · fine-tune seed 0 · sst2 · fine-tune 3/3 loss " in printed.err
+    for phase in ("localize", "train 3/3 loss", "evaluate"):  # from the model that is there
+        assert f" · grafting-continual seed 0 · sst2 · {phase}" in printed.err
+    assert printed.err.startswith(f"Running sst2 into {tmp_path / 'out'}\n")
     assert "After the last task" in printed.out and str(tmp_path / "out" / "report.md") in printed.out
     assert str(tmp_path / "out" / "report.html") in printed.out and (tmp_path / "out" / "report.html").is_file()
 
@@ -181,7 +186,10 @@ def test_progress_names_stream_strategy_task_and_phase(tiny_cli: Tiny, tmp_path:
         (["run", "sst2", "--set", "learning_rat=1"], r"Unknown option 'learning_rat'\. Did you mean 'learning_rate'\?"),
         (["run", "sst2", "--set", "learning_rate=fast"], r"learning_rate must be a number, got 'fast'"),
         (["run", "sst2", "--set", "learning_rate=-1"], r"learning_rate must be above 0, got -1\.0"),
-        (["run", "sst2", "--set", "optimizer=lion"], r"optimizer must be sgd or adamw, got 'lion'"),
+        (
+            ["run", "sst2", "--set", "optimizer=lion"],
+            r"optimizer must be sgd or adamw or package.module:function, got 'lion'",
+        ),
         (["run", "sst2", "--set", "steps"], r"--set needs key=value, got 'steps'"),
         (["run", "sst2", "--set", "continual-ft.sparsity=1"], r"Unknown option 'continual-ft\.sparsity'"),
         (["run", "sst2", "--sparsity", "2"], r"sparsity must be at most 1, got 2\.0"),
@@ -630,7 +638,7 @@ def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(ti
     [
         (["--task", "trec", "x"], 1, "There is no task 'trec' to answer"),
         (["--task", "qnli", "only one"], 2, "reads pairs of texts"),
-        (["--task", "sst2", "--seed", "7", "x"], 1, "holds nothing to answer from of seed 7"),
+        (["--task", "sst2", "--seed", "7", "x"], 1, "holds nothing of seed 7 to answer from."),
         (["--task", "sst2", "--unknown", "x"], 2, "Unknown flag of 'forgetfree predict' '--unknown'"),
     ],
 )
@@ -742,7 +750,7 @@ def test_predict_takes_the_ledger_of_the_strategy_asked_for(tiny_cli: Tiny, tmp_
     capsys.readouterr()
     assert cli.main(["predict", str(out), "--task", "sst2", "--strategy", "packnet", "a film"]) == 1
     error = " ".join(capsys.readouterr().err.split())
-    assert "nothing to answer from of packnet" in error
+    assert "nothing of packnet to answer from." in error
     assert "what these kept: bitfit (seed-0), grafting-continual (seed-0)." in error
     ledger = out / "bitfit" / "seed-0" / "ledger.safetensors"
     assert cli.main(["ledger", "verify", str(ledger)]) == 0
@@ -880,13 +888,15 @@ def test_a_directory_of_version_0_2_is_reported_and_not_resumed(
     assert (out / "results.json").read_bytes() == before
 
 
-def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
+    tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     """joint answers again after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
+    monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
     arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", "--set", "scenario=class")
     at = arguments.index("--sparsity")
     assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0
-    shown = capsys.readouterr()
-    assert len(re.findall(r"evaluate \d+/\d+ done", shown.out + shown.err)) == 6
+    assert len(re.findall(r"evaluate 0/\d+\n", capsys.readouterr().err)) == 6
 
 
 def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch) -> None:

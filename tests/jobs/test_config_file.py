@@ -254,8 +254,11 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
     ),
     "a task without a kind": (lambda config: config["tasks"][0].pop("kind"), "tasks[0]: kind is missing"),
     "a task of more": (of_task(colour="green"), "tasks[0]: colour is not known here"),
-    "a kind that is none": (of_task(kind="triple"), "tasks[0]: kind must be 'single' or 'pair', got 'triple'"),
-    "a kind of another type": (of_task(kind={}), "tasks[0]: kind must be 'single' or 'pair', got {}"),
+    "a kind that is none": (
+        of_task(kind="triple"),
+        "tasks[0]: kind must be 'single', 'pair' or 'tokens', got 'triple'",
+    ),
+    "a kind of another type": (of_task(kind={}), "tasks[0]: kind must be 'single', 'pair' or 'tokens', got {}"),
     "labels of another type": (of_task(labels=5), "tasks[0]: labels must be a list, got 5"),
     "labels that are numbers": (
         of_task(labels=[0, 1]),

@@ -212,7 +212,7 @@ def test_an_experiment_says_what_is_wrong_with_data_instead_of_leaving_the_task_
     lines = (data / "sst2" / "validation.jsonl").read_text().splitlines(keepends=True)
     (data / "sst2" / "validation.jsonl").write_text("".join(lines[:1]))
     (data / "mine").mkdir()
-    (data / "mine" / "train.tsv").touch()
+    (data / "mine" / "train.doc").touch()
     given = ["experiment", "where", "--model", str(model_directory("bert")), "--shots", "4", "--data", str(data)]
     given += ["--task", "ag_news", "--out", str(tmp_path / "out"), "--set", "steps=3", "--sparsity", "0.02"]
     assert cli.main([*given, "--task", "sst2", *CHOOSE]) == 1

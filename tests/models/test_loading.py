@@ -367,7 +367,7 @@ def test_minilms_weights_and_space_stay_the_same() -> None:
 
 
 @needs_minilm
-@pytest.mark.parametrize("task", sorted(registry.tasks()))
+@pytest.mark.parametrize("task", sorted(name for name, task in registry.tasks().items() if task.kind != "tokens"))
 def test_minilms_vocabulary_has_every_registered_label_word(task: str) -> None:
     """It is BERT's vocabulary, so the registered prompts also fit bert-base-uncased."""
     from transformers import AutoTokenizer
