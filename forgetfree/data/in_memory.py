@@ -86,7 +86,10 @@ def _of_dataset(where: str, dataset: Any) -> Table:
 
 def _named(table: Table, features: Mapping[str, Any]) -> Table:
     """Return a table with the names that its features give to labels."""
-    names = {column: feature.names for column, feature in features.items() if type(feature).__name__ == "ClassLabel"}
+    inner = {
+        column: getattr(feature, "feature", feature) for column, feature in features.items()
+    }  # of a list of labels
+    names = {column: each.names for column, each in inner.items() if type(each).__name__ == "ClassLabel"}
     return Table(table.where, table.columns, table.numbers, names)
 
 

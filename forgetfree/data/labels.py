@@ -71,13 +71,14 @@ class Labels:
         return alike[0] if len(alike) == 1 else None
 
 
-def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str]) -> Labels:
+def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], numbered: bool = False) -> Labels:
     """Return the labels that training rows have.
 
     Args:
         where: the table, for messages.
         cells: what is `written` in each row; all are numbers or all are names, unless ``names`` are given.
         names: of the labels, in order, where they are known.
+        numbered: whether numbers are the places of names, as in a ``ClassLabel``; else a number may itself be a name.
 
     Raises:
         DataError: these are no labels.
@@ -88,8 +89,7 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str]) -
     if names:
         count = len(names)
         known = any(Labels.named(names).place(text) is not None for text in texts)
-        outside = not found <= set(range(count))
-        if known or (texts and not found) or (outside and len(by_name) == len(found)):
+        if known or (texts and not found) or (found and not numbered and len(by_name) == len(found)):
             return Labels(tuple(names), by_name, "one of the labels")
         if found == set(range(1, count + 1)):
             said = f"labels 1 to {count} are {_listed(names)}"

@@ -91,17 +91,25 @@ def read_task(
     """
     train = tables["train"]
     registered = registry.tasks().get(name)
-    if is_tagged(given, train, registered):
-        return read_tagged(name, tables, given, registered)
-    columns, recognised = choose(train.where, train.columns, asked.over(given), registered.kind if registered else None)
+    asked = asked.over(given)
+    if is_tagged(given, train, registered, asked):
+        return read_tagged(name, tables, given, registered, asked, said)
+    columns, recognised = choose(train.where, train.columns, asked, registered.kind if registered else None)
     assert columns.label is not None
     kind: Kind = "pair" if len(columns.texts) == 2 else "single"
     read = {split: table.labelled(columns.label) for split, table in tables.items()}
     unlabelled = {split: len(tables[split].numbers) - len(table.numbers) for split, table in read.items()}
-    if not given.get("label_names") and (names := train.label_names.get(columns.label)):
-        given = {**given, "label_names": names}
+    numbered = train.label_names.get(columns.label, ())
+    for table in tables.values():
+        if (theirs := table.label_names.get(columns.label, numbered)) != numbered:
+            raise DataError(
+                f"{table.where} has its labels in the order {', '.join(map(str, theirs))}, and {train.where} in the order "
+                f"{', '.join(map(str, numbered)) or 'of its rows'}: one number would mean two labels. Write both alike."
+            )
+    if not given.get("label_names") and numbered:
+        given = {**given, "label_names": numbered}
     names = [str(label) for label in given.get("label_names") or (registered.labels if registered else ())]
-    labels = learn_labels(train.where, read["train"].cells(columns.label, names), names)
+    labels = learn_labels(train.where, read["train"].cells(columns.label, names), names, bool(numbered))
     task = described(registered or infer(name, kind, labels.names), given, folder)
     rows = {
         split: table.rows(columns, labels, name)

@@ -8,8 +8,10 @@ IOB1, IOBES or BILOU are converted, and a note says so; numbers are read by the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from forgetfree.data.columns import RECOGNISED, Columns
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.tables import Table
 from forgetfree.display import brief, is_text
@@ -22,17 +24,27 @@ _BEGINS, _GOES_ON = "BSU", "IMEL"
 _ENDS = "SUEL"
 
 
-def is_tagged(given: Mapping[str, Any], table: Table, registered: TaskDefinition | None) -> bool:
+def is_tagged(
+    given: Mapping[str, Any], table: Table, registered: TaskDefinition | None, asked: Columns = RECOGNISED
+) -> bool:
     """Return whether the words of a task are labelled: by source.json, else as it is registered, else by its columns."""
     kind = given.get("kind") or (registered.kind if registered else None)
     if kind is not None:
         return bool(kind == "tokens")
     names = set(table.columns)
+    if asked.texts:
+        cells = table.columns.get(asked.texts[0], ())
+        return len(asked.texts) == 1 and any(isinstance(_plain(cell), list | tuple) for cell in cells[:1])
     return not names & {"text", "text_a"} and bool(names & set(_WORDS)) and bool(names & set(_TAGS))
 
 
 def read_tagged(
-    name: str, tables: Mapping[str, Table], given: Mapping[str, Any], registered: TaskDefinition | None
+    name: str,
+    tables: Mapping[str, Table],
+    given: Mapping[str, Any],
+    registered: TaskDefinition | None,
+    asked: Columns = RECOGNISED,
+    said: str = "",
 ) -> TaskRows:
     """Return a task whose words are labelled.
 
@@ -42,26 +54,31 @@ def read_tagged(
         given: what its source.json says: ``entities``, in the order of the labels; default: as it is registered, or those of
             the training tags, sorted. Where tags are numbers, ``label_names`` says what they stand for.
         registered: its definition in the registry, if it has one.
+        asked: the columns of words and tags, where they are named.
+        said: what the user should know of the tables.
 
     Raises:
         DataError: a column is missing, a row is not as it must be, or a split has no rows, or no entity.
     """
-    read = {split: _Sentences(table, given) for split, table in tables.items()}
+    read = {split: _Sentences(table, given, asked) for split, table in tables.items()}
     entities = given.get("entities") or (registered.entities if registered else ())
     entities = entities or sorted({tag[2:] for tags in read["train"].tags for tag in tags if tag != "O"})
     task = TaskDefinition.of_entities(name, entities)
     rows = complete(task, {split: sentences.rows(task) for split, sentences in read.items()})
-    notes = tuple(f"{split} rows of task {name!r}: {note}" for split, each in read.items() if (note := each.note))
-    return TaskRows(rows.task, rows.train, rows.validation, rows.test, notes)
+    notes = [f"{split} rows of task {name!r}: {note}" for split, each in read.items() if (note := each.note)]
+    if told := "; ".join(filter(None, [said, rows.cut if tables.keys() == {"train"} else ""])):
+        notes.insert(0, f"Task {name!r} ({tables['train'].where}): {told}.")
+    return replace(rows, notes=tuple(notes))
 
 
 class _Sentences:
     """The words and tags of one table, as BIO."""
 
-    def __init__(self, table: Table, given: Mapping[str, Any]) -> None:
+    def __init__(self, table: Table, given: Mapping[str, Any], asked: Columns) -> None:
         self._table = table
-        words, column = (self._column(names) for names in (_WORDS, _TAGS))
-        names = getattr(table, "label_names", {}).get(column) or given.get("label_names") or ()
+        words, column = self._column(asked.texts or _WORDS), self._column((asked.label,) if asked.label else _TAGS)
+        self._tags = column
+        names = table.label_names.get(column) or given.get("label_names") or ()
         self.words = [self._words(words, i) for i in range(len(table.numbers))]
         self.tags, self.note = list[list[str]](), ""
         for i, sentence in enumerate(self.words):
@@ -80,7 +97,7 @@ class _Sentences:
         labels = []
         for i, tags in enumerate(self.tags):
             if unknown := [tag for tag in tags if tag not in numbers]:
-                raise self._fault(i, self._column(_TAGS), f"entities of {', '.join(task.entities)}", repr(unknown[0]))
+                raise self._fault(i, self._tags, f"entities of {', '.join(task.entities)}", repr(unknown[0]))
             labels.append(tuple(numbers[tag] for tag in tags))
         return Rows(tuple(map(" ".join, self.words)), (), tuple(labels))
 
@@ -91,11 +108,11 @@ class _Sentences:
         found = ", ".join(map(repr, self._table.columns)) or "none"
         raise DataError(
             f"{self._table.where} has no column {names[0]!r}: expected tokens, with the words of a sentence, and tags, with "
-            f"one for each word; found {found}. Rename or add the column."
+            f"one for each word; found {found}. Rename or add the column, or name others with --text-column and --label-column."
         )
 
     def _cell(self, column: str, i: int) -> list[Any]:
-        value = self._table.columns[column][i]
+        value = _plain(self._table.columns[column][i])
         if isinstance(value, str):
             return value.split()
         if not isinstance(value, Sequence):
@@ -124,6 +141,11 @@ class _Sentences:
     def _fault(self, i: int, column: str, expected: str, got: str) -> DataError:
         where = f"{self._table.where}, row {self._table.numbers[i]}, column {column!r}"
         return DataError(f"{where}: expected {expected}, got {got}. Fix or remove the row.")
+
+
+def _plain(value: Any) -> Any:
+    """Return an array of numpy, as a DataFrame of a parquet file holds them, as a list."""
+    return value.tolist() if getattr(value, "ndim", 0) == 1 else value
 
 
 def bio(tags: Sequence[str]) -> list[str]:

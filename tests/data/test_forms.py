@@ -528,3 +528,31 @@ def test_existing_data_are_read_as_before(tmp_path: Path) -> None:
         load_task("mine", str(tmp_path)).fingerprint()
         == "81384d87859a916a6265ee3a2f66b02bedc9b64253904d82a622975f80b49076"
     )
+
+
+def test_splits_whose_labels_stand_in_another_order_are_refused() -> None:
+    features = {
+        split: datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+        for split, names in {"train": ["neg", "pos"], "test": ["pos", "neg"]}.items()
+    }
+    rows = {"text": ["bad", "good", "fine", "poor"], "label": [0, 1, 1, 0]}
+    held = {split: datasets.Dataset.from_dict(rows, features=each) for split, each in features.items()}
+    assert "has its labels in the order pos, neg, and" in refusal({"mood": held})
+    held["test"] = held["test"].cast(features["train"])
+    assert load_task("mood", {"mood": held}).task.labels == ("neg", "pos")
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [(["1", "0"], [1, 0, 1, 0]), (["2", "1", "0"], [2, 1, 0, 1]), (["1", "2", "3"], [1, 2, 2, 1])],
+)
+def test_numbers_that_are_names_are_names(names: list[str], labels: list[int], tmp_path: Path) -> None:
+    """`label_names` of source.json may order labels that are written as numbers."""
+    folder = tmp_path / "mood"
+    folder.mkdir()
+    rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels + list(map(int, names)))]
+    for split in ("train", "test", "validation"):
+        text_file(folder / f"{split}.jsonl", rows)
+    (folder / "source.json").write_text(json.dumps({"label_names": names}))
+    read = load_task("mood", str(tmp_path))
+    assert [names[label] for label in read.test.labels] == [str(row["label"]) for row in rows]

@@ -7,6 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -14,6 +17,7 @@ import tiny
 from tagged import PEOPLE, tagged_task
 
 from forgetfree.benchmarks.demo import TAGGED, load
+from forgetfree.data.columns import Columns
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import k_shot
@@ -31,7 +35,7 @@ ROWS = [
 
 def write(folder: Path, rows: list[dict[str, Any]], source: dict[str, Any] | None = None) -> Path:
     """Write a task with the same rows in each split, and return the data directory."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for split in ("train", "validation", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if source is not None:
@@ -187,3 +191,34 @@ def test_no_name_of_the_demo_is_in_two_splits(task: str) -> None:
     for one, other in (("train", "test"), ("train", "validation"), ("test", "train")):
         assert not names[one] & words[other]
     assert rows == load(task) and {len(each) for each in rows.values()} == {400, 100, 160}
+
+
+def test_columns_of_words_and_tags_may_be_named(tmp_path: Path) -> None:
+    data = str(write(tmp_path / "ner", [{"Words": row["tokens"], "NER": row["tags"]} for row in ROWS]))
+    expected = load_task("ner", str(write(tmp_path / "usual" / "ner", ROWS)))
+    assert load_task("ner", data, columns=Columns(("Words",), "NER")) == expected
+    with pytest.raises(DataError, match=r"no column 'xyz'.*--label-column"):
+        load_task("ner", data, columns=Columns(("Words",), "xyz"))
+
+
+def test_rows_in_memory_may_have_numbered_tags_with_names_arrays_and_one_piece() -> None:
+    names = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    numbered = {
+        "tokens": [row["tokens"] for row in ROWS],
+        "ner_tags": [[names.index(t) for t in row["tags"]] for row in ROWS],
+    }
+    tags = datasets.List(datasets.ClassLabel(names=names))
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags})
+    held = datasets.Dataset.from_dict(numbered, features=features)
+    frame = pandas.DataFrame({key: [numpy.array(cell) for cell in cells] for key, cells in row_lists(ROWS).items()})
+    splits = [{split: rows for split in ("train", "validation", "test")} for rows in (ROWS, held, frame)]
+    plain, named, arrays = [load_task("ner", {"ner": rows}) for rows in splits]
+    assert plain == named == arrays
+    whole = load_task(
+        "ner", {"ner": [row | {"tokens": [f"w{i}", *row["tokens"][1:]]} for i, row in enumerate(ROWS * 7)]}
+    )
+    assert any("held out" in note for note in whole.notes)
+
+
+def row_lists(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {key: [row[key] for row in rows] for key in rows[0]}
