@@ -17,11 +17,12 @@ and stops only the runs that name it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree.display import brief
@@ -224,32 +225,36 @@ def name_of(strategy: type) -> str | None:
 
 def recipe_of(
     model: str,
-    settings: Iterable[str] = (),
+    settings: Mapping[str, Any] = MappingProxyType({}),
     strategies: Sequence[str] = (),
     strategy: str | None = None,
     graft: bool = False,
 ) -> dict[str, Any]:
-    """Return a model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
+    """Return a model's recipe, for the options that are not set otherwise.
 
-    This decides for run, graft, experiments and strategies that are made by hand.
+    Nothing is left of it where ``optimizer`` is set to another of ours, such as the paper's SGD: its rates and its way to find
+    regions belong together. With an optimizer of the user's own, all else stays. This decides for run, graft, experiments and
+    strategies that are made by hand.
 
     Args:
         model: as ``--model``.
-        settings: names of the options that are set.
+        settings: the options that are set.
         strategies: that run.
         strategy: whose; settings for others do not count. Default: for all.
         graft: the recipe for a graft on its own, whose region is not trained after it was found.
     """
     entry = MODELS.get(model)
-    set_here = {key.removeprefix(f"{strategy}.") for key in settings}
-    if entry is None or "optimizer" in set_here:
+    set_here = {key.removeprefix(f"{strategy}."): value for key, value in settings.items()}
+    if entry is None:
         return {}
     recipe = entry.graft_recipe if graft else entry.recipe
+    if set_here.get("optimizer", recipe.get("optimizer")) in {"sgd", "adamw"} - {recipe.get("optimizer")}:
+        return {}
     own = {key.removeprefix(f"{strategy}."): value for key, value in recipe.items()}
     return {
         key: value
         for key, value in own.items()
-        if not set_here & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
+        if not set_here.keys() & {key, key.rpartition(".")[2]} and key.rpartition(".")[0] in ("", *strategies)
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from forgetfree.display import escaped
 from forgetfree.errors import UsageError
+from forgetfree.registry import MODELS
 
 #: The longest message, in characters.
 _LONGEST = 4000
@@ -52,7 +53,9 @@ def print_recipe(model: str, recipe: Mapping[str, Any]) -> None:
     """Say what a registered model brings."""
     if recipe:
         chosen = " ".join(f"{key}={value}" for key, value in recipe.items())
-        say(f"Recipe of {model}: {chosen} (each gives way to --set)")
+        say(f"Recipe of {model}: {chosen} (--set changes any of them)")
+    elif model in MODELS and MODELS[model].recipe:
+        say(f"note: the optimizer that is set drops the recipe of {model}; the defaults are used in its place.")
 
 
 def free_directory(stream: str) -> str:

@@ -7,19 +7,20 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from forgetfree.data.rows import Rows, kinds_of
-from forgetfree.errors import UsageError
+from forgetfree.errors import UsageError, nearest
 
 #: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
 _WINDOW = 50
 
 
-def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False, entities: Sequence[str] = ()) -> Rows:
+def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False, names: Sequence[str] = ()) -> Rows:
     """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
 
     Where words are labelled, draw sentences until ``shots`` of them hold each kind of entity, the rarest kind first (Yang and
     Katiyar, 2020, §4.2), and as many without any entity, if there are so many.
 
-    With ``or_fewer``, a label with fewer rows keeps all of them. ``entities`` are names for messages.
+    With ``or_fewer``, a label with fewer rows keeps all of them. ``names`` are those of the labels, or of the kinds of entities
+    from the second on, for messages.
 
     Raises:
         UsageError: ``shots`` is below 1, or a label has fewer rows.
@@ -33,12 +34,16 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False,
     wanted = {label: held for label, held in by_label.items() if label or not rows.tagged}
     label, fewest = min(wanted.items(), key=lambda item: len(item[1]))
     if len(fewest) < shots and not or_fewer:
-        what = f"training rows of label {label}"
-        if rows.tagged:
-            what = f"training sentences with {entities[label - 1] if entities else label} entities"
+        own = str(names[label]) if names else str(label)
+        count, plural = len(fewest), "s" * (len(fewest) > 1)
+        what = f"sentence{plural} with {own} entities" if rows.tagged else f"row{plural} of label {own!r}"
+        known = [name for name in names if name != own]
+        meant = (
+            "" if rows.tagged or count > 2 else nearest(own, known).replace("Did you mean", "Is it a misspelling of")
+        )
         raise UsageError(
-            f"Task {task!r} has {len(fewest)} {what}, fewer than --shots {shots}. "
-            f"Give --shots {len(fewest)} or less, or leave it out to train on all rows."
+            f"Task {task!r} has {count} training {what}, fewer than --shots {shots}.{meant} Give "
+            f"{f'--shots {count} or less' if count > 1 else 'more rows of it'}, or leave --shots out to train on all rows."
         )
     random, drawn = Random(seed), set[int]()
     order = sorted(by_label.items(), key=lambda item: (len(item[1]) if rows.tagged else 0, item[0]))

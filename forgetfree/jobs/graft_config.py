@@ -49,7 +49,7 @@ class GraftConfig(JobConfig):
         """Return the model's recipe, for what is not set otherwise; of localizing alone for a model that is fine-tuned."""
         from forgetfree.learning.training import TrainingOptions
 
-        recipe = registry.recipe_of(self.model, {*self.settings, *self.flags()}, graft=True)
+        recipe = registry.recipe_of(self.model, {**self.settings, **self.flags()}, graft=True)
         unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
         return {key: value for key, value in recipe.items() if key not in unused}
 

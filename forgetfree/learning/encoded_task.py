@@ -108,7 +108,8 @@ def encode_task(
     encoder = loaded.encoder(definition)
     if shots is not None:
         drawn = derive_seed(seed, "shots", definition.name)
-        train = k_shot(train, shots, drawn, definition.name, or_fewer, definition.entities)
+        names = ("", *definition.entities) if train.tagged else definition.labels
+        train = k_shot(train, shots, drawn, definition.name, or_fewer, names)
 
     def encode(part: Rows) -> EncodedRows:
         task = label if labels.task_known else 0

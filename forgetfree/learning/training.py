@@ -92,7 +92,7 @@ class TrainingOptions(Options):
         Args:
             model: its name, as ``--model``.
             strategy: whose own options in the recipe count, too.
-            changes: options that are set otherwise. With ``optimizer`` among them the recipe does not count.
+            changes: options that are set otherwise. Another ``optimizer`` of ours among them drops the recipe.
 
         Raises:
             UnknownNameError, OptionError: see `build`.

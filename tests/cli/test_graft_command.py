@@ -643,7 +643,7 @@ def refused(graft: GraftCommand, capsys: Any, *more: str, code: int = 2, **where
     [
         (["--shots", "0"], r"--shots must be at least 1, got 0"),
         (["--steps", "0"], r"--steps must be at least 1, got 0"),
-        (["--shots", "5000"], r"'sst2' has 12 training rows of label 0, fewer than --shots 5000"),
+        (["--shots", "5000"], r"'sst2' has 12 training rows of label 'negative', fewer than --shots 5000"),
         (["--seed", "1", "--seed", "1"], r"names the same seed twice"),
         (["--sparsity", "0.1", "--sparsity", "0.1"], r"names the same sparsity twice"),
         (["--sparsity", "2"], r"sparsity must be at most 1, got 2\.0"),

@@ -107,3 +107,12 @@ def test_an_optimiser_that_is_made_already_is_refused(tiny_stream: Any) -> None:
         assert "Options(optimizer=lambda parameters: torch.optim.RMSprop(parameters, lr=0.01))" in str(refused.value)
     with pytest.raises(OptionError, match=r"optimizer='adamw' is an option: give it to Options\(optimizer=…\)"):
         cls(stream=stream, optimizer="adamw")
+
+
+def test_an_optimizer_of_ones_own_keeps_the_rest_of_the_recipe_and_another_of_ours_drops_it() -> None:
+    recipe = registry.recipe_of("minilm")
+    rest = {key: value for key, value in recipe.items() if key != "optimizer"}
+    assert registry.recipe_of("minilm", {"optimizer": recipe["optimizer"]}) == rest  # the value that it has
+    assert registry.recipe_of("minilm", {"optimizer": "torch.optim:RMSprop"}) == rest
+    assert registry.recipe_of("minilm", {"optimizer": lambda parameters: None}) == rest
+    assert registry.recipe_of("minilm", {"optimizer": "sgd"}) == {}

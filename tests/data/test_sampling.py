@@ -39,7 +39,7 @@ def test_k_shot_may_take_all_rows_of_the_rarest_label() -> None:
 
 def test_more_shots_than_rows_are_refused_with_the_largest_number_that_works() -> None:
     with pytest.raises(
-        UsageError, match=r"Task 'own' has 6 training rows of label 0, fewer than --shots 7\. Give --shots 6"
+        UsageError, match=r"Task 'own' has 6 training rows of label '0', fewer than --shots 7\. Give --shots 6"
     ):
         k_shot(ROWS, 7, seed=0, task="own")
 
@@ -198,3 +198,11 @@ def test_a_piece_has_no_more_tokens_than_asked_for() -> None:
     lengths = [90, 5, 4, 3, 2]
     assert list(micro_batches(range(5), lengths, 8, tokens=12)) == [[4, 3, 2], [1], [0]]
     assert list(micro_batches(range(5), lengths, 2, tokens=12)) == [[4, 3], [2, 1], [0]]
+
+
+def test_a_rare_label_is_named_and_may_be_a_misspelling() -> None:
+    rows = Rows(tuple("abcdefg"), (), (0, 1, 1, 1, 2, 2, 2))
+    with pytest.raises(
+        UsageError, match=r"1 training row of label 'Biling', .*Is it a misspelling of 'Billing'\? Give more"
+    ):
+        k_shot(rows, 3, 0, "tickets", names=("Biling", "Billing", "Sales"))

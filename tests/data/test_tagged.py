@@ -129,7 +129,7 @@ def test_shots_are_sentences_of_each_kind() -> None:
     assert held == {0: 3, 1: 3, 2: 3} and len(few) == 9
     assert few == k_shot(rows, 3, 0, "people") != k_shot(rows, 3, 1, "people")
     with pytest.raises(UsageError, match=r"training sentences with (PER|LOC) entities, fewer than --shots 20"):
-        k_shot(rows, 20, 0, "people", entities=("PER", "LOC"))
+        k_shot(rows, 20, 0, "people", names=("", "PER", "LOC"))
 
 
 def test_a_sentence_of_two_kinds_counts_for_both() -> None:
