@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 MEANINGS = {
-    "a task": "the score on its test rows after the last task; accuracy, or F1 of label 1 where it says so",
+    "a task": "the score on its test rows after the last task; accuracy, or F1 where it says so: of label 1, or of entities "
+    "where a task labels words",
     "average": "the mean of the tasks' scores: each counts the same",
     "forgetting": "how far a task is below its best score since it was learned; the mean over all tasks but the last",
     "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,26 +228,34 @@ def _with_ledger(comparison: Comparison, *keys: str) -> Iterator[tuple[StrategyR
             yield entry, [run["ledger"] for run in entry.runs]
 
 
+def _overlapping(ledgers: Iterable[Json]) -> bool:
+    """Say whether several tasks may own an entry, each with its own value."""
+    return any(ledger.get("composition") == "alone" for ledger in ledgers)
+
+
 def _places(comparison: Comparison) -> Section:
     pictures = []
     for entry, ledgers in _with_ledger(comparison, "places"):
+        alone = _overlapping(ledgers)
         layers = list(dict.fromkeys(place["layer"] for place in ledgers[0]["places"]))
         kinds = list(dict.fromkeys(place["kind"] for place in ledgers[0]["places"]))
         share = np.full((len(layers), len(kinds)), np.nan)
         of_layer = np.zeros((len(layers), len(comparison.tasks)))
         for place in (place for ledger in ledgers for place in ledger["places"]):
             row, column = layers.index(place["layer"]), kinds.index(place["kind"])
-            part = 100 * sum(place["owned"]) / place["entries"] / len(ledgers)
+            held = max(place["owned"]) if alone else sum(place["owned"])  # regions that stand alone may overlap
+            part = 100 * held / place["entries"] / len(ledgers)
             share[row, column] = np.nan_to_num(share[row, column]) + part
             of_layer[row] += np.array(place["owned"]) / len(ledgers)
         of_layer *= 100 / np.maximum(of_layer.sum(0), 1)
         most = np.unravel_index(np.nanargmax(share), share.shape)
-        says = f"most, {share[most]:.2g} % of the entries, in {layers[most[0]]}, {kinds[most[1]]}"
+        says = f"most, {share[most]:.3g} % of the entries, in {layers[most[0]]}, {kinds[most[1]]}"
         top = float(np.nanmax(share)) or 1.0
+        who, what = ("the largest owner", "one task owns at most") if alone else ("any task", "some task owns")
         pictures.append(
             shaded(
-                *(share, f"{entry.label}: owned by any task", says, layers, kinds, "layer", "", (0, top), ""),
-                caption=f"Share of a place's entries that some task owns, from 0 to {top:.2g} %.",
+                *(share, f"{entry.label}: owned by {who}", says, layers, kinds, "layer", "", (0, top), ""),
+                caption=f"Share of a place's entries that {what}, from 0 to {top:.3g} %.",
             )
         )
         if len(comparison.tasks) > 1:
@@ -274,8 +282,10 @@ def _overlaps(comparison: Comparison) -> Section:
         pictures.append(
             shaded(mean, entry.label, says, names, names, "in the region of", "share of", (0, top), "{:.0f}")
         )
-    text = "How much of a column's region lies in the row's, in %. An entry that two regions hold belongs to the earlier task; "
-    text += f"{_seeds(comparison)}."
+    text = "How much of a column's region lies in the row's, in %"
+    if not any(_overlapping(ledgers) for _, ledgers in _with_ledger(comparison, "overlap")):
+        text += ". An entry that two regions hold belongs to the earlier task"
+    text += f"; {_seeds(comparison)}."
     return Section("overlap", "Overlap of regions", text, pictures)
 
 

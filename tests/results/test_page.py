@@ -120,6 +120,7 @@ def test_every_column_has_a_legend() -> None:
         "agreement",
     ):
         assert f"\n- {name}: " in text, name
+    assert "- a task: the score" in text and "of label 1, or of entities where a task labels words" in text
 
 
 # ---- fifty tasks --------------------------------------------------------------------------------------------
@@ -178,6 +179,22 @@ def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
     assert "forgetfree run &#39;qnli,&lt;b&gt;&amp;&#39; --strategy continual-ft" in text
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.S))
     assert "var(--blue)" in drawn and not {light for light, _ in COLOURS.values() if light in drawn}
+
+
+def test_owners_that_overlap_are_not_added_up(tmp_path: Path) -> None:
+    """Where tasks stand alone, three that own 32, 32 and 1 of 32 entries own all of them, and not 2e+02 %."""
+    out = make_run(tmp_path / "run", ["a", "b", "c"], {"grafting-continual": 0.0})
+    together = render(merge([load_run_results(out)]), "html")
+    assert "An entry that two regions hold belongs to the earlier task" in together
+    assert "owned by any task" in together
+    results = json.loads((out / "results.json").read_text())
+    for run in results["runs"]:
+        run["ledger"]["composition"] = "alone"
+        run["ledger"]["places"][0] |= {"entries": 32, "owned": [32, 32, 1]}
+    (out / "results.json").write_text(json.dumps(results))
+    alone = render(merge([load_run_results(out)]), "html")
+    assert "one task owns at most, from 0 to 100 %." in alone and "owned by the largest owner" in alone
+    assert "belongs to the earlier task" not in alone and "e+0" not in re.sub(r"<svg.*?</svg>", "", alone, flags=re.S)
 
 
 def test_what_a_directory_lacks_is_left_out(whole: Path, tmp_path: Path) -> None:
