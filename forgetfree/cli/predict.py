@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.text_rows import PAIR, Row, rows_of_file, rows_of_stdin, rows_of_texts
+from forgetfree.cli.text_rows import Row, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
+from forgetfree.data.columns import PAIR, Columns
 from forgetfree.display import escaped
 from forgetfree.errors import UsageError
 
@@ -47,6 +48,9 @@ def command(
     file: Annotated[
         Path | None, Parameter(name="--file", metavar="FILE", help="texts of a csv, tsv, jsonl or txt")
     ] = None,
+    text_column: Annotated[
+        tuple[str, ...], Parameter(metavar="NAME", help="column of the texts in FILE; for pairs, give it twice")
+    ] = (),
     as_json: Annotated[bool, Parameter(name="--json", help="print an object a line, with all probabilities")] = False,
     as_csv: Annotated[bool, Parameter(name="--csv", help="print a table with all probabilities")] = False,
     seed: Seed = None,
@@ -65,11 +69,18 @@ def command(
         raise UsageError("--json and --csv are both given. Give one of them.")
     if file is not None and texts:
         raise UsageError("--file and texts are both given. Give one of them.")
+    if text_column and (file is None or file.suffix == ".txt"):
+        raise UsageError(
+            "--text-column names a column of --file, which must be a csv, tsv or jsonl. Give one, or leave it out."
+        )
+    asked = Columns.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model)
     routed = task == AUTO and AUTO not in predictor.tasks
     if routed:
         predictor.route([])  # refuses before any text is read
     tasks = list(predictor.tasks) if routed else [task]
+    kinds = {predictor.definition(each).kind for each in tasks}
+    kind = min(kinds) if len(kinds) == 1 else None
     sizes = {len(predictor.definition(each).text_columns) for each in tasks}
     size = min(sizes) if len(sizes) == 1 else None
 
@@ -93,7 +104,7 @@ def command(
     else:
         rows: Iterator[Row] | list[Row] = rows_of_texts(texts, size)
         if not texts:
-            rows = rows_of_stdin(size) if file is None else rows_of_file(file, size)
+            rows = rows_of_stdin(size) if file is None else rows_of_file(file, kind, asked)
         rows = iter(rows)
         chunks = iter(lambda: list(islice(rows, _ROWS)), [])
     for chunk in chunks:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
+from forgetfree.tasks import Kind
 
 Row = tuple[str, ...]
-#: The columns of a pair of texts.
-PAIR = ("text_a", "text_b")
 FORMATS = (".csv", ".tsv", ".jsonl", ".txt")
 
 
@@ -47,14 +48,15 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
         raise UsageError(f"The texts on stdin are not in UTF-8: {first_line(error)}. Write them in UTF-8.") from error
 
 
-def rows_of_file(path: Path, size: int | None) -> Iterator[Row]:
+def rows_of_file(path: Path, kind: Kind | None, asked: Columns = RECOGNISED) -> Iterator[Row]:
     """Yield the rows of a file: csv and tsv by their header, jsonl by its keys, txt a text a line.
 
-    Columns are taken by name (``text``, or ``text_a`` and ``text_b``), or where there are no others than texts.
+    Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
 
     Args:
         path: the file.
-        size: texts in a row; ``None``: one or two, as the file has them.
+        kind: of the task; ``None``: rows have one text or two, as the file has them.
+        asked: the columns of the texts, where they are named.
 
     Raises:
         DataError: it cannot be read, or a row is not as it must be; the message says which.
@@ -65,28 +67,31 @@ def rows_of_file(path: Path, size: int | None) -> Iterator[Row]:
         )
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _read(path, file, size)
+            yield from _read(path, file, kind, asked)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"{path} cannot be read: {first_line(error)}. Write it in UTF-8, and check its name."
         ) from error
 
 
-def _read(path: Path, file: TextIO, size: int | None) -> Iterator[Row]:
+def _read(path: Path, file: TextIO, kind: Kind | None, asked: Columns) -> Iterator[Row]:
     if path.suffix == ".txt":
+        size = 2 if kind == "pair" else 1 if kind else None
         yield from (row_of_line(line.rstrip("\r\n"), size) for line in file)
         return
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...] = ()
     for number, record in _records(path, file):
-        names = names or _columns(f"{path}", list(record), size)
-        row = tuple(record.get(name) for name in names)
-        texts = tuple(text for text in row if isinstance(text, str))
-        if len(texts) < len(row):
-            lacking = next(name for name, text in zip(names, row, strict=True) if not isinstance(text, str))
-            raise DataError(
-                f"{path}, row {number}: {lacking!r} must be a text, got {record.get(lacking)!r}. Write one."
-            )
-        yield texts
+        names = names or _columns(f"{path}", [name for name in record if name is not None], kind, asked)
+        yield tuple(_text(f"{path}, row {number}", name, record.get(name), kind) for name in names)
+
+
+def _text(where: str, name: str, value: Any, kind: Kind | None) -> str:
+    if kind == "tokens" and isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        expected = "a text or a list of words" if kind == "tokens" else "a text"
+        raise DataError(f"{where}: {name!r} must be {expected}, got {value!r}. Write one.")
+    return value
 
 
 def _records(path: Path, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -110,17 +115,15 @@ def _records(path: Path, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _columns(where: str, found: Iterable[str], size: int | None) -> tuple[str, ...]:
-    held = [name for name in found if name is not None]
-    names: tuple[str, ...] = ("text",)
-    if size == 2 or (size is None and set(PAIR) <= set(held)):
-        names = PAIR
-    texts = [name for name in held if name != "label"]
-    if set(names) <= set(held):
+def _columns(where: str, found: list[str], kind: Kind | None, asked: Columns) -> tuple[str, ...]:
+    """Return the columns of the texts: those named, of common names, or the only ones beside the label."""
+    if names := choose_texts(where, found, asked, kind):
         return names
-    if len(texts) == len(names):
-        return tuple(texts)
+    ours = PAIR if kind == "pair" else ("text",)
+    texts = tuple(name for name in found if name != "label")
+    if len(texts) == len(ours):
+        return texts
     raise DataError(
-        f"{where} has the columns {', '.join(map(repr, held)) or 'none'}, and the task reads {' and '.join(names)}. Name its "
-        "columns so."
+        f"{where} has the columns {', '.join(map(repr, found)) or 'none'}, and the task reads {' and '.join(ours)}. Name its "
+        "columns so, or say with --text-column which to read."
     )

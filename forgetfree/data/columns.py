@@ -12,6 +12,8 @@ from forgetfree.tasks import Kind
 
 #: The columns of a pair of texts.
 PAIR = ("text_a", "text_b")
+#: The column of a sentence's words, by preference.
+WORDS = ("tokens", "words")
 #: Common names, compared without case and punctuation.
 _SINGLES = (
     *("text", "sentence", "review", "content", "comment", "tweet", "message", "post", "body", "document"),
@@ -78,32 +80,12 @@ def choose(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) 
     Raises:
         DataError: a column is missing, or several may be meant.
     """
-    known, found = {_plain(name): name for name in reversed(list(names))}, list(names)
-    for name in (*asked.texts, *filter(None, [asked.label])):
-        if name not in found:
-            option = "text_column" if name in asked.texts else "label_column"
-            pair = "For a pair of texts give --text-column twice. " if "," in name else ""
-            raise DataError(
-                f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}.{nearest(name, found)} "
-                f"{pair}Name one of these with --{option.replace('_', '-')}, or for one task alone as {option} in its "
-                "source.json."
-            )
-    if asked.texts and kind and len(asked.texts) != (1 if kind == "single" else 2):
-        raise DataError(
-            f"{where}: the task has {'one text' if kind == 'single' else 'two texts'} a row, and "
-            f"{len(asked.texts)} columns of texts are named: {_listed(asked.texts)}. Name one for each text."
-        )
-    said = []
-    texts = asked.texts or _own_texts(found, kind)
-    if not texts:
-        pairs = [(known[_plain(a)], known[_plain(b)]) for a, b in _PAIRS if {_plain(a), _plain(b)} <= known.keys()]
-        paired = {name for pair in pairs for name in pair}
-        singles = [(known[name],) for name in _SINGLES if name in known and (kind or known[name] not in paired)]
-        options = [*(pairs if kind != "single" else []), *(singles if kind != "pair" else [])]
-        (texts,) = _only(where, "the texts", options, "--text-column") or [()]
-        said.append(f"texts from {' and '.join(map(repr, texts))}")
+    found = list(names)
+    texts = choose_texts(where, found, asked, kind)
+    said = [] if asked.texts or _own_texts(found, kind) else [f"texts from {' and '.join(map(repr, texts))}"]
     label = asked.label or ("label" if "label" in found else None)
     if texts and label is None:
+        known = _known(found)
         options = [(known[_plain(name)],) for name in _LABELS if _plain(name) in known]
         label = next((name for (name,) in _only(where, "the labels", options, "--label-column")), None)
         said.append(f"labels from {label!r}")
@@ -121,10 +103,54 @@ def choose(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) 
     return Columns(texts, label), " and ".join(said)
 
 
+def choose_texts(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) -> tuple[str, ...]:
+    """Return a table's columns of texts; none where no name is recognised. The table may be without labels.
+
+    Args:
+        where: the table, for messages.
+        names: of all its columns.
+        asked: those that were named.
+        kind: of the task, where it is known.
+
+    Raises:
+        DataError: a column that was named is missing, or several may be meant.
+    """
+    known, found = _known(names), list(names)
+    for name in (*asked.texts, *filter(None, [asked.label])):
+        if name not in found:
+            option = "text_column" if name in asked.texts else "label_column"
+            pair = "For a pair of texts give --text-column twice. " if "," in name else ""
+            raise DataError(
+                f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}.{nearest(name, found)} "
+                f"{pair}Name one of these with --{option.replace('_', '-')}, or for one task alone as {option} in its "
+                "source.json."
+            )
+    if asked.texts and kind and len(asked.texts) != (2 if kind == "pair" else 1):
+        raise DataError(
+            f"{where}: the task has {'two texts' if kind == 'pair' else 'one text'} a row, and "
+            f"{len(asked.texts)} columns of texts are named: {_listed(asked.texts)}. Name one for each text."
+        )
+    if own := asked.texts or _own_texts(found, kind):
+        return own
+    pairs = [(known[_plain(a)], known[_plain(b)]) for a, b in _PAIRS if {_plain(a), _plain(b)} <= known.keys()]
+    paired = {name for pair in pairs for name in pair}
+    singles = [(known[name],) for name in _SINGLES if name in known and (kind or known[name] not in paired)]
+    options = [*(pairs if kind in ("pair", None) else []), *(singles if kind != "pair" else [])]
+    (texts,) = _only(where, "the texts", options, "--text-column") or [()]
+    return texts
+
+
+def _known(names: Iterable[str]) -> dict[str, str]:
+    """Return a table's names by how they are compared; the first of several that are alike."""
+    return {_plain(name): name for name in reversed(list(names))}
+
+
 def _own_texts(found: Sequence[str], kind: Kind | None) -> tuple[str, ...]:
     """Return our columns of texts, where a table has them."""
-    if kind != "single" and set(PAIR) <= set(found):
+    if kind in ("pair", None) and set(PAIR) <= set(found):
         return PAIR
+    if kind == "tokens" and (words := [name for name in WORDS if name in found]):
+        return (words[0],)
     return ("text",) if kind != "pair" and "text" in found else ()
 
 

@@ -112,6 +112,33 @@ def test_predict_prints_each_entity(run: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "more"),
+    [
+        ("rows.jsonl", '{"id": 1, "tokens": ["the", "W"], "tags": ["O", "O"]}\n', []),
+        ("rows.jsonl", '{"words": ["the", "W"], "ner_tags": [0, 0], "text": "no"}\n', []),
+        ("rows.csv", "tokens,tags\nthe W,O O\n", []),
+        ("rows.csv", "sentence,about\nthe W,x\n", []),
+        ("rows.csv", "said,about\nthe W,x\n", ["--text-column", "said"]),
+    ],
+)
+def test_predict_reads_the_files_of_the_training(
+    run: Path, tmp_path: Path, name: str, content: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    word = PEOPLE["PER"][0]
+    (tmp_path / name).write_text(content.replace("W", word))
+    assert cli.main(["predict", str(run), "--task", "people", "--file", str(tmp_path / name), *more, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (tagged,) = tag_sentences(Predictor.of_run(run), "people", [["the", word]])
+    assert (said["words"], said["tags"]) == (["the", word], list(tagged.tags))
+
+
+def test_predict_refuses_a_column_without_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"tokens": ["a"]}\n{"tokens": [3]}\n')
+    assert cli.main(["predict", str(run), "--task", "people", "--file", str(tmp_path / "rows.jsonl")]) == 1
+    assert "row 2: 'tokens' must be a text or a list of words, got [3]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("texts", "message"),
     [
         ([" "], "Sentence 1: expected a list of words, none of them empty, got []"),

@@ -23,8 +23,9 @@ from forgetfree.errors import LedgerError, TaskError, UsageError
 
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
-#: What each strategy keeps: a ledger of each composition, adapters apart and together, one model, a model per task.
-STRATEGIES = ("grafting-continual", "wsn", "bitfit", "lora", "o-lora", "continual-ft", "fine-tune")
+#: What each strategy keeps: a ledger of each composition, one of a merged model, adapters apart and together, one model, a model per task.
+MERGED = ("merge-task-arithmetic", "merge-ties", "merge-stitch")
+STRATEGIES = ("grafting-continual", "wsn", "bitfit", "lora", "o-lora", "continual-ft", "fine-tune", *MERGED)
 #: Model, and strategies of a run with it: all with a linear readout, some by label words.
 RUNS = {
     "bert": STRATEGIES,
@@ -298,6 +299,7 @@ def test_a_ledger_of_another_model_is_refused_by_a_switch(
     [
         ("rows.csv", 'label,text\n1,"a joy, truly"\n0,a dull film\n'),
         ("rows.csv", 'review\n"a joy, truly"\na dull film\n'),
+        ("rows.csv", 'id,Review,sentiment\n1,"a joy, truly",good\n2,a dull film,bad\n'),
         ("rows.tsv", "text\tlabel\na joy, truly\t1\na dull film\t0\n"),
         ("rows.jsonl", '{"text": "a joy, truly", "label": 1}\n\n"a dull film"\n'),
         ("rows.txt", "a joy, truly\r\na dull film\r\n"),
@@ -326,8 +328,16 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
     run = run_of(finished_run, "bert")
     (tmp_path / "a.csv").write_text("text_b,text_a\nit was,who\n")
     (tmp_path / "b.txt").write_text("who\tit was\n")
-    for file in ("a.csv", "b.txt"):
-        assert cli.main(["predict", str(run), "--task", "qnli", "--file", str(tmp_path / file), "--json"]) == 0
+    (tmp_path / "c.csv").write_text("id,sentence,question,label\n7,it was,who,0\n")
+    (tmp_path / "d.csv").write_text("answered,by,asked\nit was,me,who\n")
+    for file, *more in (
+        ["a.csv"],
+        ["b.txt"],
+        ["c.csv"],
+        ["d.csv", "--text-column", "asked", "--text-column", "answered"],
+    ):
+        flags = ["--task", "qnli", "--file", str(tmp_path / file), *more, "--json"]
+        assert cli.main(["predict", str(run), *flags]) == 0
         said = json.loads(capsys.readouterr().out)
         assert (said["text_a"], said["text_b"]) == ("who", "it was")
 
@@ -335,7 +345,8 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
 @pytest.mark.parametrize(
     ("name", "content", "code", "message"),
     [
-        ("a.csv", "title,body\na,b\n", 1, "has the columns 'title', 'body', and the task reads text"),
+        ("a.csv", "title,date\na,b\n", 1, "has the columns 'title', 'date', and the task reads text"),
+        ("a.csv", "review,body\na,b\n", 1, "the texts may be in 'review', or in 'body'. Say which, by --text-column"),
         ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', 1, "row 2: 'text' must be a text, got 3"),
         ("a.jsonl", "{\n", 1, "row 1 is no JSON"),
         ("a.xml", "<a>", 1, "is of no known kind"),
@@ -358,6 +369,8 @@ def test_flags_that_exclude_each_other_are_refused(finished_run: MakeRun, tmp_pa
     for more, message in (
         (["--json", "--csv", "a"], "--json and --csv are both given"),
         (["--file", "a.txt", "a"], "--file and texts are both given"),
+        (["--text-column", "review", "a"], "--text-column names a column of --file"),
+        (["--file", "a.txt", "--text-column", "review"], "--text-column names a column of --file"),
     ):
         assert cli.main(["predict", run, "--task", "sst2", *more]) == 2
         assert message in capsys.readouterr().err
