@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from forgetfree.continual.regions import TaskRegions
@@ -18,6 +19,7 @@ from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule, merge
 from forgetfree.core.regions import Region
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.ledger import Ledger, merged_ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 
@@ -46,15 +48,15 @@ class Merging(ContinualStrategy):
     """Fine-tune θ_pre on each task alone, keep of θ_ft the entries that the rule needs, and merge those of all tasks.
 
     A task is answered by the merged model of all learned tasks with its own readout; so is one that is not learned yet, with
-    an untrained readout. What is kept is a ledger of one graft a task, of which the merged model is made.
+    an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_Grafts`.
     """
 
     taskwise: ClassVar[bool] = True
     rule: ClassVar[MergeRule]
 
     def setup(self) -> None:
-        """Make an empty ledger, in which each task stands alone."""
-        self.regions = TaskRegions(self, "alone")
+        """Make an empty ledger of grafts, in which each task stands alone."""
+        self.regions = _Grafts(self, "alone")
         self._merged: tuple[int, Graft] | None = None
 
     @abstractmethod
@@ -91,6 +93,27 @@ class Merging(ContinualStrategy):
             grafts = [record.owned for record in records] or [Graft(Region.empty(), self.pre_trained.theta[:0])]
             self._merged = len(records), merge(grafts, self.pre_trained.theta, self.rule, **settings)
         return self._merged[1]
+
+    def merged_ledger(self) -> Ledger:
+        """Return the merged model as a ledger, which answers as this strategy does."""
+        grafts = self.regions.ledger
+        return merged_ledger(grafts.space, grafts.fingerprint, grafts.binding, self.merged(), grafts.records)
+
+
+class _Grafts(TaskRegions):
+    """Keeps two ledgers: that of the grafts, to learn further tasks, and the merged one, to answer with."""
+
+    file: ClassVar[str] = "grafts.safetensors"
+    _strategy: Merging
+
+    def save(self, directory: Path) -> None:
+        """Write both."""
+        super().save(directory)
+        self._strategy.merged_ledger().save(directory / TaskRegions.file)
+
+    def bytes_kept(self) -> int:
+        """Count both."""
+        return super().bytes_kept() + (self._strategy.merged_ledger().size_in_bytes if self.ledger.records else 0)
 
 
 class MergeTaskArithmetic(Merging):

@@ -108,6 +108,9 @@ class TaskRegions:
         ledger: who owns what.
     """
 
+    #: What the ledger's file is called.
+    file: ClassVar[str] = "ledger.safetensors"
+
     def __init__(self, strategy: ContinualStrategy, composition: Composition) -> None:
         loaded = strategy.stream.loaded
         self._strategy = strategy
@@ -268,11 +271,11 @@ class TaskRegions:
 
     def save(self, directory: Path) -> None:
         """Write the ledger."""
-        self.ledger.save(directory / "ledger.safetensors")
+        self.ledger.save(directory / self.file)
 
     def load(self, directory: Path) -> None:
         """Read the ledger; the next task may be learned on top of it."""
-        path, strategy = directory / "ledger.safetensors", self._strategy
+        path, strategy = directory / self.file, self._strategy
         ledger = Ledger.load(path)
         composition = self.ledger.composition
         if ledger.composition != composition:

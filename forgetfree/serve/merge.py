@@ -10,9 +10,8 @@ from forgetfree.core.graft import Graft
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.merging import MergeRule, check_merge, merge
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
-from forgetfree.ledger import Ledger
+from forgetfree.ledger import Ledger, merged_ledger
 from forgetfree.ledger.records import Record
 from forgetfree.models.loading import load_model
 
@@ -34,9 +33,7 @@ def merge_grafts(
     weight: float | None = None,
     density: float | None = None,
 ) -> Ledger:
-    """Return the merged grafts as a ledger: the first task owns all entries, and each has its own readout.
-
-    Its composition is ``selection``: a task is answered with its own region, which is the same for all.
+    """Return the merged grafts as a ledger: see `forgetfree.ledger.merged_ledger`.
 
     Args:
         grafts: by the name of their file, for messages.
@@ -62,20 +59,19 @@ def merge_grafts(
     if first.tokenizer and first.tokenizer != loaded.tokenizer_digest:
         raise GraftError(f"The grafts were made with another tokenizer than {loaded.name!r} has. Give their own model.")
     merged = merge(list(grafts.values()), space.flatten(backbone), rule, weight, density)
-    ledger = Ledger(space, loaded.fingerprint, "selection", loaded.binding("fp32"))
-    nothing = Graft(Region.empty(), merged.values[:0])
-    for number, (origin, graft) in enumerate(zip(origins, grafts.values(), strict=True)):
-        record = Record(
+    records = [
+        Record(
             origin.task.name,
-            merged.region,
-            nothing if number else merged,
-            len(merged.region) / len(space),
+            graft.region,
+            graft,
+            origin.sparsity,
             graft.readout,
             definition=origin.task,
             classes=tuple(range(len(origin.task.labels))),
         )
-        ledger.append(record)
-    return ledger
+        for origin, graft in zip(origins, grafts.values(), strict=True)
+    ]
+    return merged_ledger(space, loaded.fingerprint, loaded.binding("fp32"), merged, records)
 
 
 def _origins(grafts: Mapping[str, Graft]) -> list[GraftOrigin]:

@@ -23,7 +23,7 @@ from forgetfree.errors import LedgerError, TaskError, UsageError
 
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
-#: What each strategy keeps: a ledger of each composition, one of a merged model, adapters apart and together, one model, a model per task.
+#: What each strategy keeps: a ledger of each composition, of a merged model, adapters apart, together, one model, one a task.
 MERGED = ("merge-task-arithmetic", "merge-ties", "merge-stitch")
 STRATEGIES = ("grafting-continual", "wsn", "bitfit", "lora", "o-lora", "continual-ft", "fine-tune", *MERGED)
 #: Model, and strategies of a run with it: all with a linear readout, some by label words.

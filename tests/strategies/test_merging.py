@@ -84,15 +84,18 @@ def test_one_task_is_answered_as_its_graft_answers(name: str) -> None:
         assert torch.equal(strategy.space.flatten(model.backbone), merged)
 
 
-def test_what_is_kept_is_the_ledger_of_all_grafts(tmp_path: Any) -> None:
+def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> None:
     kept = {}
     for name in OWN:
         strategy = learned(name)
         strategy.save(tmp_path / name)
-        ledger = Ledger.load(tmp_path / name / "ledger.safetensors")
+        ledger = Ledger.load(tmp_path / name / "grafts.safetensors")
         assert ledger.composition == "alone" and len(ledger.records) == 3
+        merged = Ledger.load(tmp_path / name / "ledger.safetensors")
+        assert merged.tasks == ledger.tasks and merged.owned() == strategy.merged().region
+        assert all(torch.equal(merged.graft(task).values, strategy.merged().values) for task in merged.tasks)
         kept[name] = strategy.bytes_kept()
-        assert kept[name] == (tmp_path / name / "ledger.safetensors").stat().st_size
+        assert kept[name] == sum(file.stat().st_size for file in (tmp_path / name).iterdir())
         answers = strategy.evaluate()
         again = make(name, tiny_stream(TASKS))
         again.load(tmp_path / name)
