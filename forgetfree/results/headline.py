@@ -32,11 +32,15 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
     else:
         parts = [_lost(entry) for entry in (naive, ours) if entry]
         if parts:
-            yield f"{_capital(', '.join(parts))}{_price(ours, len(comparison.tasks))}."
+            text = ", ".join(parts)
+            yield f"{_capital(text) if naive else text}{_price(ours, len(comparison.tasks))}."
         if ours and not naive:
             yield f"{NAIVE} is not among the strategies: what naive training would have lost is not known."
     if naive and ours:
         yield _difference(ours, naive)
+    names = [entry.runs[0]["strategy"] for entry in comparison.strategies]
+    if any(names.count(entry.runs[0]["strategy"]) > 1 for entry in (naive, ours) if entry):
+        yield "These sentences tell the first set-up of a strategy; the tables have all."
     constant = (
         comparison.constant and f"a constant answer scores {percent(float(np.mean(comparison.constant)))} % on average"
     )

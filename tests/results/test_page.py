@@ -44,6 +44,17 @@ def test_the_sentence_says_what_each_lost_and_at_what_price() -> None:
     )
 
 
+def test_the_sentence_says_where_it_tells_one_of_several_set_ups() -> None:
+    runs = [
+        run_of("continual-ft", 0, last, options={"steps": steps})
+        for steps, last in ((40, [0.6, 0.7]), (20, [0.8, 0.9]))
+    ]
+    text = headline(compared(*runs))
+    assert (
+        "continual-ft (steps=40)" in text and "(steps=20)" not in text and "tell the first set-up of a strategy" in text
+    )
+
+
 def test_the_sentence_has_the_interval_over_seeds() -> None:
     """Losses of 20 and 10: 15 ± t(0.975, 1) · 7.07 / √2 = 15 ± 12.706 · 5 = −48.5 to 78.5. Nothing is decided by two seeds."""
     runs = [run_of("continual-ft", seed, [last, 0.7]) for seed, last in enumerate((0.6, 0.7))]
@@ -63,7 +74,7 @@ def test_the_sentence_has_the_interval_over_seeds() -> None:
         ([("fine-tune", [0.8, 0.7])], "A model for each task (fine-tune) scores 75.0 % on average."),
         (
             [("mine", [0.7, 0.7])],
-            "Mine lost 10.0 points on average (one seed). continual-ft is not among the strategies: what naive training would "
+            "mine lost 10.0 points on average (one seed). continual-ft is not among the strategies: what naive training would "
             "have lost is not known.",
         ),
         ([("continual-ft", [0.9, 0.7])], "Naive fine-tuning (continual-ft) gained 10.0 points on average (one seed)."),
