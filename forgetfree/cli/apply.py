@@ -11,7 +11,6 @@ from forgetfree.cli.hub import go_offline_if_cut_off, local_path, needs_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.words import no_empty_directories
 from forgetfree.display import escaped
-from forgetfree.errors import UsageError
 from forgetfree.jobs.environment import make_directory, quiet_libraries
 
 if TYPE_CHECKING:
@@ -31,12 +30,10 @@ def command(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: D
     quiet_libraries()
     from forgetfree.core.graft import Graft
     from forgetfree.core.graft_file import find_graft
-    from forgetfree.serve.apply import apply_graft
+    from forgetfree.serve.apply import apply_graft, base_model_name
 
     graft = Graft.load(find_graft(local_path(graft_file)))
-    name = model or (graft.origin.model if graft.origin else "minilm")
-    if not name:
-        raise UsageError("The graft comes from a ledger and does not name its base model. Give it by --model.")
+    name = base_model_name(model, graft)
     if needs_hub(name):
         go_offline_if_cut_off()
     with no_empty_directories(out):

@@ -37,7 +37,7 @@ def command(
     quiet_libraries()
     from forgetfree.core.graft import Graft
     from forgetfree.core.graft_file import find_graft
-    from forgetfree.serve.apply import check_free
+    from forgetfree.serve.apply import base_model_name, check_free
     from forgetfree.serve.shira import from_shira, to_shira
 
     if to == "graft":
@@ -55,7 +55,7 @@ def command(
         return
     check_free(out)
     graft = Graft.load(find_graft(local_path(source)))
-    name = model or (graft.origin.model if graft.origin else "minilm")
+    name = base_model_name(model, graft)
     _reach(name)
     made = to_shira(graft, name, out, drop_others=drop_others)
     print(

@@ -44,10 +44,11 @@ def command(
         raise UsageError(f"Merging takes two different grafts or more, got {len(set(graft_files))}. Give one a task.")
     from forgetfree.core.graft import Graft
     from forgetfree.core.graft_file import find_graft
+    from forgetfree.serve.apply import base_model_name
     from forgetfree.serve.merge import merge_grafts
 
     grafts = {file: Graft.load(find_graft(local_path(file))) for file in graft_files}
-    name = model or next((graft.origin.model for graft in grafts.values() if graft.origin), "minilm")
+    name = base_model_name(model, *grafts.values())
     if needs_hub(name):
         go_offline_if_cut_off()
     ledger = merge_grafts(grafts, by, model=name, weight=weight, density=density)

@@ -165,6 +165,20 @@ def _space(graft: Graft) -> ParameterSpace:
     return graft.space
 
 
+def base_model_name(model: str | None, *grafts: Graft) -> str:
+    """Return the base model's name: ``model``, or else the first that a graft has for it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    names = [graft.origin.model for graft in grafts if graft.origin]
+    if name := model or next(filter(None, names), ""):
+        return name
+    if names:
+        raise UsageError("The graft comes from a ledger and does not name its base model. Give it by --model.")
+    return "minilm"  # any: a graft without an origin is refused later, by name
+
+
 def check_free(out: Path) -> None:
     """Raise ``UsageError`` unless ``out`` does not exist, or is an empty directory."""
     if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):

@@ -14,6 +14,7 @@ from forgetfree.errors import GraftError, UsageError
 from forgetfree.ledger import Ledger, merged_ledger
 from forgetfree.ledger.records import Record
 from forgetfree.models.loading import load_model
+from forgetfree.serve.apply import base_model_name
 
 #: What must be the same in all grafts, and what it is called.
 _SHARED = {
@@ -49,7 +50,7 @@ def merge_grafts(
     check_merge(rule, weight, density)
     origins = _origins(grafts)
     first = origins[0]
-    loaded = load_model(model or first.model, first.readout, max_length=first.max_length)
+    loaded = load_model(base_model_name(model, *grafts.values()), first.readout, max_length=first.max_length)
     backbone, own = loaded.model.backbone, grafts[next(iter(grafts))].space
     assert own is not None  # of every graft with an origin
     prefix = body_prefix(backbone)

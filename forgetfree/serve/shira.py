@@ -107,11 +107,16 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
         if origin.readout == "linear":
             write_readout(directory / READOUT, graft.readout, origin.task.labels)
         write_atomically(directory / ORIGIN, origin.json)
-        reading = "    # readout.safetensors reads the labels at the first token (at the last, for causal models).\n"
+        where = (
+            "each word's first token"
+            if origin.task.kind == "tokens"
+            else "the first token (at the last, for causal models)"
+        )
+        reading = f"    # readout.safetensors reads the labels at {where}.\n"
         card = _CARD.format(
             task=origin.task.name,
             loader=_loader(origin),
-            model=origin.model,
+            model=origin.model or model,
             reading=reading if origin.readout == "linear" else "",
         )
         write_atomically(directory / "README.md", card)
@@ -146,7 +151,7 @@ def from_shira(directory: StrPath, model: str | None = None) -> Graft:
             "`forgetfree graft TASK --fine-tuned DIR`."
         )
     origin = _origin(path / ORIGIN)
-    name = model or (origin.model if origin else config.get("base_model_name_or_path"))
+    name = model or (origin.model if origin else "") or config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise UsageError(f"{str(path)!r} does not name its base model. Give it to --model.")
     loaded = load_model(name, origin.readout if origin else "auto")

@@ -98,6 +98,18 @@ def test_what_cannot_be_merged_is_refused(
     assert "must be above 0 and at most 1" in refusal(2, qnli, news, "--by", "ties", "--density", "2")
     assert "exists. Give a new name" in refusal(2, qnli, news, "--out", films)
     assert "belongs to" in refusal(1, qnli, news, "--model", other.model)
+    ledger = str(tmp_path / "merged.safetensors")
+    assert cli.main(["merge", qnli, news, "--out", ledger]) == 0
+    nameless = [str(tmp_path / f"{task}-of-ledger.safetensors") for task in TASKS[:2]]
+    for task, file in zip(TASKS, nameless, strict=False):
+        Ledger.load(ledger).graft(task).save(file)
+    message = "The graft comes from a ledger and does not name its base model. Give it by --model."
+    assert message in refusal(2, *nameless)
+    assert cli.main(["convert", nameless[0], "--to", "shira", "--out", str(tmp_path / "x")]) == 2
+    assert message in capsys.readouterr().err
+    for more in (["--model", own.model], []):  # without --model, by the name that another graft has
+        files = nameless if more else [nameless[0], films]
+        assert cli.main(["merge", *files, *more, "--out", str(tmp_path / f"named-{len(more)}.safetensors")]) == 0
     graft = own.grafts["sst2"]
     graft.save(tmp_path / "again.safetensors")
     assert "are both of task 'sst2'" in refusal(2, films, str(tmp_path / "again.safetensors"))

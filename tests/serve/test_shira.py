@@ -24,6 +24,7 @@ from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.loading import load_model
 from forgetfree.serve.shira import from_shira, to_shira
+from forgetfree.tasks import TaskDefinition
 
 ModelDirectory = Callable[[str], Path]
 IDS = torch.tensor([[5, 9, 12, 7, 3], [4, 8, 8, 6, 2]])
@@ -163,6 +164,19 @@ def test_a_matrix_without_room_is_named(made: Callable[..., Made], tmp_path: Pat
     graft = replace(own.linear, region=whole, values=own.single.pre.theta[whole.indices] + 1)
     with pytest.raises(UsageError, match=r"is too small. Make a sparser graft"):
         to_shira(graft, own.model, tmp_path / "adapter")
+
+
+def test_the_card_says_where_the_readout_reads(made: Callable[..., Made], tmp_path: Path) -> None:
+    own, words = made(), TaskDefinition.of_entities("people", ["PER"])
+    assert own.linear.origin is not None
+    readout = {"weight": torch.zeros(3, own.linear.readout["weight"].shape[1]), "bias": torch.zeros(3)}
+    tagger = replace(own.linear, origin=replace(own.linear.origin, task=words, model=""), readout=readout)
+    for graft, where in ((own.linear, "at the first token (at the"), (tagger, "at each word's first token.")):
+        directory = to_shira(graft, own.model, tmp_path / where[-9:]).directory
+        card = (directory / "README.md").read_text()
+        assert f"readout.safetensors reads the labels {where}" in card
+        assert f"(BASE)  # {own.model}\n" in card
+    assert from_shira(directory).origin == tagger.origin  # whose base model the adapter names
 
 
 def test_what_cannot_be_converted_is_refused(
