@@ -46,6 +46,7 @@ from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.metrics import Predictions, agreement, constant_score
 from forgetfree.results.rendering import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
+from forgetfree.tasks import readout_for
 
 #: The file of the only graft.
 _ONLY = "graft"
@@ -164,10 +165,9 @@ class GraftJob(Job[GraftConfig]):
         if config.fine_tuned is not None:
             given = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
             given.add_task(self.rows.task)
+        readout = readout_for(config.readout, [self.rows.task])
         bench = SingleTask(
-            given.loaded
-            if given
-            else load_model(self.given.model_or(config.model), config.readout, **how, **self.given.how),
+            given.loaded if given else load_model(self.given.model_or(config.model), readout, **how, **self.given.how),
             self.rows,
             shots=config.shots,
             seed=seed,

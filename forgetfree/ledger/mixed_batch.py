@@ -71,11 +71,16 @@ class MixedBatchModel:
             tasks: the task of each row.
 
         Raises:
-            UsageError: there are more rows than tasks, or fewer.
+            UsageError: there are more rows than tasks, or fewer; or words are marked in a row, which labels of their own have.
             TaskError: the ledger or the model does not know a task.
         """
         if len(rows) != len(tasks):
             raise UsageError(f"Expected a task for each row: got {len(rows)} rows and {len(tasks)} tasks.")
+        if marked := [task for row, task in zip(rows, tasks, strict=True) if (self._model.counts(row[None]) > 1).any()]:
+            raise UsageError(
+                f"Task {marked[0]!r} labels words, and a batch of many tasks has one label a row. Answer it alone: "
+                "forgetfree.serve.tagging.tag_sentences."
+            )
         groups: dict[str, list[int]] = {}
         for number, task in enumerate(tasks):
             groups.setdefault(task, []).append(number)

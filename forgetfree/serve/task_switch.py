@@ -21,8 +21,9 @@ class TaskSwitch:
     """Switches a transformers model between its own weights and the tasks of a ledger.
 
     While a task is in place, the model has the task's weights, its ``config`` names the task's labels, and the ``logits`` of
-    its output are those of the task's linear readout, ``(B, n)``, whatever head the model has or lacks: they are computed
-    from the body's hidden states as in the run. A readout by label words adds no layer, so such a model keeps its own logits,
+    its output are those of the task's linear readout, whatever head the model has or lacks: they are computed from the body's
+    hidden states as in the run. They are ``(B, n)``, or ``(B, L, n)`` for a task that labels words: a word's are those at its
+    first token. A readout by label words adds no layer, so such a model keeps its own logits,
     and the words' logits are among them. `to` with ``None`` gives back weights, output and configuration as they were.
 
     Args:
@@ -66,9 +67,12 @@ class TaskSwitch:
             config.id2label = dict(enumerate(record.definition.labels))
             config.label2id = {label: number for number, label in config.id2label.items()}
         if self._linear:
+            kind = record.definition and record.definition.kind
             self._hooks = [
                 self._body.register_forward_hook(self._note),
-                self._model.register_forward_hook(self._reader(record.own_readout), with_kwargs=True),
+                self._model.register_forward_hook(
+                    self._reader(record.own_readout, of_words=kind == "tokens"), with_kwargs=True
+                ),
             ]
 
     @contextmanager
@@ -83,8 +87,8 @@ class TaskSwitch:
     def _note(self, body: nn.Module, inputs: Any, output: Any) -> None:
         self._hidden = getattr(output, "last_hidden_state", None)
 
-    def _reader(self, tensors: dict[str, Tensor]) -> Any:
-        """Return a hook that puts the logits of a readout into the model's output."""
+    def _reader(self, tensors: dict[str, Tensor], *, of_words: bool) -> Any:
+        """Return a hook that puts the logits of a readout into the model's output: of the row, or at all its positions."""
         labels, width = tensors["weight"].shape
         readout = nn.Linear(width, labels, device=next(self._body.parameters()).device)
         load_tensors_(readout, tensors)
@@ -96,9 +100,10 @@ class TaskSwitch:
                 raise UsageError(
                     "The model returned a tuple, expected an output with names. Leave out return_dict=False."
                 )
-            rows = torch.arange(len(hidden), device=hidden.device)
-            place = _last(given.get("attention_mask"), hidden) if last else torch.zeros_like(rows)
-            output["logits"] = readout.to(hidden.device)(hidden[rows, place].to(readout.weight.dtype))
+            if not of_words:
+                rows = torch.arange(len(hidden), device=hidden.device)
+                hidden = hidden[rows, _last(given.get("attention_mask"), hidden) if last else torch.zeros_like(rows)]
+            output["logits"] = readout.to(hidden.device)(hidden.to(readout.weight.dtype))
             return output
 
         return read

@@ -15,11 +15,13 @@ from tagged import PEOPLE, TOPICS, tagged_task
 from forgetfree import cli
 from forgetfree.core.graft import Graft
 from forgetfree.data.encoding import EncodedRows
+from forgetfree.errors import UsageError
 from forgetfree.learning.training import predict
-from forgetfree.ledger import Ledger
+from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.tagging import tag_sentences
+from forgetfree.serve.task_switch import TaskSwitch
 
 STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 
@@ -198,6 +200,63 @@ def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path
         assert got == kinds
         found += len(got)
     assert found
+
+
+@pytest.mark.parametrize("kind", ["roberta-mlm", "gpt2-lm"])
+def test_a_graft_of_a_language_model_labels_words_unless_told_otherwise(
+    data: Path, model_directory, tmp_path: Path, kind: str
+) -> None:
+    words = ["--data", str(data), "--model", str(model_directory(kind)), "--steps", "1", "--sparsity", "0.1"]
+    assert cli.main(["graft", "people", *words, "--readout", "auto", "--out", str(tmp_path / "graft")]) == 0
+    assert json.loads((tmp_path / "graft" / "results.json").read_text())["model"]["readout"] == "linear"
+    few = ["--set", "steps=1", "--shots", "4", "--seed", "0", "--out", str(tmp_path / "looked-at")]
+    words = ["--data", str(data), "--model", str(model_directory(kind)), "--task", "people", "--readout", "auto", *few]
+    assert cli.main(["experiment", "localization", *words]) == 0
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@pytest.mark.parametrize("loader", ["AutoModel", "AutoModelForTokenClassification"])
+def test_a_model_of_ones_own_labels_words_as_the_run_did(
+    run: Path, arguments: list[str], model_directory, tmp_path: Path, kind: str, loader: str
+) -> None:
+    place = model_directory(kind)
+    if kind != "bert":
+        few = ["--model", str(place), "--steps", "2", "--strategy", "grafting-continual", "--set", "sparsity=0.1"]
+        run = tmp_path / "run"
+        assert cli.main(["run", "people", *arguments[:2], *few, "--out", str(run)]) == 0
+    model = getattr(transformers, loader).from_pretrained(place).eval()
+    rows, predictor = tagged_task("people", PEOPLE, train=160).test.take([3, 7]), Predictor.of_run(run)
+    switch = TaskSwitch(run / "grafting-continual" / "seed-0" / "ledger.safetensors", model)
+    encoded = EncodedRows.of(predictor.loaded.encoder(predictor.definition("people"))(rows), rows.labels, 0, 0)
+    with switch.task("people"), torch.no_grad():
+        x = encoded.batch([0, 1])[0]
+        logits = model(**predictor.loaded.model.inputs(x)).logits
+        assert logits.shape == (*x.shape, 5)
+        assert torch.equal(logits[x < 0], predictor.logits("people", rows))
+
+
+def test_a_batch_of_many_tasks_refuses_words(run: Path) -> None:
+    predictor = Predictor.of_run(run)
+    rows = tagged_task("people", PEOPLE, train=160).test.take([3])
+    ids = torch.tensor(predictor.loaded.encoder(predictor.definition("people"))(rows)[0])
+    switch = LedgerSwitch(predictor.ledger, predictor.loaded.model.backbone)
+    with pytest.raises(UsageError, match="Task 'people' labels words, and a batch of many tasks has one label a row"):
+        MixedBatchModel(predictor.loaded.model, switch).answer([ids], ["people"])
+
+
+def test_a_token_classifier_fine_tuned_elsewhere_is_grafted(arguments: list[str], tmp_path: Path, model_directory) -> None:
+    """Its F1 is that of the graft whose model it is, and a region of all entries gives it back whole."""
+    first, model, again = tmp_path / "first", tmp_path / "model", tmp_path / "again"
+    base = str(model_directory("bert"))
+    assert cli.main(["graft", "people", *arguments, "--out", str(first)]) == 0
+    assert cli.main(["apply", str(first), "--model", base, "--out", str(model)]) == 0
+    words = ["--data", arguments[1], "--model", base, "--fine-tuned", str(model), "--sparsity", "1"]
+    assert cli.main(["graft", "people", *words, "--set", "mask_steps=0", "--out", str(again)]) == 0
+    scores = [
+        {row["model"]: row["score"] for row in json.loads((out / "results.json").read_text())["rows"]}
+        for out in (first, again)
+    ]
+    assert scores[1]["fine-tuned"] == scores[1]["grafted"] == scores[0]["grafted"] > 0
 
 
 def test_a_ledger_of_the_run_tags_as_the_run_did(run: Path) -> None:

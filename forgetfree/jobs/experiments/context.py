@@ -27,6 +27,7 @@ from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build, recorded
 from forgetfree.results.metrics import Predictions, agreement
+from forgetfree.tasks import readout_for
 
 
 class ExperimentContext:
@@ -63,6 +64,12 @@ class ExperimentContext:
             self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.columns)
         return self._tasks[task]
 
+    @cached_property
+    def readout(self) -> str:
+        """Return the kind of readout of all tasks."""
+        there = (self.rows(task).task for task in self.preset.tasks if not self.missing([task]))
+        return readout_for(self.preset.readout, there)
+
     def missing(self, names: Sequence[str]) -> str:
         """Say why a task has no data under any of its names; an empty text where it has some."""
         reason = ""
@@ -86,7 +93,7 @@ class ExperimentContext:
         """Return the single task of a unit; of a label with fewer rows than ``shots``, all are taken."""
         preset = self.preset
         bench = SingleTask(
-            load_model(preset.model, preset.readout, graftable=preset.graftable, max_length=preset.max_length),
+            load_model(preset.model, self.readout, graftable=preset.graftable, max_length=preset.max_length),
             self.rows(unit["task"]),
             shots=unit["shots"],
             or_fewer=True,

@@ -112,7 +112,7 @@ class ExperimentJob(Job[ExperimentConfig]):
             raise DataError(next(iter(self.skipped.values())))
         needed = self.experiment.tasks(preset)
         there = [context.first_available(names) for names in needed if names[0] not in self.skipped]
-        loaded = load_model(preset.model, preset.readout, max_length=preset.max_length)
+        loaded = load_model(preset.model, context.readout, max_length=preset.max_length)
         tell_shared_rows(map(context.rows, there), preset.evaluate_on)
         rows = {task: context.rows(task) for task in there}
         data: Json = {
