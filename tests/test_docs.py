@@ -128,6 +128,21 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     assert [row for row in rows if row not in text] == []
 
 
+def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
+    """Every cell but the last, kept per task, stands in the report, and none is bold."""
+    from forgetfree.results.reports import lay_out
+    from forgetfree.results.run_results import load_run_results, merge
+
+    table = lay_out(merge([load_run_results(RESULTS / "main-job.csv")])).tables[0]
+    scores = {row[0]: [cell for cell in row[1:] if cell] for row in table.rows}
+    lines = re.findall(
+        r"^\| `([\w-]+)`.*?((?: \| [^|]+){5}) \| [^|]+ \|$", (ROOT / "README.md").read_text("utf-8"), re.M
+    )
+    assert len(lines) == 3
+    for name, cells in lines:
+        assert cells.split(" | ")[1:] == scores[name][:5], name
+
+
 def test_the_digits_are_those_of_the_committed_run() -> None:
     from forgetfree.benchmarks.vision.digits import table
     from forgetfree.results.stored import rows_of_csv
