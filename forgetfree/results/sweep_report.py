@@ -38,7 +38,14 @@ def lay_out_sweep(results: Json) -> Page:
     )
     notes = [f"Validation rows decide; no test row was scored in a trial. Strategy: {results['strategy']}."]
     if chosen is not None:
-        notes.append(f"Chosen: {trials[chosen]['setting']}. Its scores on the test rows stand in chosen/report.md.")
+        notes.append(f"Chosen: {trials[chosen]['setting']}. Its scores on the test rows are in chosen/report.md.")
+        equal = sum(trial["mean"] == trials[chosen]["mean"] for trial in trials) - 1
+        if equal:
+            scored = trials[chosen]["rows"]
+            notes.append(
+                f"{equal} other setting{'s' if equal > 1 else ''} scored the same, and the first was taken: "
+                f"{'these' if scored is None else f'{scored:,}'} validation rows cannot tell them apart."
+            )
     for trial in trials:
         notes += [f"Failed: trial {trial['trial']} ({trial['setting']}): {error}" for error in trial["errors"]]
     title = "Average over the tasks at the end of the stream, on validation rows (in %, mean and deviation over seeds)"

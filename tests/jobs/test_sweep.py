@@ -216,3 +216,31 @@ def test_optuna_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"--trials needs Optuna, .*: pip install 'forgetfree\[optuna\]'"):
         SweepConfig(stream="sst2", settings={"sparsity": "0.1,0.2"}, trials=2).checked()
+
+
+def test_a_tie_is_told() -> None:
+    from forgetfree.results.sweep_report import lay_out_sweep
+
+    def trial(number: int, mean: float) -> Json:
+        return {
+            "trial": number,
+            "setting": f"steps={number}",
+            "mean": mean,
+            "std": 0.0,
+            "rows": 6,
+            "scores": [1],
+            "errors": [],
+        }
+
+    results = {
+        "stream": "s",
+        "strategy": "fine-tune",
+        "trials": [trial(0, 1.0), trial(1, 1.0), trial(2, 0.5)],
+        "chosen": 0,
+    }
+    assert (
+        "1 other setting scored the same, and the first was taken: 6 validation rows"
+        in lay_out_sweep(results).notes[-1]
+    )
+    results["trials"][1]["mean"] = 0.9
+    assert "Chosen: steps=0." in lay_out_sweep(results).notes[-1]
