@@ -109,17 +109,17 @@ def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
         if name not in hints:
             raise UnknownNameError(f"option of {owner}", name, hints)
     try:
-        return options(**{name: _read(value, hints[name]) for name, value in values.items()})
+        return options(**{name: read_value(value, hints[name]) for name, value in values.items()})
     except OptionError as error:
         raise OptionError(f"Options of {owner}: {error}") from error
 
 
-def _read(value: Any, hint: Any) -> Any:
+def read_value(value: Any, hint: Any) -> Any:
     """Return what a text, or each of several, says; what says nothing of the type stays, to be reported later."""
     from pydantic import TypeAdapter, ValidationError
 
     if isinstance(value, list) and typing.get_origin(hint) is tuple:
-        return tuple(_read(each, typing.get_args(hint)[0]) for each in value)
+        return tuple(read_value(each, typing.get_args(hint)[0]) for each in value)
     if not isinstance(value, str):
         return value
     if type(None) in _choices(hint) and value.lower() in ("none", "null"):

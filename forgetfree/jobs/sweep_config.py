@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UsageError
 from forgetfree.jobs.config import JobConfig, check_known
 from forgetfree.jobs.run_config import RunConfig, RunOptions
-from forgetfree.options import option
+from forgetfree.options import fits, option, read_value
 
 #: One value of each option that is tried.
 Setting = dict[str, Any]
@@ -54,10 +54,11 @@ class SweepConfig(JobConfig):
             UsageError: an option is not known, none is tried, or is without ``trials`` or
                 has no numbers.
         """
-        own = registry.strategy(self.strategy).Options.__dataclass_fields__
+        own = get_type_hints(registry.strategy(self.strategy).Options)
         for key in self.settings:
             check_known(self._own(key), {*own, *RunOptions.__dataclass_fields__})
-        found = {key: _candidates(key, value) for key, value in self.settings.items() if self._own(key) in own}
+        hints = {key: own[self._own(key)] for key in self.settings if self._own(key) in own}
+        found = {key: _candidates(key, self.settings[key], hint) for key, hint in hints.items()}
         tried = {key: values for key, values in found.items() if values}
         if not tried:
             raise UsageError(
@@ -68,7 +69,8 @@ class SweepConfig(JobConfig):
                 raise UsageError(
                     f"--set {key}={self.settings[key]} is a range, of which --trials N draws. Give it, too."
                 )
-            if isinstance(values, tuple) and len(set(values)) < len(values):
+            read = [read_value(value, hints[key]) for value in _values(values)]
+            if any(value in read[:place] for place, value in enumerate(read)):
                 raise UsageError(f"--set {key}={self.settings[key]} names the same value twice. Give each once.")
         return tried
 
@@ -120,14 +122,14 @@ def setting_text(setting: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in setting.items())
 
 
-def _candidates(key: str, value: Any) -> tuple[Any, ...] | Range | None:
+def _candidates(key: str, value: Any, hint: Any) -> tuple[Any, ...] | Range | None:
     """Return what a value of ``--set`` says is tried; nothing where it is one value."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(value)
     if not isinstance(value, str):
         return None
     low, dots, high = value.partition("..")
-    if dots:
+    if dots and (fits(1, hint) or fits(0.5, hint)):  # else it is text that has dots, such as a path
         ends = [_number(low), _number(high)]
         if None in ends or ends[0] >= ends[1]:  # type: ignore[operator]
             raise OptionError(

@@ -185,6 +185,8 @@ def test_what_a_setting_says() -> None:
     assert tried(sparsity=[1e-4, 1e-3]) == {"sparsity": (1e-4, 1e-3)}  # of a file
     assert tried(learning_rate="1e-4..1e-2") == {"learning_rate": Range(1e-4, 1e-2)}
     assert tried(batch_size="2..16")["batch_size"].is_whole and not tried(momentum="0..0.9")["momentum"].is_whole
+    assert tried(base="../foo", l1="0,1") == {"l1": ("0", "1")}  # no number, so no range
+    assert tried(base="../foo,bar..baz") == {"base": ("../foo", "bar..baz")}
     assert tried(**{"grafting-continual.l1": "0,1"}) == {"grafting-continual.l1": ("0", "1")}
 
 
@@ -195,6 +197,9 @@ def test_what_a_setting_says() -> None:
         ({"graftable": "a,b"}, {}, "Nothing is tried"),  # an option of the run, which may have commas
         ({"sparsity": "0.1,,0.2"}, {}, "has an empty value"),
         ({"sparsity": "0.1,0.1"}, {}, "names the same value twice"),
+        ({"learning_rate": "0.001,1e-3"}, {}, "names the same value twice"),
+        ({"batch_size": [8, "8"]}, {}, "names the same value twice"),
+        ({"batch_size": [[8], [16]]}, {}, "batch_size must be a whole number, got [8]"),
         ({"sparsity": "0.1..0.2"}, {}, "is a range, of which --trials N draws"),
         ({"sparsity": "0.2..0.1"}, {"trials": 3}, "needs a number, two dots and a larger number"),
         ({"sparsity": "0.1,2"}, {}, "sparsity must be at most 1, got 2"),
