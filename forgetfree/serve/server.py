@@ -15,9 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from forgetfree import __version__
-from forgetfree.errors import ForgetfreeError, TaskError
+from forgetfree.errors import ForgetfreeError, TaskError, UsageError
 from forgetfree.serve.inference import Answer, Predictor, Text
+from forgetfree.serve.tagging import TaggedSentence, check_sentences, tag_sentences, words_of
 
+#: What is asked: texts; or sentences as lists of words, of a task that labels words.
+Asked = Sequence[Text | list[str]]
+Answered = list[Answer | TaggedSentence]
 OneText = str | tuple[str, str]
 
 
@@ -60,10 +64,30 @@ class OneAnswer(BaseModel):
     probabilities: dict[str, float]
 
 
+class OneEntity(BaseModel):
+    """A named entity: its kind, its words, and the numbers of the first and the last of them."""
+
+    kind: str
+    text: str
+    first: int
+    last: int
+    probability: float
+
+
+class OneSentence(BaseModel):
+    """What a task that labels words says of one sentence: a tag and its probability for each word, and the entities."""
+
+    task: str
+    words: list[str]
+    tags: list[str]
+    probabilities: list[float]
+    entities: list[OneEntity]
+
+
 class Answers(BaseModel):
     """The answers, in the order of the texts."""
 
-    answers: list[OneAnswer]
+    answers: list[OneAnswer | OneSentence]
 
 
 class Fault(BaseModel):
@@ -98,11 +122,11 @@ class Batcher:
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self._predictor, self._limits = predictor, limits
-        self._waiting: list[tuple[str, Sequence[Text], asyncio.Future[list[Answer]]]] = []
+        self._waiting: list[tuple[str, Asked, asyncio.Future[Answered]]] = []
         self._arrived = asyncio.Event()
         self.size = 0
 
-    async def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
+    async def answer(self, task: str, texts: Asked) -> Answered:
         """Return the answers of texts that fit their task.
 
         Raises:
@@ -111,7 +135,7 @@ class Batcher:
         if self.size + len(texts) > self._limits.queue:
             detail = f"Too many texts wait: {self.size}, of at most {self._limits.queue}. Ask again in a second."
             raise HTTPException(503, detail, {"Retry-After": "1"})
-        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._waiting.append((task, texts, future))
         self.size += len(texts)
         self._arrived.set()
@@ -126,7 +150,7 @@ class Batcher:
             tasks = [task for task, texts, _ in batch for _ in texts]
             texts = [text for _, texts, _ in batch for text in texts]
             try:
-                answers = await asyncio.to_thread(self._predictor.answer_mixed, tasks, texts)
+                answers = await asyncio.to_thread(self._answered, tasks, texts)
             except Exception as error:  # the next batch may be answered
                 for _, _, future in batch:
                     if not future.done():
@@ -138,7 +162,24 @@ class Batcher:
                         future.set_result(mine)
             self.size -= len(texts)
 
-    def _next(self) -> list[tuple[str, Sequence[Text], asyncio.Future[list[Answer]]]]:
+    def _answered(self, tasks: Sequence[str], texts: Asked) -> Answered:
+        """Return the answers of texts of any tasks; words are labelled task by task."""
+        sentences: dict[str, dict[int, list[str]]] = {}
+        others: dict[int, Text] = {}
+        for number, (task, text) in enumerate(zip(tasks, texts, strict=True)):
+            if isinstance(text, list):
+                sentences.setdefault(task, {})[number] = text
+            else:
+                others[number] = text
+        found: dict[int, Answer | TaggedSentence] = {}
+        for task, own in sentences.items():
+            found |= zip(own, tag_sentences(self._predictor, task, list(own.values())), strict=True)
+        if others:
+            answers = self._predictor.answer_mixed([tasks[number] for number in others], list(others.values()))
+            found |= zip(others, answers, strict=True)
+        return [found[number] for number in range(len(texts))]
+
+    def _next(self) -> list[tuple[str, Asked, asyncio.Future[Answered]]]:
         """Take the next requests that fit into a batch, at least one."""
         count, size = 1, len(self._waiting[0][1])
         while count < len(self._waiting) and size + len(self._waiting[count][1]) <= self._limits.batch:
@@ -176,15 +217,19 @@ def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
 
     @app.post("/predict")
     async def predict(question: Question) -> Answers:
-        """Answer one text or many by a task, with the probabilities of all its labels."""
-        predictor.definition(question.task)
+        """Answer one text or many by a task, with the probabilities of all its labels; or of its words' tags."""
+        kind = predictor.definition(question.task).kind
         if (question.text is None) == (question.texts is None):
             raise HTTPException(422, "Expected one of text and texts. Give one text, or a list of them.")
         texts: list[Text] = [question.text] if question.text is not None else [*(question.texts or ())]
         _check(texts, limits)
-        predictor.rows(question.task, texts)  # what does not fit its task is refused here, alone
-        answers = await batcher.answer(question.task, texts) if texts else []
-        return Answers(answers=[OneAnswer(**vars(answer)) for answer in answers])
+        asked: Asked = texts
+        if kind == "tokens":
+            asked = _sentences(question.task, texts)
+        else:
+            predictor.rows(question.task, texts)  # what does not fit its task is refused here, alone
+        answers = await batcher.answer(question.task, asked) if asked else []
+        return Answers(answers=[_shown(question.task, answer) for answer in answers])
 
     @app.get("/tasks")
     def tasks() -> list[Task]:
@@ -197,6 +242,29 @@ def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
         return Health(status="ok", version=__version__, waiting=batcher.size)
 
     return app
+
+
+def _sentences(task: str, texts: Sequence[Text]) -> list[list[str]]:
+    """Return the words of each text.
+
+    Raises:
+        UsageError: one is a pair of texts, or has no words.
+    """
+    words = [words_of(text) for text in texts if isinstance(text, str)]
+    if len(words) < len(texts):
+        raise UsageError(
+            f"Task {task!r} labels the words of one text, got a pair of texts. Give a text with spaces between its words, or "
+            "with a JSON list of them in it."
+        )
+    check_sentences(words)
+    return words
+
+
+def _shown(task: str, answer: Answer | TaggedSentence) -> OneAnswer | OneSentence:
+    if isinstance(answer, Answer):
+        return OneAnswer(**vars(answer))
+    entities = [OneEntity(**vars(entity)) for entity in answer.entities]
+    return OneSentence(task=task, entities=entities, **{name: list(each) for name, each in vars(answer).items()})
 
 
 def _check(texts: Sequence[Text], limits: Limits) -> None:

@@ -71,6 +71,17 @@ def words_of(text: str) -> list[str]:
     return text.split()
 
 
+def check_sentences(sentences: Sequence[Sequence[str]]) -> None:
+    """Refuse sentences that cannot be labelled.
+
+    Raises:
+        UsageError: one has no words, or an empty one.
+    """
+    for number, words in enumerate(sentences, 1):
+        if isinstance(words, str) or not words or not all(is_text(word) and word for word in words):
+            raise UsageError(f"Sentence {number}: expected a list of words, none of them empty, got {brief(words)}.")
+
+
 def tag_sentences(
     predictor: Predictor, task: str, sentences: Sequence[Sequence[str]], *, batch_size: int = 64
 ) -> list[TaggedSentence]:
@@ -88,9 +99,7 @@ def tag_sentences(
     definition = predictor.definition(task)
     if definition.kind != "tokens":
         raise UsageError(f"Task {task!r} labels whole texts, and no words. Give one that finds entities.")
-    for number, words in enumerate(sentences, 1):
-        if isinstance(words, str) or not words or not all(is_text(word) and word for word in words):
-            raise UsageError(f"Sentence {number}: expected a list of words, none of them empty, got {brief(words)}.")
+    check_sentences(sentences)
     if not sentences:
         return []
     first = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)

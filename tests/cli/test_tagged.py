@@ -20,7 +20,7 @@ from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
-from forgetfree.serve.tagging import tag_sentences
+from forgetfree.serve.tagging import tag_sentences, words_of
 from forgetfree.serve.task_switch import TaskSwitch
 
 STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
@@ -244,11 +244,14 @@ def test_a_batch_of_many_tasks_refuses_words(run: Path) -> None:
         MixedBatchModel(predictor.loaded.model, switch).answer([ids], ["people"])
 
 
-def test_a_token_classifier_fine_tuned_elsewhere_is_grafted(arguments: list[str], tmp_path: Path, model_directory) -> None:
+def test_a_token_classifier_fine_tuned_elsewhere_is_grafted(
+    arguments: list[str], tmp_path: Path, model_directory
+) -> None:
     """Its F1 is that of the graft whose model it is, and a region of all entries gives it back whole."""
     first, model, again = tmp_path / "first", tmp_path / "model", tmp_path / "again"
     base = str(model_directory("bert"))
-    assert cli.main(["graft", "people", *arguments, "--out", str(first)]) == 0
+    whole = ["1" if word == "0.1" else word for word in arguments]
+    assert cli.main(["graft", "people", *whole, "--out", str(first)]) == 0
     assert cli.main(["apply", str(first), "--model", base, "--out", str(model)]) == 0
     words = ["--data", arguments[1], "--model", base, "--fine-tuned", str(model), "--sparsity", "1"]
     assert cli.main(["graft", "people", *words, "--set", "mask_steps=0", "--out", str(again)]) == 0
@@ -257,6 +260,65 @@ def test_a_token_classifier_fine_tuned_elsewhere_is_grafted(arguments: list[str]
         for out in (first, again)
     ]
     assert scores[1]["fine-tuned"] == scores[1]["grafted"] == scores[0]["grafted"] > 0
+
+
+@pytest.fixture(scope="module")
+def mixed_run(data: Path, model_directory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run over words, single texts, and words."""
+    place = tmp_path_factory.mktemp("mixed")
+    for name in ("people", "topics"):
+        (place / name).symlink_to(data / name)
+    (place / "mood").mkdir()
+    for split in ("train", "validation", "test"):
+        (place / "mood" / f"{split}.csv").write_text("text,label\n" + "a good film,1\na bad film,0\n" * 4)
+    words = ["--data", str(place), "--model", str(model_directory("bert")), "--steps", "20", "--batch-size", "4"]
+    more = ["--learning-rate", "2e-2", "--strategy", "grafting-continual", "--sparsity", "0.1", "--set", "mask_steps=1"]
+    assert cli.main(["run", "people,mood,topics", *words, *more, "--out", str(place / "run")]) == 0
+    return place / "run"
+
+
+def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
+    """Requests of three tasks that wait together get the tags of `tag_sentences`, and the labels of `answer`."""
+    pytest.importorskip("fastapi", reason="the server is not installed: pip install 'forgetfree[serve]'")
+    from concurrent.futures import ThreadPoolExecutor
+
+    from fastapi.testclient import TestClient
+
+    from forgetfree.serve.server import Limits, application
+
+    predictor, person = Predictor.of_run(mixed_run), PEOPLE["PER"][0]
+    texts = [f"the film was {person}", json.dumps(["the", person]), "and was it"]
+    with TestClient(application(predictor, Limits(wait=0.2))) as client, ThreadPoolExecutor(4) as clients:
+        assert [each["kind"] for each in client.get("/tasks").json()] == ["tokens", "single", "tokens"]
+        asked = [
+            *({"task": task, "texts": texts} for task in ("people", "mood", "topics")),
+            {"task": "people", "text": person},
+        ]
+        said = [answer.json() for answer in clients.map(lambda each: client.post("/predict", json=each), asked)]
+        for wrong, message in (
+            ({"text": " "}, "Sentence 1: expected a list of words, none of them empty, got []"),
+            ({"texts": ["a", ["a", "b"]]}, "labels the words of one text, got a pair of texts"),
+        ):
+            answer = client.post("/predict", json={"task": "topics", **wrong})
+            assert answer.status_code == 422 and message in answer.json()["error"]
+    for question, given in zip(asked, said, strict=True):
+        own = question.get("texts") or [person]
+        if question["task"] == "mood":
+            assert [each["label"] for each in given["answers"]] == [
+                each.label for each in predictor.answer("mood", texts)
+            ]
+            continue
+        expected = tag_sentences(predictor, question["task"], [words_of(text) for text in own])
+        for got, tagged in zip(given["answers"], expected, strict=True):
+            assert (got["task"], got["words"], got["tags"]) == (
+                question["task"],
+                list(tagged.words),
+                list(tagged.tags),
+            )
+            assert got["probabilities"] == pytest.approx(tagged.probabilities, abs=1e-5)
+            assert [(each["kind"], each["text"], each["first"], each["last"]) for each in got["entities"]] == [
+                (each.kind, each.text, each.first, each.last) for each in tagged.entities
+            ]
 
 
 def test_a_ledger_of_the_run_tags_as_the_run_did(run: Path) -> None:
