@@ -28,6 +28,8 @@ _SPLIT_NAMES = {
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
 #: The largest file that is read: in bytes (unpacked), in rows, and in characters for a line of csv or jsonl.
 MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
+#: The most rows of a text file, whose cells are all objects of their own in memory; and the most columns of records.
+MOST_TEXT_ROWS, MOST_COLUMNS = 5_000_000, 4096
 
 
 def format_of(name: str) -> tuple[str, str]:
@@ -166,6 +168,7 @@ def _read_csv(path: Path, **dialect: Any) -> Table:
             for line in reader:
                 begin = reader.line_num + 1
                 lines += [line] * bool(line)  # blank ones are no rows
+                _check_size(path, len(lines) - 1, "rows or more", MOST_TEXT_ROWS)
         except csv.Error as error:
             raise DataError(
                 f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
@@ -222,6 +225,7 @@ def _read_jsonl(path: Path) -> Table:
                 )
             records.append(record)
             numbers.append(number)
+            _check_size(path, len(records), "rows or more", MOST_TEXT_ROWS)
     return of_records(str(path), records, numbers)
 
 
@@ -252,5 +256,11 @@ def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Ta
             raise DataError(
                 f"{where}, row {number}: expected columns and values, got {shown(record)}. Fix or remove the row."
             )
-    names = dict.fromkeys(str(key) for record in records for key in record)
+    names: dict[str, None] = {}
+    for record in records:
+        names.update(dict.fromkeys(map(str, record)))
+        if len(names) > MOST_COLUMNS:
+            raise DataError(
+                f"{where} has {len(names):,} columns or more, expected at most {MOST_COLUMNS:,}. Give all rows the same keys."
+            )
     return Table(where, {name: [record.get(name) for record in records] for name in names}, numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import time
@@ -107,6 +108,33 @@ def test_a_parquet_file_of_too_many_rows_is_refused_unread(folder: Path, monkeyp
     monkeypatch.setattr(tables, "MOST_ROWS", 19)
     monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", None)
     assert refusal(folder).startswith(f"{folder}/train.parquet holds 20 rows, and at most 19 are read.")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl.gz", "csv.gz", "tsv"])
+def test_a_text_file_of_too_many_rows_is_refused_while_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    (folder / "train.jsonl").unlink()
+    sign = "\t" if suffix == "tsv" else ","
+    rows = (
+        [json.dumps(row) for row in ROWS]
+        if "json" in suffix
+        else [f"text{sign}label", *(f"a text{sign}{i % 2}" for i in range(20))]
+    )
+    content = "".join(f"{row}\n" for row in rows).encode()
+    (folder / f"train.{suffix}").write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    monkeypatch.setattr(tables, "MOST_TEXT_ROWS", 20)
+    assert len(load_task("mine", str(folder.parent)).train) == 20
+    monkeypatch.setattr(tables, "MOST_TEXT_ROWS", 12)
+    for split in ("validation", "test"):
+        write_rows(folder / f"{split}.jsonl", ROWS[:12])
+    assert refusal(folder).startswith(f"{folder}/train.{suffix} holds 13 rows or more, and at most 12 are read.")
+
+
+def test_rows_that_each_have_a_key_of_their_own_are_refused(folder: Path) -> None:
+    """A table of them would have as many cells as rows times keys."""
+    write_rows(folder / "train.jsonl", [{"text": "a", "label": 0, f"key{i}": 1} for i in range(5000)])
+    assert "train.jsonl has 4,097 columns or more, expected at most 4,096." in refusal(folder)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
