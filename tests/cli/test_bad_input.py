@@ -607,6 +607,10 @@ CASES = [
     Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),
     Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
     Case(
+        "predict run --text-column review x",
+        "--text-column names a column of --file, which must be a csv, tsv or jsonl.",
+    ),
+    Case(
         "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
     ),
     Case("ledger --modle model verify x", "Unknown flag of 'forgetfree ledger' '--modle'."),
