@@ -12,6 +12,16 @@ from torch import Tensor, nn
 
 from forgetfree.errors import ConformanceError
 
+#: Libraries that strategies call, and our rooms.
+_LIBRARIES = {"torch", "transformers", "avalanche", "peft", "numpy"}
+_OURS = Path(__file__).parent.parent
+
+
+def _is_called(frame: traceback.FrameSummary) -> bool:
+    """Return whether a line is in what strategies call, and not in a strategy."""
+    path = Path(frame.filename)
+    return bool(_LIBRARIES & {*path.parts}) or (path.is_relative_to(_OURS) and "strategies" not in path.parts)
+
 
 class Faults:
     """What was found wrong so far."""
@@ -32,7 +42,11 @@ class Faults:
             yield
         except Exception as error:
             self._cause = self._cause or error
-            frame = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            # The author's own line, where there is one: the last that is not in a library that strategies call.
+            frame = next(
+                (frame for frame in reversed(frames) if not _LIBRARIES & {*Path(frame.filename).parts}), frames[-1]
+            )
             where = f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}"
             self.add(f"{what}: expected no error, got {type(error).__name__}: {error} ({where}). {remedy}")
 

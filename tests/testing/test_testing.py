@@ -1050,3 +1050,20 @@ def test_a_stream_that_is_another_each_time_is_found(data_directory: Path, monke
     found = stream_faults("sst2", data=str(data_directory), shots=4)
     assert found[0].startswith("seeds: expected the same rows of sst2 at every loading, got others in train.")
     assert found[1].startswith("seeds: expected the same untrained readout of sst2 at every loading, got another.")
+
+
+def test_an_error_is_told_by_the_line_of_the_strategy_that_led_to_it() -> None:
+    from forgetfree.testing.faults import Faults
+
+    faults = Faults()
+
+    def begin() -> None:
+        torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.zeros(3))
+
+    with faults.catching("a run", "Look."):
+        begin()
+    assert "in begin)" in faults.found[0] and "test_testing.py" in faults.found[0]
+    more = Faults()
+    with more.catching("a run", "Look."):
+        torch.nn.Linear(2, 2).nothing  # noqa: B018
+    assert "test_testing.py" in more.found[0] and "in __getattr__" not in more.found[0]
