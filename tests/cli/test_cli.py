@@ -180,7 +180,10 @@ def test_progress_names_stream_strategy_task_and_phase(
         (["run", "sst2,sst2"], r"names 'sst2' more than once"),
         (["run", "sst2", "--strategy", "grafting-contnual"], r"Did you mean 'grafting-continual'\?"),
         (["run", "sst2", "--shots", "0"], r"--shots must be at least 1, got 0"),
-        (["run", "sst2", "--shots", "5000"], r"'sst2' has \d+ training rows of label 'negative', fewer than --shots 5000"),
+        (
+            ["run", "sst2", "--shots", "5000"],
+            r"'sst2' has \d+ training rows of label 'negative', fewer than --shots 5000",
+        ),
         (["run", "sst2", "--steps", "-1"], r"--steps must be at least 1"),
         (["run", "sst2", "--seed", "1", "--seed", "1"], r"names the same seed twice"),
         (["run", "sst2", "--set", "learning_rat=1"], r"Unknown option 'learning_rat'\. Did you mean 'learning_rate'\?"),
