@@ -43,8 +43,9 @@ def command(
         Parameter(name="TEXT", help="default: all lines of stdin; -: each line as it comes; pairs with a tab between"),
     ],
     task: Annotated[
-        str, Parameter(metavar="NAME", help="what the texts are classified by; auto: the router finds it for each")
-    ],
+        str | None,
+        Parameter(metavar="NAME", help="what classifies the texts (default: the only task); auto: the router finds it"),
+    ] = None,
     file: Annotated[
         Path | None, Parameter(name="--file", metavar="FILE", help="texts of a csv, tsv, jsonl or txt")
     ] = None,
@@ -75,6 +76,10 @@ def command(
         )
     asked = Columns.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model)
+    if task is None:
+        task, *others = predictor.tasks
+        if others:
+            raise UsageError(f"The run learned {', '.join(predictor.tasks)}. Give one of them by --task.")
     routed = task == AUTO and AUTO not in predictor.tasks
     if routed:
         predictor.route([])  # refuses before any text is read

@@ -589,8 +589,8 @@ CASES = [
         edit("experiment/results.json", at("experiment", to="x")),
     ),
     # -- predict -------------------------------------------------------------------------------------------
-    Case("predict", "The following arguments are required: DIR, --task.", bare=True),
-    Case("predict run", "The following arguments are required: --task.", bare=True),
+    Case("predict", "The following arguments are required: DIR.", bare=True),
+    Case("predict run x", "The run learned qnli, sst2. Give one of them by --task.", bare=True),
     Case("predict run --task sst2 --task qnli x", "--task is given twice, as 'sst2' and 'qnli'."),
     Case("predict run --task trec x", "There is no task 'trec' to answer. The run learned: qnli, sst2.", 1),
     Case(

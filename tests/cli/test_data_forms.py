@@ -73,7 +73,7 @@ def test_the_same_rows_in_every_form_give_the_same_scores(here: Path, capsys: py
         assert config["tasks"][0]["labels"] == list(LABELS) and config["run"]["label_column"] == "mood"
     assert len(scores) == 2
     out = f"out-{FORMS[0]}"
-    assert call("predict", out, "--task", "mood", "good film") == 0
+    assert call("predict", out, "good film") == 0
     assert capsys.readouterr().out.split("\t")[0] in LABELS
     assert call("ledger", "show", f"{out}/grafting-continual/seed-0/ledger.safetensors") == 0
     assert Ledger.load(f"{out}/grafting-continual/seed-0/ledger.safetensors").records[0].definition.labels == LABELS
