@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TextIO
 
 from rich.console import Console, Group
@@ -285,7 +286,8 @@ def _line(what: str, width: int | None, done: float, *numbers: str) -> Table:
 def make_progress(stream: TextIO) -> Progress:
     """Return the progress that suits a stream: live on a terminal and in a notebook, plain lines elsewhere."""
     console = Console(file=stream)
-    if console.is_jupyter or (stream.isatty() and not console.is_dumb_terminal):
+    # In a notebook, rich's live display needs ipywidgets.
+    if (console.is_jupyter and find_spec("ipywidgets")) or (stream.isatty() and not console.is_dumb_terminal):
         return LiveProgress(console)
     return PlainProgress(stream)
 
