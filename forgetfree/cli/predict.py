@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.text_rows import Row, rows_of_file, rows_of_stdin, rows_of_texts
+from forgetfree.cli.text_rows import Asked, Row, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 AUTO = "auto"
 #: What the command line makes of a lone hyphen.
 STDIN = "/dev/stdin"
+#: What a line of --json or --csv holds itself.
+_OURS = {"text", *PAIR, "task", "label", "probability", "probabilities", "words", "tags", "entities"}
 #: Rows that are answered together.
 _ROWS = 256
-Print = Callable[[Row, Any], None]
+Print = Callable[[Asked, Any], None]
 
 
 def command(
@@ -51,6 +53,10 @@ def command(
     ] = None,
     text_column: Annotated[
         tuple[str, ...], Parameter(metavar="NAME", help="column of the texts in FILE; for pairs, give it twice")
+    ] = (),
+    keep: Annotated[
+        tuple[str, ...],
+        Parameter(metavar="NAME", help="column of FILE, such as an id, to write into each line of --json or --csv"),
     ] = (),
     as_json: Annotated[bool, Parameter(name="--json", help="print an object a line, with all probabilities")] = False,
     as_csv: Annotated[bool, Parameter(name="--csv", help="print a table with all probabilities")] = False,
@@ -74,6 +80,13 @@ def command(
         raise UsageError(
             "--text-column names a column of --file, which must be a csv, tsv or jsonl. Give one, or leave it out."
         )
+    if keep and (file is None or file.suffix == ".txt" or not (as_json or as_csv)):
+        raise UsageError(
+            "--keep names a column of --file, which must be a csv, tsv or jsonl, and is written by --json or --csv. Give both, "
+            "or leave it out."
+        )
+    if taken := [name for name in keep if name in _OURS]:
+        raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     asked = Columns.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model)
     if task is None:
@@ -101,28 +114,33 @@ def command(
         answered = predictor.route if routed else partial(predictor.answer, task)
         columns = ("text",) if size == 1 else PAIR
         labels = dict.fromkeys(label for each in tasks for label in predictor.definition(each).labels)
-        show = _as_json(columns) if as_json else _as_csv(columns, list(labels)) if as_csv else _plain
+        show = _as_json(columns) if as_json else _as_csv(columns, list(labels), keep) if as_csv else _plain
     if streaming or (not texts and file is None and sys.stdin.isatty()):
         if sys.stdin.isatty():
             say("Reading texts from the terminal, one a line; end with Ctrl-D.")
-        chunks: Iterable[Sequence[Row]] = ([row] for row in rows_of_stdin(size))
+        chunks: Iterable[Sequence[Asked]] = ([Asked(row)] for row in rows_of_stdin(size))
     else:
-        rows: Iterator[Row] | list[Row] = rows_of_texts(texts, size)
-        if not texts:
-            rows = rows_of_stdin(size) if file is None else rows_of_file(file, kind, asked)
-        rows = iter(rows)
+        rows = (
+            rows_of_file(file, kind, asked, keep)
+            if file is not None
+            else map(Asked, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
+        )
         chunks = iter(lambda: list(islice(rows, _ROWS)), [])
+    empty = 0
     for chunk in chunks:
-        for row, answer in zip(chunk, answered(chunk), strict=True):
+        for row, answer in zip(chunk, answered([each.texts for each in chunk]), strict=True):
             show(row, answer)
+            empty += not any(text.strip() for text in row.texts)
         sys.stdout.flush()
+    if empty:
+        say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty; an answer to nothing says nothing.")
 
 
-def _plain(row: Row, answer: Answer) -> None:
-    print(f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(row))}")
+def _plain(row: Asked, answer: Answer) -> None:
+    print(f"{escaped(answer.label)}\t{answer.probability:.3f}\t{escaped(' | '.join(row.texts))}")
 
 
-def _entities(row: Row, tagged: TaggedSentence) -> None:
+def _entities(row: Asked, tagged: TaggedSentence) -> None:
     text = escaped(" ".join(tagged.words))
     for entity in tagged.entities:
         print(f"{escaped(entity.kind)}\t{entity.probability:.3f}\t{escaped(entity.text)}\t{text}")
@@ -130,27 +148,32 @@ def _entities(row: Row, tagged: TaggedSentence) -> None:
         print(f"-\t-\t-\t{text}")
 
 
-def _entities_as_json(row: Row, tagged: TaggedSentence) -> None:
-    print(json.dumps({**asdict(tagged), "entities": [asdict(each) for each in tagged.entities]}, ensure_ascii=False))
+def _entities_as_json(row: Asked, tagged: TaggedSentence) -> None:
+    print(
+        json.dumps(
+            {**row.kept, **asdict(tagged), "entities": [asdict(each) for each in tagged.entities]}, ensure_ascii=False
+        )
+    )
 
 
 def _as_json(columns: Sequence[str]) -> Print:
-    def show(row: Row, answer: Answer) -> None:
+    def show(row: Asked, answer: Answer) -> None:
         said = {"task": answer.task, "label": answer.label, "probability": answer.probability}
-        texts = dict(zip(columns if len(row) == len(columns) else ("text",), row, strict=True))
-        print(json.dumps({**texts, **said, "probabilities": dict(answer.probabilities)}, ensure_ascii=False))
+        texts = dict(zip(columns if len(row.texts) == len(columns) else ("text",), row.texts, strict=True))
+        print(json.dumps({**row.kept, **texts, **said, "probabilities": answer.probabilities}, ensure_ascii=False))
 
     return show
 
 
-def _as_csv(columns: Sequence[str], labels: Sequence[str]) -> Print:
-    """Print the header, and return what prints a line: texts, task, label, its probability, and those of all labels."""
+def _as_csv(columns: Sequence[str], labels: Sequence[str], kept: Sequence[str]) -> Print:
+    """Print the header, and return what prints a line: what is kept, texts, task, label and all probabilities."""
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow([*columns, "task", "label", "probability", *(f"probability of {label}" for label in labels)])
+    table.writerow([*kept, *columns, "task", "label", "probability", *(f"probability of {label}" for label in labels)])
 
-    def show(row: Row, answer: Answer) -> None:
+    def show(row: Asked, answer: Answer) -> None:
         shares = [answer.probabilities.get(label, "") for label in labels]
-        empty = [""] * (len(columns) - len(row))
-        table.writerow([*row, *empty, answer.task, answer.label, answer.probability, *shares])
+        missing = [""] * (len(columns) - len(row.texts))
+        said = [answer.task, answer.label, answer.probability, *shares]
+        table.writerow([*row.kept.values(), *row.texts, *missing, *said])
 
     return show

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +17,19 @@ from forgetfree.tasks import Kind
 
 Row = tuple[str, ...]
 FORMATS = (".csv", ".tsv", ".jsonl", ".txt")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked about in one row.
+
+    Attributes:
+        texts: one text or two.
+        kept: other columns of the row, which are written beside the answer.
+    """
+
+    texts: Row
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
 
 def rows_of_texts(texts: Sequence[str], size: int | None) -> list[Row]:
@@ -48,7 +62,9 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
         raise UsageError(f"The texts on stdin are not in UTF-8: {first_line(error)}. Write them in UTF-8.") from error
 
 
-def rows_of_file(path: Path, kind: Kind | None, asked: Columns = RECOGNISED) -> Iterator[Row]:
+def rows_of_file(
+    path: Path, kind: Kind | None, asked: Columns = RECOGNISED, kept: Sequence[str] = ()
+) -> Iterator[Asked]:
     """Yield the rows of a file: csv and tsv by their header, jsonl by its keys, txt a text a line.
 
     Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
@@ -57,6 +73,7 @@ def rows_of_file(path: Path, kind: Kind | None, asked: Columns = RECOGNISED) -> 
         path: the file.
         kind: of the task; ``None``: rows have one text or two, as the file has them.
         asked: the columns of the texts, where they are named.
+        kept: other columns that are wanted.
 
     Raises:
         DataError: it cannot be read, or a row is not as it must be; the message says which.
@@ -67,22 +84,29 @@ def rows_of_file(path: Path, kind: Kind | None, asked: Columns = RECOGNISED) -> 
         )
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _read(path, file, kind, asked)
+            yield from _read(path, file, kind, asked, kept)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"{path} cannot be read: {first_line(error)}. Write it in UTF-8, and check its name."
         ) from error
 
 
-def _read(path: Path, file: TextIO, kind: Kind | None, asked: Columns) -> Iterator[Row]:
+def _read(path: Path, file: TextIO, kind: Kind | None, asked: Columns, kept: Sequence[str]) -> Iterator[Asked]:
     if path.suffix == ".txt":
         size = 2 if kind == "pair" else 1 if kind else None
-        yield from (row_of_line(line.rstrip("\r\n"), size) for line in file)
+        yield from (Asked(row_of_line(line.rstrip("\r\n"), size)) for line in file)
         return
     names: tuple[str, ...] = ()
     for number, record in _records(path, file):
-        names = names or _columns(f"{path}", [name for name in record if name is not None], kind, asked)
-        yield tuple(_text(f"{path}, row {number}", name, record.get(name), kind) for name in names)
+        found = [name for name in record if name is not None]
+        names = names or _columns(f"{path}", found, kind, asked)
+        if lacking := [name for name in kept if name not in found]:
+            raise DataError(
+                f"{path}, row {number} has no column {lacking[0]!r}, which --keep names; it has "
+                f"{', '.join(map(repr, found))}. Name one of them."
+            )
+        texts = tuple(_text(f"{path}, row {number}", name, record.get(name), kind) for name in names)
+        yield Asked(texts, {name: record[name] for name in kept})
 
 
 def _text(where: str, name: str, value: Any, kind: Kind | None) -> str:

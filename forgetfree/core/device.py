@@ -27,7 +27,8 @@ def find_device(name: str) -> str:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UnknownNameError("--device", name, ("auto", *found)) from None
+        hint = "torch calls a GPU cuda, cuda:1, mps or xpu." if name.lower() == "gpu" else ""
+        raise UnknownNameError("--device", name, ("auto", *found), hint) from None
     if device.type == "cpu":
         return "cpu"
     if f"{device.type}:{device.index or 0}" not in found:

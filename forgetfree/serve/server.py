@@ -287,6 +287,8 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         case RequestValidationError():
             faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
             code, text = 422, f"The request is not as /docs says: {'; '.join(faults[:5])}."
+            if "json" not in request.headers.get("content-type", ""):
+                text += " It has no 'Content-Type: application/json'. Add that header."
         case TaskError():
             code, text = 404, str(error)
         case ForgetfreeError():

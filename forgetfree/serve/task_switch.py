@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 
 from forgetfree.core.body import body_of
 from forgetfree.core.tensors import load_tensors_
-from forgetfree.errors import UsageError
+from forgetfree.errors import RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
+from forgetfree.serve.kept import OTHERS, find_kept
 
 
 class TaskSwitch:
@@ -27,15 +29,16 @@ class TaskSwitch:
     and the words' logits are among them. `to` with ``None`` gives back weights, output and configuration as they were.
 
     Args:
-        ledger: the ledger or its file.
+        ledger: the ledger, its file, or the directory of a run, whose first ledger it is (grafting-continual's, if there).
         model: made from the weights that the stream was trained on: an ``AutoModel``, or any ``AutoModelFor…``.
 
     Raises:
         LedgerError: the ledger belongs to another model, or its file is damaged.
+        RunError: the directory holds nothing, or what was kept there is no ledger.
     """
 
     def __init__(self, ledger: Ledger | StrPath, model: Any) -> None:
-        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger.load(ledger)
+        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger.load(_file_of(Path(ledger)))
         self._linear = self.ledger.binding is None or self.ledger.binding.readout == "linear"
         self._model, self._body = model, body_of(model)
         self._switch = LedgerSwitch(self.ledger, self._body if self._linear else model)
@@ -107,6 +110,18 @@ class TaskSwitch:
             return output
 
         return read
+
+
+def _file_of(place: Path) -> Path:
+    """Return the ledger's file at a place: itself, or the one in a run's directory."""
+    if not place.is_dir():
+        return place
+    file = find_kept(place)
+    if file.name in OTHERS:
+        raise RunError(
+            f"{place} holds no ledger, but {file.name} of {file.parts[-3]}. Answer from it by Predictor.of_run."
+        )
+    return file
 
 
 def _last(mask: Tensor | None, hidden: Tensor) -> Tensor:

@@ -607,6 +607,9 @@ CASES = [
     Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),
     Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
     Case(
+        "predict run --keep id x", "--keep names a column of --file, which must be a csv, tsv or jsonl, and is written"
+    ),
+    Case(
         "predict run --text-column review x",
         "--text-column names a column of --file, which must be a csv, tsv or jsonl.",
     ),

@@ -48,6 +48,12 @@ def test_what_is_no_device_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
         find_device(name)
 
 
+def test_a_gpu_is_told_its_names_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, "cuda", 1)
+    with pytest.raises(UnknownNameError, match="torch calls a GPU cuda, cuda:1, mps or xpu"):
+        find_device("gpu")
+
+
 def test_a_device_is_checked_with_all_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, None)
     with pytest.raises(UsageError, match=r"--steps must be at least 1, got 0\. .*--device cuda:1 is asked for"):

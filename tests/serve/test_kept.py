@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from forgetfree import Graft, Ledger, Predictor, TaskSwitch, cli
 from forgetfree.core.body import body_of
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_tasks
-from forgetfree.errors import LedgerError, TaskError, UsageError
+from forgetfree.errors import LedgerError, RunError, TaskError, UsageError
 
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
@@ -291,6 +292,23 @@ def test_a_ledger_of_another_model_is_refused_by_a_switch(
         TaskSwitch(ledger, transformers.AutoModel.from_pretrained(model_directory("gpt2")))
 
 
+def test_a_switch_takes_the_ledger_of_a_run_s_directory(
+    finished_run: MakeRun, model_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run, model = run_of(finished_run, "bert"), transformers.AutoModel.from_pretrained(model_directory("bert"))
+    own = Ledger.load(run / "grafting-continual" / "seed-0" / "ledger.safetensors")
+    held = TaskSwitch(run, model).ledger
+    assert held.tasks == own.tasks
+    assert all(torch.equal(held.graft(task).values, own.graft(task).values) for task in own.tasks)
+    with pytest.raises(RunError, match="holds nothing"):
+        TaskSwitch(tmp_path, model)
+    kept = tmp_path / "lora" / "seed-0"
+    kept.mkdir(parents=True)
+    shutil.copy(run / "lora" / "seed-0" / "adapters.safetensors", kept)
+    with pytest.raises(RunError, match="holds no ledger, but adapters"):
+        TaskSwitch(tmp_path, model)
+
+
 # -- predict: files in, tables out -----------------------------------------------------------------------
 
 
@@ -322,6 +340,32 @@ def test_texts_come_from_a_file_and_go_into_a_table(
     assert [each["text"] for each in table] == ["a joy, truly", "a dull film"]
     assert [float(each["probability of negative"]) for each in table] == [a.probabilities["negative"] for a in expected]
     assert [each["label"] for each in table] == [answer.label for answer in expected]
+
+
+def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    run, file = run_of(finished_run, "bert"), tmp_path / "rows.jsonl"
+    file.write_text('{"id": 7, "text": "a joy", "who": {"name": "Ada"}}\n{"id": null, "text": " ", "who": "é"}\n')
+    asked = ["predict", str(run), "--task", "sst2", "--file", str(file), "--keep", "id"]
+    assert cli.main([*asked, "--keep", "who", "--json"]) == 0
+    said = capsys.readouterr()
+    assert [(each["id"], each["who"], each["text"]) for each in map(json.loads, said.out.splitlines())] == [
+        (7, {"name": "Ada"}, "a joy"),
+        (None, "é", " "),
+    ]
+    assert "1 text is empty" in said.err
+    assert cli.main([*asked, "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("id,text,task,label,probability,")
+    for more, code, message in (
+        (
+            ["--keep", "nosuch", "--csv"],
+            1,
+            "row 1 has no column 'nosuch', which --keep names; it has 'id', 'text', 'who'",
+        ),
+        (["--keep", "label", "--csv"], 2, "--keep label has the name of a column that predict writes"),
+        ([], 2, "is written by --json or --csv"),
+    ):
+        assert cli.main([*asked, *more]) == code
+        assert message in capsys.readouterr().err
 
 
 def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:

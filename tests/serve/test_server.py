@@ -33,10 +33,10 @@ class Server:
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self.process, self.address = process, address
 
-    def ask(self, path: str, content: Any = None) -> tuple[int, Any]:
-        """Return status and JSON; a content is posted."""
+    def ask(self, path: str, content: Any = None, kind: str = "application/json") -> tuple[int, Any]:
+        """Return status and JSON; a content is posted as of this type."""
         data = content if isinstance(content, bytes | None) else json.dumps(content).encode()
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": kind})
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, json.load(answer)
@@ -137,6 +137,12 @@ def test_what_it_refuses(server: Server, content: Any, code: int, message: str) 
     got, said = server.ask("/predict", content)
     assert got == code and list(said) == ["error"] and message in said["error"]
     assert server.ask("/predict", {"task": "sst2", "text": "a"})[0] == 200  # it goes on
+
+
+def test_a_request_without_its_type_is_told_to_name_it(server: Server) -> None:
+    code, said = server.ask("/predict", {"task": "sst2", "text": "a"}, kind="application/x-www-form-urlencoded")
+    assert code == 422 and "Add that header" in said["error"]
+    assert "header" not in server.ask("/predict", {"task": "sst2"})[1]["error"]
 
 
 def test_what_is_not_there(server: Server) -> None:
