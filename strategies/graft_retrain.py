@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.skills import SkillOptions, check_skill, learn_region
+from forgetfree.continual.skills import SkillOptions, check_skill, learn_region, starting_values
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import budget
@@ -19,7 +19,9 @@ from forgetfree.options import option
 class GraftRetrainOptions(SkillOptions):
     """Grafting's options, with regions trained from θ_pre."""
 
-    region_start: Literal["fine-tuned", "pre-trained"] = option("pre-trained", "values the region is trained from")
+    region_start: Literal["fine-tuned", "pre-trained", "scaled"] = option(
+        "pre-trained", "values the region is trained from, see grafting-continual"
+    )
 
 
 class GraftRetrain(RegionStrategy):
@@ -50,7 +52,7 @@ class GraftRetrain(RegionStrategy):
         return self.regions.training(
             task,
             self._region,
-            start=fine_tuned.theta if self.options.region_start == "fine-tuned" else None,
+            start=starting_values(self, task, self._region, fine_tuned)[0],
             readout=dict(fine_tuned.readouts[task.name]),
             budget=budget(len(self.space), self.options.sparsity),
         )

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.skills import SkillOptions, check_skill, learn_region
+from forgetfree.continual.skills import SkillOptions, check_skill, learn_region, starting_values
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import budget
+from forgetfree.core.graft import graft_theta
 from forgetfree.core.mask import LearnedRegion
+from forgetfree.errors import OptionError
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.models.state import ModelState
 from forgetfree.options import option
 
 
@@ -21,6 +24,14 @@ from forgetfree.options import option
 class GraftingOptions(SkillOptions):
     """Grafting, and what is said at the end of the stream."""
 
+    composition: Literal["union", "alone"] = option(
+        "union",
+        "what a task stands on: the union of the earlier tasks' regions, as in the paper; or θ_pre alone, so that regions may "
+        "overlap and no task depends on the order",
+    )
+    localize_at: Literal["pretrained", "union"] = option(
+        "pretrained", "where γ is searched for: on θ_pre, as in the paper; or on the union so far, among what is free"
+    )
     final_union: bool = option(False, "evaluate the one final union on all tasks too")
 
 
@@ -28,6 +39,7 @@ class GraftingContinual(RegionStrategy):
     """For each task: fine-tune θ_pre on it alone, localize γ_n, train γ_n minus what is owned, commit (C.3).
 
     Each task is inferred with θ_pre under the union of the regions up to its own, so what later tasks do cannot reach it.
+    With ``composition=alone`` each task has its own region on θ_pre instead.
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, nothing but the readout
@@ -40,12 +52,18 @@ class GraftingContinual(RegionStrategy):
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
         check_skill(options, stream)
+        if (options.composition, options.localize_at) == ("alone", "union"):
+            raise OptionError(
+                "composition=alone stands each task on θ_pre, and localize_at=union searches on a union. Leave one of them out."
+            )
 
     def setup(self) -> None:
-        """Make an empty ledger, in which a task is inferred with the union of all regions up to its own."""
-        self.regions = TaskRegions(self, "union")
+        """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""
+        self.regions = TaskRegions(self, self.options.composition)
         #: γ_n of each task as it was localized.
         self.localized: dict[str, LearnedRegion] = {}
+        #: How far along fine-tuning's move each task's region started.
+        self.scales: dict[str, float] = {}
         #: The task whose union answers for all tasks, while the final union is evaluated.
         self._answers_all: EncodedTask | None = None
 
@@ -57,15 +75,22 @@ class GraftingContinual(RegionStrategy):
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
         with self.regions.pre_trained():
             fine_tuned = self.fine_tuned(task)
-            found = learn_region(self, task, fine_tuned)
+            if self.options.localize_at == "pretrained":
+                found = learn_region(self, task, fine_tuned)
+        if self.options.localize_at == "union":
+            union = ModelState.of(self.model, [task.name])
+            owned = self.regions.ledger.owned()  # as if fine-tuning had left it: what did not move is never taken
+            free = graft_theta(fine_tuned.theta, union.theta, owned)
+            found = learn_region(self, task, replace(fine_tuned, theta=free), union)
         # Without the scores, which are as large as the model: the ledger's memory is O(T·s).
         self.localized[task.name] = replace(found, scores=found.scores.new_empty(0))
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
+        start, self.scales[task.name] = starting_values(self, task, self.regions.ledger.free(found.region), fine_tuned)
         return self.regions.training(
             task,
             found.region,
-            start=fine_tuned.theta if self.options.region_start == "fine-tuned" else None,
+            start=start,
             readout=dict(fine_tuned.readouts[task.name]),
             budget=budget(len(self.space), self.options.sparsity),  # though fewer entries may have moved
         )
@@ -81,15 +106,16 @@ class GraftingContinual(RegionStrategy):
             yield
 
     def extra_results(self) -> dict[str, Any]:
-        """Return the scores of the one final union on all tasks: what the union per task buys, by comparison."""
+        """Return scaled starts, and the scores of the one final union on all tasks: what the union per task buys."""
+        extra = {"scales": self.scales} if self.options.region_start == "scaled" else {}
         if not self.options.final_union:
-            return {}
+            return extra
         self._answers_all = self.learned[-1]
         try:
             answers = self.evaluate()
         finally:
             self._answers_all = None
-        return {
+        return extra | {
             "union": {
                 "accuracy": [answers[task.name].score(task.definition.metric) for task in self.stream.tasks],
                 "ece": [answers[task.name].ece for task in self.stream.tasks],

@@ -47,6 +47,9 @@ class RegionOptions(TaskwiseOptions):
         "none: that of fine-tuning; with AdamW times √(N/s) for s of N entries, so that an update is as long as there",
         above=0,
     )
+    region_dropout: bool | None = option(
+        None, "the backbone's own dropout while a region is trained; none: as `dropout`"
+    )
 
 
 def check_region_rate(options: RegionOptions) -> None:
@@ -78,6 +81,7 @@ def region_training(options: RegionOptions, space_size: int, budget: int) -> Tra
         learning_rate=rate,
         readout_learning_rate=options.readout_learning_rate or options.learning_rate,
         l1=0.0,  # a region is as sparse as it gets
+        dropout=options.dropout if options.region_dropout is None else options.region_dropout,
     )
 
 

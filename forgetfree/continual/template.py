@@ -182,7 +182,7 @@ class StrategyTemplate(SupervisedTemplate):
     def training_steps(self) -> Iterator[None]:
         """Set up all steps of one task: the mode, the draws of dropout, and what the monitor hears."""
         training = _training_of(self)
-        training_mode(self.model, self.options.dropout)
+        training_mode(self.model, training.options.dropout)
         torch.manual_seed(derive_seed(self.phase_seed(training.phase, training.task), "dropout"))
         self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
         showing = self.phase(training.phase, training.task, self._updates)
@@ -193,8 +193,9 @@ class StrategyTemplate(SupervisedTemplate):
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
         # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode; without dropout, the model's flag tells neither.
-        if not (self.options.dropout and self.model.training):
-            training_mode(self.model, self.options.dropout)
+        dropout = _training_of(self).options.dropout
+        if not (dropout and self.model.training):
+            training_mode(self.model, dropout)
 
     def forward(self) -> Tensor:
         """Return logits of the mini-batch in float32, computed in the precision of the options."""

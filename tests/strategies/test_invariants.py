@@ -424,11 +424,20 @@ def test_a_first_task_that_takes_everything_leaves_the_others_their_readouts(
     assert readout_learned == (MODELS[kind] == "linear")
 
 
-@pytest.mark.parametrize("changes", [{"region_steps": 0}, {"mask_steps": 0}, {"base": "empty"}, {"base": "random"}])
-@pytest.mark.parametrize("start", ["fine-tuned", "pre-trained"])
-def test_every_way_to_localize_is_forget_free(tiny_stream: MakeStream, changes: dict[str, Any], start: str) -> None:
+WAYS: list[dict[str, Any]] = [
+    *({"region_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained", "scaled")),
+    *({"mask_steps": 0, "region_start": start} for start in ("fine-tuned", "pre-trained")),
+    *({"base": base, "region_start": start} for base in ("empty", "random") for start in ("fine-tuned", "pre-trained")),
+    {"region_start": "scaled", "region_dropout": False},
+    {"region_start": "scaled", "localize_at": "union"},
+    {"region_start": "scaled", "composition": "alone"},
+]
+
+
+@pytest.mark.parametrize("changes", WAYS, ids=str)
+def test_every_way_to_localize_is_forget_free(tiny_stream: MakeStream, changes: dict[str, Any]) -> None:
     stream = tiny_stream("roberta-mlm", stream="qnli,sst2")
-    strategy = make("grafting-continual", stream, region_start=start, **changes)
+    strategy = make("grafting-continual", stream, **changes)
     first, second = stream.benchmark.train_stream
     strategy.train(first)
     learned = logits(strategy)["qnli"]
