@@ -12,7 +12,7 @@ from forgetfree.jobs.config import CommonOptions, JobConfig, check_known
 from forgetfree.options import build, option
 
 if TYPE_CHECKING:
-    from forgetfree.learning.localization import LocalizationOptions
+    from forgetfree.learning.scaled_start import GraftOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class GraftConfig(JobConfig):
         Raises:
             UsageError: naming every fault.
         """
-        from forgetfree.learning.localization import LocalizationOptions
+        from forgetfree.learning.scaled_start import GraftOptions
         from forgetfree.learning.training import TrainingOptions
 
         faults = self.faults()
-        own, known = set(CommonOptions.__dataclass_fields__), set(LocalizationOptions.__dataclass_fields__)
+        own, known = set(CommonOptions.__dataclass_fields__), set(GraftOptions.__dataclass_fields__)
         # Steps and batch size say how many rows fine-tuning read, and so how many mask steps are the default.
         still_read = {"steps", "batch_size", "precision", "evaluation_batch_size"}
         training = TrainingOptions.__dataclass_fields__.keys() - still_read
@@ -83,7 +83,7 @@ class GraftConfig(JobConfig):
         if self.base_file is not None:
             del given["base"]  # no kind of base: its entries are given
         options = [
-            faults.attempt(build, LocalizationOptions, given | sparsity, "graft")
+            faults.attempt(build, GraftOptions, given | sparsity, "graft")
             for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
         ]
         common = faults.attempt(self.set_of, CommonOptions)
@@ -99,7 +99,7 @@ class GraftConfig(JobConfig):
 class CheckedGraft:
     """Options of fine-tuning and localizing, one for each sparsity, and the command's own."""
 
-    options: tuple[LocalizationOptions, ...]
+    options: tuple[GraftOptions, ...]
     common: CommonOptions
 
 

@@ -195,7 +195,10 @@ class GraftJob(Job[GraftConfig]):
         if bench.loaded.readout == "linear" and not subject.given:
             states["readout alone"] = under_head
         scores: list[Score] = []
-        with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions)) as on_step:
+        scales = {sparsity: bench.scale(fine_tuned, region, first) for sparsity, region in regions.items()}
+        moved = {sparsity: bench.moved(fine_tuned, scale) for sparsity, scale in scales.items()}
+        beside = sum(scale != 1 for scale in scales.values())
+        with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions) + beside) as on_step:
             reference = subject.fine_tuned_answers(fine_tuned, first)
 
             def add(
@@ -211,15 +214,19 @@ class GraftJob(Job[GraftConfig]):
                 add(model, bench.answers(state, options=first))
             add("fine-tuned", reference)
             for sparsity, region in regions.items():
-                answers = bench.answers(bench.grafted(fine_tuned, region), options=first)
-                add("grafted", answers, sparsity, len(region))
+                graft = bench.grafted(moved[sparsity], region)
+                add("grafted", bench.answers(graft, options=first), sparsity, len(region))
+                if scales[sparsity] != 1:
+                    unscaled = bench.answers(bench.grafted(fine_tuned, region), options=first)
+                    add("grafted, unscaled", unscaled, sparsity, len(region))
         write_scores(directory / SCORES_FILE, scores)
         monitor.scored(scores)
         for sparsity, region in regions.items():
-            bench.graft(fine_tuned, region, sparsity).save(directory / _file(sparsity))
+            bench.graft(moved[sparsity], region, sparsity).save(directory / _file(sparsity))
         return {
             "regions": [
-                {**key, "sparsity": sparsity, **_distributions(regions[sparsity], bench)} for sparsity in regions
+                {**key, "sparsity": sparsity, "scale": scales[sparsity], **_distributions(regions[sparsity], bench)}
+                for sparsity in regions
             ],
             "seconds": watch.seconds,
         }

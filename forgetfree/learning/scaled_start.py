@@ -7,6 +7,7 @@ than fine-tuning did; further along the same direction it may answer better befo
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +18,21 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.training import TrainingOptions, predict
+from forgetfree.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraftOptions(LocalizationOptions):
+    """How a task is fine-tuned, localized, and grafted without further training."""
+
+    largest_scale: float = option(
+        1.0,
+        "a graft's values are θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … up to this that answers training "
+        "rows best; 1: no c is tried but the paper's, 1",
+        at_least=1,
+    )
 
 
 def scales(largest: float) -> list[float]:

@@ -18,7 +18,7 @@ from forgetfree.core.binding import network_of
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
 from forgetfree.core.device import find_device
 from forgetfree.core.examples import Examples
-from forgetfree.core.graft import Graft, graft_theta
+from forgetfree.core.graft import Graft, graft_theta, interpolate
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.core.regions import Region
@@ -36,6 +36,7 @@ from forgetfree.learning.localization import (
     searches,
 )
 from forgetfree.learning.monitor import Monitor
+from forgetfree.learning.scaled_start import GraftOptions, choose_scale
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict, scheduled_rate
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
@@ -156,6 +157,30 @@ class SingleTask:
     def grafted(self, fine_tuned: ModelState, region: Region) -> ModelState:
         """Return θ(γ) of eq. 1, with the fine-tuned readout."""
         return replace(fine_tuned, theta=graft_theta(self.pre.theta, fine_tuned.theta, region))
+
+    def scale(self, fine_tuned: ModelState, region: Region, options: GraftOptions) -> float:
+        """Return the c by which a graft of ``region`` answers training rows best, see `choose_scale`."""
+        if options.largest_scale == 1:
+            return 1.0
+        with self.holding(replace(fine_tuned, theta=self.pre.theta)):
+            return choose_scale(
+                self.model,
+                self.task,
+                region,
+                self.pre.theta,
+                fine_tuned.theta,
+                options,
+                largest=options.largest_scale,
+                rows=options.validation_rows,
+            )
+
+    def moved(self, fine_tuned: ModelState, scale: float) -> ModelState:
+        """Return the state at θ_pre + c · (θ_ft − θ_pre), with the fine-tuned readout."""
+        return (
+            fine_tuned
+            if scale == 1
+            else replace(fine_tuned, theta=interpolate(self.pre.theta, fine_tuned.theta, scale))
+        )
 
     def retrained(self, start: ModelState, region: Region, options: TrainingOptions) -> ModelState:
         """Train ``region`` of θ_pre alone on the task, together with the readout (paper, §3.1).
