@@ -299,7 +299,7 @@ class RunJob(Job[RunConfig]):
         """Write the tables, and the page with figures."""
         comparison = merge([with_timings(results, out) | {"source": str(out)}])
         if results["runs"]:
-            write_atomically(out / "report.md", render(comparison, "markdown"))
+            write_atomically(out / "report.md", render(comparison, "markdown", ended=ended))
         if ended:
             write_atomically(out / "report.html", render(comparison, "html"))
 

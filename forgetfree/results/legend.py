@@ -24,5 +24,12 @@ MEANINGS = {
     "overlap": "the share of the column's region that lies in the row's",
     "largest overlap": "the largest share of the region that lies in the region of one earlier task",
     "lost": "its best score since it was learned, minus its score at the end",
+    "interval": "in brackets: where 95 of 100 lie when test rows and seeds are drawn anew (bootstrap over both; rows are drawn "
+    "once for all strategies and seeds). With fewer than five seeds it is somewhat too narrow",
+    "minus another": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
+    "kept above a constant answer": "(average − c) / (average of fine-tune − c), for the c of a constant answer",
+    "noise floor": "the ECE that chance alone shows: that of a perfectly calibrated model with the same confidences, on as "
+    "many rows",
+    "ECE without noise": "ECE less what chance adds to it, estimated (Kumar et al., 2019)",
     "once learned": "the score right after the task was learned",
 }

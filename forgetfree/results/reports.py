@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forgetfree.display import json_text
+from forgetfree.results.evidence_tables import evidence_tables
 from forgetfree.results.headline import headline
 from forgetfree.results.legend import MEANINGS
 from forgetfree.results.metrics import forgetting_per_task
@@ -34,7 +35,7 @@ __all__ = ["lay_out", "render"]
 Json = dict[str, Any]
 
 
-def render(comparison: Comparison, format: str) -> str:
+def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
     """Return a comparison as text.
 
     Args:
@@ -42,6 +43,7 @@ def render(comparison: Comparison, format: str) -> str:
         format: one of `FORMATS`: `rich` (plain text as wide as the terminal), `markdown` (GitHub's tables),
             `json` (the tables, and every run in full), `html` (a page that needs no other file) or `latex`
             (tables for the booktabs package).
+        ended: nothing more is run, so that tables which read all answers are worth their time.
 
     Returns:
         Text that ends with a newline.
@@ -53,7 +55,7 @@ def render(comparison: Comparison, format: str) -> str:
         from forgetfree.results.run_page import render_run_page  # draws figures
 
         return render_run_page(comparison, lay_out(comparison))
-    return render_page(lay_out(comparison), format)
+    return render_page(lay_out(comparison, ended=ended), format)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------
@@ -86,8 +88,8 @@ _LONG = 5
 _WIDE = 10
 
 
-def lay_out(comparison: Comparison) -> Page:
-    """Return all tables of a report, in the order in which they are read."""
+def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
+    """Return all tables of a report, in the order in which they are read; see `render`."""
     strategies = comparison.strategies
     wide = len(comparison.tasks) > _WIDE
     matrix_table = _course_table if wide else _matrix_table
@@ -101,6 +103,7 @@ def lay_out(comparison: Comparison) -> Page:
         notes=tuple(_notes(comparison)),
         tables=(
             *(transposed(table, "task") if wide and table.rows else table for table in by_task),
+            *(evidence_tables(comparison) if ended else ()),
             *(table for table in known if table.rows),
         ),
         headline=headline(comparison),

@@ -1,0 +1,172 @@
+"""What scores are worth: 95 % intervals over test rows and seeds, differences in pairs, and calibration beside chance.
+
+Seeds of a run share its test rows, so rows are drawn once for all seeds, and seeds are drawn beside them: one bootstrap over
+both (Efron and Tibshirani, 1993, ch. 6). Strategies are drawn together, so a difference is that of equal rows and seeds.
+With fewer than about five seeds the intervals are somewhat too narrow: so few say little of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forgetfree.results.arguments import Floats
+from forgetfree.results.metrics import Predictions, Reliability, reliability
+
+#: Times that rows and seeds are drawn.
+DRAWS = 1000
+#: As many draws of rows stand in memory together.
+_TOGETHER = 50
+#: Answers of one strategy: by seed, then by task.
+Answers = Mapping[int, Mapping[str, Predictions]]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and its 95 % interval, as fractions."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """Say of a difference whether it is ``higher``, ``lower``, or ``undecided`` because the interval holds 0."""
+        return "undecided" if self.low <= 0 <= self.high else "higher" if self.value > 0 else "lower"
+
+
+def contributions(answers: Predictions, metric: str) -> Floats:
+    """Return what each row adds to the numerator and the denominator of a score ``(2, n)``: score = Σ first / Σ second.
+
+    Args:
+        answers: on one task's test rows, of one label each.
+        metric: ``accuracy``, or ``f1`` of label 1: 2·TP / ((TP + FP) + (TP + FN)).
+    """
+    predicted, labels = answers.logits.argmax(axis=1), answers.labels
+    if metric == "accuracy":
+        return np.stack([predicted == labels, np.ones(len(labels))]).astype(np.float64)
+    found, there = predicted == 1, labels == 1
+    return np.stack([2.0 * (found & there), found.astype(np.float64) + there])
+
+
+def drawn_scores(rows: Floats, task: int, draws: int = DRAWS) -> Floats:
+    """Return the scores of ``k`` runs on one task's rows, drawn with replacement ``draws`` times: ``(draws, k)``.
+
+    Args:
+        rows: `contributions` of each run ``(k, 2, n)``.
+        task: the number of the task, which seeds the draws: every run meets the same.
+        draws: how many.
+    """
+    runs, _, n = rows.shape
+    random, found = np.random.default_rng([task, n]), []
+    for start in range(0, draws, _TOGETHER):
+        counts = random.multinomial(n, np.full(n, 1 / n), size=min(_TOGETHER, draws - start)).astype(np.float64)
+        sums = (counts @ rows.reshape(2 * runs, n).T).reshape(len(counts), runs, 2)
+        with np.errstate(invalid="ignore"):  # 0 / 0 where no row of label 1 is drawn
+            found.append(np.nan_to_num(sums[..., 0] / sums[..., 1]))
+    return np.concatenate(found)
+
+
+class Evidence:
+    """Averages of strategies over tasks, with what other rows and seeds might have given.
+
+    Args:
+        answers: of each strategy, on the same test rows.
+        metrics: of each task, by name, in the stream's order.
+        draws: how many times rows and seeds are drawn.
+    """
+
+    def __init__(self, answers: Mapping[str, Answers], metrics: Mapping[str, str], draws: int = DRAWS) -> None:
+        self._seeds = {name: sorted(of_seed) for name, of_seed in answers.items()}
+        places = [(name, seed) for name, seeds in self._seeds.items() for seed in seeds]
+        self._exact: dict[tuple[str, int], Floats] = {}
+        self._drawn: dict[tuple[str, int], Floats] = {}
+        exact, drawn = [], []
+        for number, (task, metric) in enumerate(metrics.items()):
+            rows = np.stack([contributions(answers[name][seed][task], metric) for name, seed in places])
+            exact.append([answers[name][seed][task].score(metric) for name, seed in places])
+            drawn.append(drawn_scores(rows, number, draws))
+        for place, (score, scores) in zip(
+            places, zip(np.mean(exact, axis=0), np.mean(drawn, axis=0).T, strict=True), strict=True
+        ):
+            self._exact[place], self._drawn[place] = score, scores
+
+    def average(self, strategy: str) -> Interval:
+        """Return the average of a strategy over tasks and seeds, in [0, 1]."""
+        return _interval(*self._over_seeds(strategy, self._seeds[strategy]))
+
+    def difference(self, strategy: str, other: str) -> Interval | None:
+        """Return how much higher the average of a strategy is than that of another; ``None`` if they share no seed."""
+        shared = [seed for seed in self._seeds[strategy] if seed in self._seeds[other]]
+        if not shared:
+            return None
+        (value, drawn), (its, its_drawn) = (self._over_seeds(name, shared) for name in (strategy, other))
+        return _interval(value - its, drawn - its_drawn)
+
+    def retention(self, strategy: str, other: str, floor: float) -> Interval | None:
+        """Return (score − floor) / (the other's − floor): the share of what the other learned above a floor.
+
+        ``None`` if they share no seed, or the other is not above the floor for certain.
+        """
+        shared = [seed for seed in self._seeds[strategy] if seed in self._seeds[other]]
+        if not shared:
+            return None
+        (value, drawn), (its, its_drawn) = (self._over_seeds(name, shared) for name in (strategy, other))
+        if its <= floor or np.quantile(its_drawn, 0.025) <= floor:
+            return None
+        return _interval((value - floor) / (its - floor), (drawn - floor) / (its_drawn - floor))
+
+    def _over_seeds(self, strategy: str, seeds: Sequence[int]) -> tuple[float, Floats]:
+        exact = float(np.mean([self._exact[strategy, seed] for seed in seeds]))
+        drawn = np.stack([self._drawn[strategy, seed] for seed in seeds])
+        chosen = np.random.default_rng(len(seeds)).integers(len(seeds), size=(drawn.shape[1], len(seeds)))
+        return exact, np.take_along_axis(drawn, chosen.T, axis=0).mean(axis=0)
+
+
+def _interval(value: float, drawn: Floats) -> Interval:
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(value, float(low), float(high))
+
+
+def ece_noise_floor(answers: Predictions, draws: int = DRAWS) -> float:
+    """Return the expected calibration error that a perfectly calibrated model of the same confidences shows on as many rows.
+
+    Each row is right with the probability that the model gives to its answer; the mean over ``draws`` of such outcomes.
+    """
+    shown = reliability(answers.logits, answers.labels)
+    held = np.flatnonzero(shown.counts)
+    confidence = _confidence(answers)
+    member = np.searchsorted(shown.edges, confidence, side="left") - 1
+    random = np.random.default_rng(len(confidence))
+    gaps = np.zeros(draws)
+    for bin_ in held:
+        of_bin = confidence[member == bin_]
+        right = random.random((draws, len(of_bin))) < of_bin
+        gaps += np.abs((right - of_bin).sum(axis=1))
+    return float(gaps.mean() / len(confidence))
+
+
+def debiased_ece(answers: Predictions) -> float:
+    """Return the expected calibration error without what chance adds to it, estimated as Kumar et al. do (NeurIPS 2019).
+
+    The accuracy of each bin is taken as normal around what was seen, with variance a·(1 − a)/n; what the mean of the error
+    grows by when it is drawn so is taken off. For a calibrated model that is only a part of it: read it beside the noise
+    floor.
+    """
+    shown: Reliability = reliability(answers.logits, answers.labels)
+    held = shown.counts > 0
+    counts, right = shown.counts[held], shown.accuracy[held]
+    gap, spread = right - shown.confidence[held], np.sqrt(right * (1 - right) / counts)
+    from scipy.stats import foldnorm
+
+    certain = spread == 0
+    shape = np.abs(gap) / np.where(certain, 1, spread)
+    expected = np.where(certain, np.abs(gap), foldnorm.mean(shape, scale=np.where(certain, 1, spread)))
+    return float((counts * (2 * np.abs(gap) - expected)).sum() / counts.sum())
+
+
+def _confidence(answers: Predictions) -> Floats:
+    scores = answers.logits.astype(np.float64)
+    return np.asarray(1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1))
