@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from forgetfree.cli.text_rows import Asked, Row, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
-from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
+from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
 from forgetfree.data.columns import PAIR, Columns
 from forgetfree.display import escaped
@@ -63,6 +63,7 @@ def command(
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
+    deterministic: Deterministic = False,
     debug: Debug = False,
 ) -> None:
     """Print an answer a text; of a task that finds entities, a line for each entity in it."""
@@ -88,7 +89,7 @@ def command(
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
     asked = Columns.of(text_column, None)
-    predictor, _ = predictor_of(directory, seed, strategy, model)
+    predictor, _ = predictor_of(directory, seed, strategy, model, deterministic=deterministic)
     if task is None:
         task, *others = predictor.tasks
         if others:

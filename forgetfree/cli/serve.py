@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from forgetfree.cli.usage import Debug
-from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
+from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.errors import UsageError, first_line
 
 
@@ -28,6 +28,7 @@ def command(
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
+    deterministic: Deterministic = False,
     debug: Debug = False,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C."""
@@ -52,7 +53,7 @@ def command(
         if value is not None:
             limits[name] = value
     with _listening(host, port) as place:
-        predictor, file = predictor_of(run, seed, strategy, model)
+        predictor, file = predictor_of(run, seed, strategy, model, deterministic=deterministic)
         config = uvicorn.Config(
             application(predictor, Limits(**limits)), log_level="warning", timeout_graceful_shutdown=10
         )

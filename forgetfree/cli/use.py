@@ -24,9 +24,18 @@ BaseModel = Annotated[
     str | None, Parameter(metavar="NAME|DIR", help="the run's model, where it lies elsewhere now; a ledger's model")
 ]
 
+Deterministic = Annotated[
+    bool, Parameter(help="the same bits for a text whatever is asked beside it (default: as the run); slower")
+]
+
 
 def predictor_of(
-    run: Path, seed: int | None, strategy: str | None, model: str | None, device: str = "cpu"
+    run: Path,
+    seed: int | None,
+    strategy: str | None,
+    model: str | None,
+    device: str = "cpu",
+    deterministic: bool = False,
 ) -> tuple[Predictor, Path]:
     """Return what answers, and the file that it answers from; say which, if there are several to choose from."""
     quiet_libraries()
@@ -41,4 +50,4 @@ def predictor_of(
     file = run if run.is_file() else find_kept(run, seed, strategy)
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
         say(f"Answering from {file}; --strategy and --seed choose another.")
-    return Predictor.of_run(run, seed, strategy, model, device), file
+    return Predictor.of_run(run, seed, strategy, model, device, deterministic), file

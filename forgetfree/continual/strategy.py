@@ -280,7 +280,7 @@ class ContinualStrategy(StrategyTemplate):
             optimizer=torch.optim.SGD(stream.model.parameters(), lr=1.0),  # replaced for every task
             criterion=nn.CrossEntropyLoss(),
             train_mb_size=self.options.batch_size,
-            eval_mb_size=self.options.evaluation_batch_size,
+            eval_mb_size=self.options.rows_at_once,
             device=device,
             plugins=list(plugins or []),
             evaluator=evaluator or silent_evaluator(),

@@ -89,7 +89,7 @@ class _Subject:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
         model = self.given.given.to(self.bench.device)
-        logits = predict(model, rows, batch_size=options.evaluation_batch_size, precision=options.precision)
+        logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
         return self.bench.task.predictions(logits, rows)
 
     def regions(self, fine_tuned: ModelState, all_options: Sequence[LocalizationOptions]) -> dict[float, Region]:

@@ -232,7 +232,7 @@ class RunJob(Job[RunConfig]):
         if name not in registry.STRATEGIES:
             return answers.before()
         options = self.checked.options[name]
-        how = options.precision, options.evaluation_batch_size
+        how = options.precision, options.rows_at_once
         self._first_rows[how] = answers.before(self._first_rows.get(how))
         return dict(self._first_rows[how])
 

@@ -101,15 +101,10 @@ def encode_task(
         DataError: the task is measured by F1, and its validation or test rows cannot tell it.
         UsageError: a label has fewer than ``shots`` rows.
     """
-    _check_metric(rows)
-    definition, train = rows.task, rows.train
+    definition, train = rows.task, sampled(rows, shots, seed, or_fewer)
     head = loaded.head(definition)
     label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
     encoder = loaded.encoder(definition)
-    if shots is not None:
-        drawn = derive_seed(seed, "shots", definition.name)
-        names = ("", *definition.entities) if train.tagged else definition.labels
-        train = k_shot(train, shots, drawn, definition.name, or_fewer, names)
 
     def encode(part: Rows) -> EncodedRows:
         task = label if labels.task_known else 0
@@ -127,6 +122,16 @@ def encode_task(
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
     )
+
+
+def sampled(rows: TaskRows, shots: int | None, seed: int, or_fewer: bool = False) -> Rows:
+    """Return the training rows of a task that are drawn; arguments and errors as `encode_task`."""
+    _check_metric(rows)
+    definition, train = rows.task, rows.train
+    if shots is None:
+        return train
+    names = ("", *definition.entities) if train.tagged else definition.labels
+    return k_shot(train, shots, derive_seed(seed, "shots", definition.name), definition.name, or_fewer, names)
 
 
 def _check_metric(rows: TaskRows) -> None:

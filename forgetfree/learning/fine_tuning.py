@@ -41,7 +41,8 @@ def fine_tuned_key(
     """
     model = loaded.model
     options = for_device(options, device)
-    training = {field: getattr(options, field) for field in TrainingOptions.__dataclass_fields__}
+    fields = TrainingOptions.__dataclass_fields__.keys() - {"deterministic"}  # which is about evaluation
+    training = {field: getattr(options, field) for field in fields}
     content = {
         "model": loaded.fingerprint,
         "readout": model.readout,

@@ -187,7 +187,7 @@ def localize(
     validation = task.validation.subset(representative(task.validation.targets, options.validation_rows))
 
     def score() -> float:
-        logits = predict(model, validation, batch_size=options.evaluation_batch_size, precision=options.precision)
+        logits = predict(model, validation, batch_size=options.rows_at_once, precision=options.precision)
         return task.predictions(logits, validation).score(task.definition.metric)
 
     with _reading_as(fine_tuned, pre, model, task):

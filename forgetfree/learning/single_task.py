@@ -262,8 +262,7 @@ class SingleTask:
         """
         rows, options = self.task.test if rows is None else rows, options or TrainingOptions()
         with self.holding(state):
-            batch_size = options.evaluation_batch_size
-            logits = predict(self.model, rows, batch_size=batch_size, precision=options.precision)
+            logits = predict(self.model, rows, batch_size=options.rows_at_once, precision=options.precision)
         return self.task.predictions(logits, rows)
 
     def encode(self, rows: Rows) -> EncodedRows:

@@ -76,10 +76,10 @@ class MixedBatchModel:
         """
         if len(rows) != len(tasks):
             raise UsageError(f"Expected a task for each row: got {len(rows)} rows and {len(tasks)} tasks.")
-        if marked := [task for row, task in zip(rows, tasks, strict=True) if (self._model.counts(row[None]) > 1).any()]:
+        if rows and (marked := (self._model.counts(self._padded(rows)) > 1)).any():
             raise UsageError(
-                f"Task {marked[0]!r} labels words, and a batch of many tasks has one label a row. Answer it alone: "
-                "forgetfree.serve.tagging.tag_sentences."
+                f"Task {tasks[int(marked.nonzero()[0])]!r} labels words, and a batch of many tasks has one label a row. Answer "
+                "it alone: forgetfree.serve.tagging.tag_sentences."
             )
         groups: dict[str, list[int]] = {}
         for number, task in enumerate(tasks):
@@ -180,10 +180,15 @@ class MixedBatchModel:
             found.append(change)
         return found
 
+    def _padded(self, rows: Sequence[Tensor]) -> Tensor:
+        """Return rows as one batch ``(B, …)``."""
+        if self._pad is None:
+            return torch.stack(list(rows))
+        return pad_sequence(list(rows), batch_first=True, padding_value=self._pad)
+
     def _forward(self, rows: Sequence[Tensor], groups: Mapping[str, list[int]]) -> dict[int, Tensor]:
         """Return the logits by row of one pass, in which the rows stand group after group."""
-        batch = [rows[number] for numbers in groups.values() for number in numbers]
-        x = torch.stack(batch) if self._pad is None else pad_sequence(batch, batch_first=True, padding_value=self._pad)
+        x = self._padded([rows[number] for numbers in groups.values() for number in numbers])
         device = next(self._model.parameters()).device
         answers: dict[int, Tensor] = {}
         with autocast(self._precision, device.type):

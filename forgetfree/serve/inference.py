@@ -57,6 +57,8 @@ class Predictor:
         shared_labels: of a ledger of version 0.2: whether all tasks' labels had one readout (``scenario=class``).
         precision: of a ledger of version 0.2: what it answered in.
         routed: whether the run itself found out the task of a row, see `route`.
+        deterministic: answer each row in a forward pass of its own, so that its logits have the same bits whatever is asked
+            beside it.
 
     Attributes:
         loaded: the model.
@@ -78,16 +80,18 @@ class Predictor:
         shared_labels: bool = False,
         precision: Precision = "fp32",
         routed: bool = False,
+        deterministic: bool = False,
     ) -> None:
         if isinstance(kept, Ledger):
             kept = KeptLedger(loaded, kept, Source(Path(), tasks, shared_labels, precision))
-        self.loaded, self.routed, self.kept = loaded, routed, kept
+        self.loaded, self.routed, self.kept, self.deterministic = loaded, routed, kept, deterministic
         self.ledger = kept.ledger if isinstance(kept, KeptLedger) else None
         self._mixed: MixedBatchModel | None = None
         if isinstance(kept, KeptLedger):
             for task in kept.definitions:
                 self._label(task)
-            self._mixed = MixedBatchModel(loaded.model, kept.switch, pad=loaded.pad, precision=kept.precision)
+            if not deterministic:
+                self._mixed = MixedBatchModel(loaded.model, kept.switch, pad=loaded.pad, precision=kept.precision)
 
     @classmethod
     def of_run(
@@ -97,6 +101,7 @@ class Predictor:
         strategy: str | None = None,
         model: str | None = None,
         device: str = "cpu",
+        deterministic: bool = False,
     ) -> Predictor:
         """Return the predictor of a run's directory, or of a ledger's file.
 
@@ -106,6 +111,7 @@ class Predictor:
             strategy: the strategy; default: ``grafting-continual``, or else the first with a ledger, or else the first.
             model: the run's model, if it has moved; its weights must be the same.
             device: where to answer.
+            deterministic: see `Predictor`; a run with ``deterministic=true`` is always answered so.
 
         Raises:
             RunError: it is no run directory, or holds nothing to answer from.
@@ -118,7 +124,7 @@ class Predictor:
                     f"{place} is read as a ledger, which is one strategy's, with one seed, and does not name its base model. "
                     "Give --model, and neither --strategy nor --seed; or give the run's directory."
                 )
-            return cls._of(Source(place), model, {}, device)
+            return cls._of(Source(place), model, {}, device, deterministic=deterministic)
         config = load_run(place)
         file, own = find_kept(place, seed, strategy), located(config["model"]["name"], place)
         options = _options(config, file.parts[-3])
@@ -131,8 +137,9 @@ class Predictor:
             [file.parent, Path(config["run"]["set"].get("cache") or place / "fine-tuned")],
         )
         routed = config.get("scenario", "task") != "task" and options.get("task_inference") == "router"
+        deterministic = deterministic or options.get("deterministic") is True
         try:
-            return cls._of(source, model or own, config["run"]["set"], device, routed)
+            return cls._of(source, model or own, config["run"]["set"], device, routed, deterministic)
         except (LedgerError, ModelError, RunError) as error:
             if model is None:
                 raise
@@ -140,7 +147,13 @@ class Predictor:
 
     @classmethod
     def _of(
-        cls, source: Source, model: str, settings: Mapping[str, Any], device: str, routed: bool = False
+        cls,
+        source: Source,
+        model: str,
+        settings: Mapping[str, Any],
+        device: str,
+        routed: bool = False,
+        deterministic: bool = False,
     ) -> Predictor:
         ledger = None if source.file.name in OTHERS else Ledger.load(source.file)
         described = source.model or {}
@@ -151,8 +164,9 @@ class Predictor:
         loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
         loaded.model.to(device)
         if ledger is not None:
-            return cls(loaded, KeptLedger(loaded, ledger, source), routed=routed)
-        return cls(loaded, OTHERS[source.file.name].load().read(source, loaded), routed=routed)
+            return cls(loaded, KeptLedger(loaded, ledger, source), routed=routed, deterministic=deterministic)
+        kept = OTHERS[source.file.name].load().read(source, loaded)
+        return cls(loaded, kept, routed=routed, deterministic=deterministic)
 
     @property
     def tasks(self) -> Mapping[str, TaskDefinition]:
@@ -182,7 +196,8 @@ class Predictor:
         label = self._label(task)
         encoded = EncodedRows.of(self.loaded.encoder(definition)(rows), rows.labels, label, self.loaded.pad)
         with self.kept.answering(task):
-            return encoded.answered(predict(model, encoded, batch_size=batch_size, precision=self.kept.precision))
+            size = 1 if self.deterministic else batch_size
+            return encoded.answered(predict(model, encoded, batch_size=size, precision=self.kept.precision))
 
     def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
         """Return the labels of texts (or pairs of texts).

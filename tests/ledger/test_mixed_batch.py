@@ -275,3 +275,18 @@ def test_nothing_is_answered_for_nothing(loaded: LoadedModel) -> None:
         mixed.answer([torch.tensor([1])], ["a", "b"])
     with pytest.raises(TaskError, match="holds no task 'z'"):
         mixed.answer([torch.tensor([1])], ["z"])
+
+
+def test_rows_are_checked_once_for_marked_words(loaded: LoadedModel, monkeypatch: Any) -> None:
+    """All of them in one padded batch: a check for every row would take longer than the pass."""
+    ledger = ledger_of(loaded.model)
+    rows, seen = rows_of(loaded, list("abcab")), list[tuple[int, ...]]()
+    counts = loaded.model.counts
+    monkeypatch.setattr(loaded.model, "counts", lambda x: (seen.append(tuple(x.shape)), counts(x))[1])
+    mixed = mixed_of(loaded.model, ledger, pad=loaded.pad)
+    mixed.answer(rows, list("abcab"))
+    assert seen == [(5, max(map(len, rows)))]
+    marked = rows[3].clone()
+    marked[[0, 1]] = ~marked[[0, 1]]
+    with pytest.raises(UsageError, match="Task 'a' labels words"):
+        mixed.answer([*rows[:3], marked, rows[4]], list("abcab"))

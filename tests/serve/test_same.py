@@ -1,0 +1,198 @@
+"""The same answer whatever is asked beside it: to the bit with ``deterministic``, else within a bound that is measured here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from forgetfree import Predictor, cli
+from forgetfree.data.rows import Rows
+from forgetfree.data.sources import load_task
+
+MakeRun = Callable[..., Path]
+TASKS = ("qnli", "ag_news", "sst2")
+SIZES = (1, 2, 3, 8, 17, 64)
+#: How far a logit may be from that of its row alone, at a logit of 1 or less and beyond in proportion: for batches of any size
+#: and order, and for batches of many tasks (`forgetfree.ledger.mixed_batch`).
+BATCHED, MIXED = 1e-5, 1e-4
+#: Tiny models with the kind of readout that they are read by.
+MODELS = ("bert", "bert-mlm", "gpt2-lm")
+
+
+@pytest.fixture(params=MODELS)
+def run(request: pytest.FixtureRequest, finished_run: MakeRun) -> Path:
+    return finished_run(request.param, "grafting-continual")
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def shuffled(count: int, seed: int) -> list[int]:
+    return random.Random(seed).sample(range(count), count)
+
+
+def batched(order: Sequence[int], size: int) -> list[list[int]]:
+    return [list(order[i : i + size]) for i in range(0, len(order), size)]
+
+
+def rows_of(predictor: Predictor, task: str) -> Rows:
+    """Rows of 1 to 30 words of the tiny vocabulary, or pairs of them: of one task enough for the largest batch."""
+    draw, count = random.Random(task), 66 if task == "sst2" else 9
+    words = [
+        "the",
+        "lovely",
+        "awful",
+        "film",
+        "story",
+        "river",
+        "city",
+        "moon",
+        "was",
+        "is",
+        "dull",
+        "goal",
+        "war",
+        "bank",
+    ]
+    columns = [
+        tuple(" ".join(draw.choices(words, k=draw.randint(1, 30))) for _ in range(count))
+        for _ in predictor.definition(task).text_columns
+    ]
+    return Rows(columns[0], columns[1] if len(columns) == 2 else (), (0,) * count)
+
+
+def texts_of(rows: Rows) -> list[tuple[str, ...]]:
+    return list(zip(rows.first, rows.second, strict=True)) if rows.second else [(text,) for text in rows.first]
+
+
+def in_batches(predictor: Predictor, task: str, rows: Rows, order: Sequence[int], size: int) -> Tensor:
+    """The logits of rows that are asked in another order, so many at a time."""
+    logits = torch.empty(0)
+    for part in batched(order, size):
+        answered = predictor.logits(task, rows.take(part), batch_size=size)
+        logits = answered.new_empty((len(rows), answered.shape[1])) if not len(logits) else logits
+        logits[part] = answered
+    return logits
+
+
+def apart(logits: Tensor, alone: Tensor) -> float:
+    """The largest difference, as a share of the logit where that is above 1."""
+    return float(((logits - alone).abs() / alone.abs().clamp(min=1)).max())
+
+
+def check_labels(logits: Tensor, alone: Tensor, bound: float) -> None:
+    """Labels may differ only where two logits are nearer to each other than twice the bound."""
+    best = alone.topk(2).values
+    clear = best[:, 0] - best[:, 1] > 2 * bound * alone.abs().max(1).values.clamp(min=1)
+    assert clear.float().mean() > 0.9
+    assert torch.equal(logits.argmax(1)[clear], alone.argmax(1)[clear])
+
+
+# -- With deterministic -----------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_same_bits_in_any_company(run: Path, threads: int) -> None:
+    """Batches of 1 to 64, rows in another order, and tasks side by side."""
+    predictor = Predictor.of_run(run, deterministic=True)
+    rows = {task: rows_of(predictor, task) for task in TASKS}
+    alone = {task: in_batches(predictor, task, rows[task], range(len(rows[task])), 1) for task in TASKS}
+    for number, task in enumerate(TASKS):
+        for size in SIZES[1:]:
+            order = shuffled(len(rows[task]), size + number)
+            assert torch.equal(in_batches(predictor, task, rows[task], order, size), alone[task])
+    asked = [(task, text) for task in TASKS for text in texts_of(rows[task])]
+    expected = [answer for task in TASKS for text in texts_of(rows[task]) for answer in predictor.answer(task, [text])]
+    order = shuffled(len(asked), 0)
+    for size in (3, 64):
+        for part in batched(order, size):
+            answers = predictor.answer_mixed([asked[i][0] for i in part], [asked[i][1] for i in part])
+            assert answers == [expected[i] for i in part]
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2-lm"])
+def test_a_run_and_what_answers_from_it_have_the_same_bits(
+    finished_run: MakeRun, kind: str, data_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For any evaluation_batch_size, for every way to keep what was learned; predict and serve take the option of the run."""
+    strategies = ("grafting-continual", "continual-ft", "lora")
+    one, other = (
+        finished_run(kind, *strategies, more=("--set", "deterministic=true", "--set", f"evaluation_batch_size={size}"))
+        for size in (3, 17)
+    )
+    for strategy in strategies:
+        found, same = (load_file(each / strategy / "seed-0" / "predictions.safetensors") for each in (one, other))
+        assert all(torch.equal(found[name], same[name]) for name in found)
+        predictor = Predictor.of_run(one, strategy=strategy)
+        assert predictor.deterministic
+        for task in TASKS:
+            rows = load_task(task, str(data_directory)).test
+            assert torch.equal(predictor.logits(task, rows), found[f"{task}/logits"])
+            texts = texts_of(rows)[:5]
+            mixed = predictor.answer_mixed([task] * 5, texts)
+            assert mixed == [predictor.answer(task, [text])[0] for text in texts]
+
+
+def test_the_flag_of_predict(finished_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text has the same probabilities alone and in a file, whatever stands beside it."""
+    run = finished_run("bert", "grafting-continual")
+    texts = ["the lovely film", "dull", "the story was awful and " * 6 + "dull", "moon"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    usual = ["predict", str(run), "--task", "sst2", "--deterministic", "--json"]
+    assert cli.main([*usual, "--file", str(tmp_path / "texts.txt")]) == 0
+    together = capsys.readouterr().out.splitlines()
+    for text, line in zip(texts, together, strict=True):
+        assert cli.main([*usual, text]) == 0
+        assert capsys.readouterr().out.splitlines() == [line]
+
+
+# -- Without it -------------------------------------------------------------------------------------------
+
+
+def test_logits_stay_within_the_bound_and_labels_stay(run: Path) -> None:
+    predictor = Predictor.of_run(run)
+    assert not predictor.deterministic
+    rows = {task: rows_of(predictor, task) for task in TASKS}
+    alone = {task: in_batches(predictor, task, rows[task], range(len(rows[task])), 1) for task in TASKS}
+    for task in TASKS:
+        for size in SIZES[1:]:
+            order = shuffled(len(rows[task]), size)
+            logits = in_batches(predictor, task, rows[task], order, size)
+            assert apart(logits, alone[task]) <= BATCHED
+            check_labels(logits, alone[task], BATCHED)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_mixed_tasks_stay_within_their_bound(run: Path, size: int, monkeypatch: Any) -> None:
+    """Small groups are corrected by sparse entries, whatever share of the space these are."""
+    monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)
+    predictor = Predictor.of_run(run)
+    mixed = predictor._mixed
+    assert mixed is not None
+    drawn = random.Random(size)
+    tasks = drawn.choices(TASKS, k=size)
+    rows = {task: rows_of(predictor, task) for task in TASKS}
+    numbers = [drawn.randrange(9) for _ in tasks]
+    encoded = [
+        torch.tensor(predictor.loaded.encoder(predictor.tasks[task])(rows[task].take([number]))[0])
+        for task, number in zip(tasks, numbers, strict=True)
+    ]
+    exact = [
+        predictor.logits(task, rows[task].take([i]), batch_size=1)[0] for task, i in zip(tasks, numbers, strict=True)
+    ]
+    for _ in range(2):  # compared with the exact ones, and then trusted
+        for logits, alone in zip(mixed.answer(encoded, tasks), exact, strict=True):
+            assert apart(logits, alone) <= MIXED
+            gap = float(alone.topk(2).values.diff().abs())
+            assert logits.argmax() == alone.argmax() or gap <= 2 * MIXED * max(1.0, float(alone.abs().max()))
