@@ -13,6 +13,7 @@ from forgetfree import moved
 if TYPE_CHECKING:
     from forgetfree.cli.calls import graft as graft
     from forgetfree.cli.calls import run as run
+    from forgetfree.cli.plan import plan as plan
     from forgetfree.continual.streams import Stream as Stream
     from forgetfree.continual.streams import load_stream as load_stream
     from forgetfree.core.graft import Graft as Graft
@@ -50,6 +51,7 @@ _HOME = {
     "load_model": "forgetfree.models.loading",
     "load_results": "forgetfree.results.table",
     "load_stream": "forgetfree.continual.streams",
+    "plan": "forgetfree.cli.plan",
     "run": "forgetfree.cli.calls",
 }
 __all__ = ["__version__", *sorted(_HOME)]

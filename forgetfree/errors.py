@@ -3,7 +3,8 @@
     ForgetfreeError
     ├── UsageError               the command line or a call says something that cannot be done (exit code 2)
     │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
-    │   └── OptionError          an option's value has the wrong type or is out of its range
+    │   ├── OptionError          an option's value has the wrong type or is out of its range
+    │   └── SeveralFaults        several of these, one a line
     ├── DataError                a data file does not hold what a task needs
     │   └── NoDataError          there is no data for a task
     ├── ModelError               a model cannot be loaded or lacks what the readout needs
@@ -71,6 +72,14 @@ class UnknownNameError(UsageError):
 
 class OptionError(UsageError):
     """An option's value is of the wrong type or out of range."""
+
+
+class SeveralFaults(UsageError):
+    """Several things are wrong with what was asked for; ``faults`` has a paragraph for each."""
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        self.faults = tuple(faults)
+        Exception.__init__(self, "\n- ".join([f"{len(self.faults)} faults:", *map(escaped, self.faults)]))
 
 
 class DataError(ForgetfreeError):

@@ -16,6 +16,7 @@ from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
+from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 
@@ -29,6 +30,8 @@ class FineTune(ContinualStrategy):
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
     forget_free: ClassVar[bool] = True
     taskwise: ClassVar[bool] = True
+    #: What a task takes beside evaluation, for an estimate beforehand; default: train.
+    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune",)
 
     def setup(self) -> None:
         """Keep a model per task."""

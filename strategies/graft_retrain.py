@@ -11,6 +11,7 @@ from forgetfree.continual.skills import SkillOptions, check_skill, learn_region,
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import budget
+from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -34,6 +35,7 @@ class GraftRetrain(RegionStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftRetrainOptions
+    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize", "train")
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

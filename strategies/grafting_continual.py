@@ -15,6 +15,7 @@ from forgetfree.core.base_regions import budget
 from forgetfree.core.graft import graft_theta
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.errors import OptionError
+from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -47,6 +48,7 @@ class GraftingContinual(RegionStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
+    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize", "train")
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

@@ -18,6 +18,7 @@ from forgetfree.core.graft import Graft
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule, merge
 from forgetfree.core.regions import Region
 from forgetfree.learning.localization import LocalizationOptions, check_localization
+from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Ledger, merged_ledger
 from forgetfree.models.state import ModelState
@@ -52,6 +53,7 @@ class Merging(ContinualStrategy):
     """
 
     taskwise: ClassVar[bool] = True
+    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune",)
     rule: ClassVar[MergeRule]
 
     def setup(self) -> None:
@@ -155,6 +157,7 @@ class MergeStitch(Merging):
     """
 
     Options: ClassVar[type[TrainingOptions]] = StitchOptions
+    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize")
     rule: ClassVar[MergeRule] = "stitch"
 
     @classmethod

@@ -13,7 +13,6 @@ from typing import Any, get_origin, get_type_hints
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.run import strategies_of
 from forgetfree.cli.words import no_empty_directories, print_recipe, say
 from forgetfree.data.sources import default_data
 from forgetfree.errors import RunError, UsageError
@@ -23,7 +22,7 @@ from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.progress import make_progress
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.run_config import RunConfig, strategies_of
 from forgetfree.learning.training import refuse_made
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.results.table import Results, load_results

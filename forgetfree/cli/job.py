@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -51,7 +52,7 @@ _GROUPS = {
     **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _LEARNING),
     **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
     **dict.fromkeys(("device", "out", "cache", "threads", "test_limit", "config", "resume", "jobs"), _RUNNING),
-    **dict.fromkeys(("quiet", "log"), _RUNNING),
+    **dict.fromkeys(("check", "json", "quiet", "log"), _RUNNING),
 }
 #: What the shell completes.
 _NAMES: Mapping[str, Callable[[], Any]] = {
@@ -91,6 +92,15 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         from forgetfree.jobs.progress import Progress, make_progress
 
         check_loggers(given.get("log", ()))
+        if given.get("check") or given.get("json"):
+            if not given.get("check"):
+                raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
+            from forgetfree.cli.plan import show_plan
+
+            quiet_libraries()
+            with unsaid(bool(given.get("quiet") or given.get("json"))):
+                show_plan(build(config, values, config.command), bool(given.get("resume")), bool(given.get("json")))
+            return 0
         progress = Progress() if given.get("quiet") else make_progress(sys.stderr)
         how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
         if "jobs" in given:
@@ -98,8 +108,17 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         if "log" in given:
             how["log"] = given["log"]
         quiet_libraries()
+        asked, begun = build(config, values, config.command), Path(str(values["out"])) / "config.json"
+        new = not how["resume"] and not os.path.lexists(begun)
         with unsaid(bool(given.get("quiet"))):
-            return carry_out(build(config, values, config.command), how)
+            try:
+                return carry_out(asked, how)
+            except ForgetfreeError as error:
+                if debug or not new or os.path.lexists(begun):
+                    raise
+                from forgetfree.jobs.preflight import with_all_faults
+
+                raise with_all_faults(error, asked) from error
 
     command.__signature__ = Signature([*_arguments(config, subject)])  # type: ignore[attr-defined]
     command.__annotations__ = {}
@@ -119,6 +138,8 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
     yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
     yield _flag("resume", bool, "continue in --out; what is finished is kept")
     yield _flag("jobs", int, "how many units run at a time")
+    yield _flag("check", bool, "check all that can be checked, print what would be done and what it costs, and end")
+    yield _flag("json", bool, "print that plan as JSON")
     yield _flag("quiet", bool, "say nothing but errors and the result")
     yield _flag("log", list[str], "also log losses, rates and scores there, may be given several times", LOGGERS)
     yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
@@ -215,6 +236,9 @@ def perform(
     from forgetfree.jobs.engine import failures, holdings
 
     if needs_hub(model, config.data):
+        from forgetfree.models.loading import locate
+
+        locate(model)  # before data are downloaded
         go_offline_if_cut_off()
     out = Path(config.out)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from forgetfree import registry
 from forgetfree.cli.job import command_of, perform
 from forgetfree.cli.words import print_recipe, say
 from forgetfree.display import escaped
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.run_config import RunConfig, strategies_of
 
 if TYPE_CHECKING:
     from forgetfree.jobs.engine import Execution
@@ -32,11 +31,6 @@ def _run(config: RunConfig, how: Execution) -> int:
 
 
 command = command_of(RunConfig, _run)
-
-
-def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the names given, with ``all`` for every strategy of ours."""
-    return tuple(name for each in given for name in (registry.STRATEGIES if each == "all" else [each]))
 
 
 def _show(results: dict[str, Any], out: Path) -> None:

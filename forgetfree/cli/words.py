@@ -21,8 +21,8 @@ _errors: TextIO | None = None
 
 
 def fail(message: str, code: int) -> int:
-    """Say what went wrong, in one paragraph, and return the exit code."""
-    text = escaped(message)
+    """Say what went wrong, in one paragraph or a list of them, and return the exit code."""
+    text = "\n- ".join(map(escaped, message.split("\n- ")))  # the lines of `SeveralFaults`
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
     print(f"forgetfree: error: {text}", file=_errors or sys.stderr)

@@ -124,6 +124,11 @@ def check_tasks(names: Sequence[str], data: str) -> None:
     _check_several(names, _open_source(data, RECOGNISED))
 
 
+def check_task(name: str, data: str) -> None:
+    """Raise `UnknownNameError` unless the registry, or ``data``, knows a task of this name; nothing is downloaded."""
+    _check_known(name, _open_source(data, RECOGNISED))
+
+
 def _check_several(names: Sequence[str], source: _Source) -> None:
     if isinstance(source, _OneTask) and not source.names() and len(names) > 1:
         raise UsageError(

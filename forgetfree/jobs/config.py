@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
@@ -17,7 +17,7 @@ from pydantic import Field
 
 from forgetfree.data.columns import Columns
 from forgetfree.display import brief
-from forgetfree.errors import OptionError, ReportError, UnknownNameError, UsageError
+from forgetfree.errors import ForgetfreeError, OptionError, ReportError, SeveralFaults, UnknownNameError, UsageError
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, option
 from forgetfree.results.config_file import PLACES, portable
@@ -182,24 +182,38 @@ def check_known(key: str, known: Collection[str]) -> None:
 
 
 class Faults:
-    """All that is wrong with what was asked for, reported together."""
+    """All that is wrong with what was asked for, reported together.
 
-    def __init__(self) -> None:
-        self._found: list[str] = []
+    Args:
+        caught: the errors that are faults.
+    """
+
+    def __init__(self, caught: type[ForgetfreeError] = UsageError) -> None:
+        self._caught = caught
+        self._found: dict[str, None] = {}
 
     def add(self, fault: str) -> None:
         """Add one more, as a sentence."""
-        self._found.append(fault)
+        self._found[fault] = None
 
     def attempt(self, action: Callable[..., Any], *arguments: Any) -> Any:
         """Return what ``action`` returns; ``None`` where it finds a fault."""
         try:
             return action(*arguments)
-        except UsageError as error:
-            self.add(str(error))
+        except self._caught as error:
+            for fault in getattr(error, "faults", (str(error),)):
+                self.add(fault)
             return None
 
     def report(self) -> None:
-        """Raise ``UsageError`` with every fault, if there is one."""
+        """Raise ``UsageError`` with the fault, or `SeveralFaults` with all of them, if there is one."""
+        if len(self._found) == 1:
+            raise UsageError(*self._found)
         if self._found:
-            raise UsageError(" ".join(dict.fromkeys(self._found)))
+            raise SeveralFaults(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)

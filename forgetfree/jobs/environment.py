@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from errno import EACCES, ENOTDIR
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,10 +107,33 @@ def make_directory(path: Path, flag: str = "--out") -> list[str]:
         with suppress(FileNotFoundError):
             (path / _LONG / _LONG).stat()
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{flag} {brief(str(path), 200)} cannot be written: {first_line(error)}. Give a directory of your own."
-        ) from error
+        raise _not_written(path, flag, error) from error
     return held
+
+
+def check_place(path: Path, flag: str) -> None:
+    """Raise ``UsageError`` unless ``path`` can be written, or made; nothing is made here."""
+    try:
+        there = existing(path)
+        if not there.is_dir():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+        with suppress(FileNotFoundError):
+            (path / _LONG / _LONG).stat()
+    except (OSError, ValueError) as error:
+        raise _not_written(path, flag, error) from error
+
+
+def existing(path: Path) -> Path:
+    """Return ``path`` where it exists, else the nearest folder above it that does."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+
+
+def _not_written(path: Path, flag: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"{flag} {brief(str(path), 200)} cannot be written: {first_line(error)}. Give a directory of your own."
+    )
 
 
 def refuse_held(path: Path, held: list[str], remedy: str) -> None:

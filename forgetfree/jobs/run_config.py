@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -93,6 +93,11 @@ class RunConfig(JobConfig):
         scoped = {k.removeprefix(f"{strategy}."): v for k, v in self.settings.items() if k.startswith(f"{strategy}.")}
         merged = {**self.recipe(strategy), **self.flags(), **self.settings, **scoped}
         return {key: value for key, value in merged.items() if key in known}
+
+
+def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the names given, with ``all`` for every strategy of ours."""
+    return tuple(name for each in given for name in (registry.STRATEGIES if each == "all" else [each]))
 
 
 def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> None:

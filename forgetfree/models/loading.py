@@ -13,11 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import torch
 from torch import nn
 
 from forgetfree import registry
 from forgetfree.core.binding import Binding, network_of, tokenizer_digest
 from forgetfree.core.body import fingerprint_of
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.data.words import WordEncoder
@@ -170,6 +172,29 @@ def _load(path: str, name: str, readout: str, graftable: str | None, max_length:
         backbone, tokens, kind, read_last=reads_last(config), dropout=_head_dropout(config), graftable=graftable
     )
     return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(backbone)))
+
+
+def sized(path: str, name: str, readout: str, graftable: str | None = None) -> tuple[ReadoutKind, Any, int, int]:
+    """Return a model's readout, configuration, number of parameters and of graftable entries, from its config.json alone.
+
+    Args:
+        path: directory or hub name.
+        name: the model's name, for messages.
+        readout: as it is asked for.
+        graftable: see `TaskModel`.
+
+    Raises:
+        ModelError: the configuration cannot be read, or has no head for the readout.
+    """
+    import transformers
+
+    config = read_config(path, name)
+    body, kind = body_loader(config, name), _choose_readout(config, readout, name)
+    loader = getattr(transformers, LANGUAGE_MODELS.get(kind, body))
+    with explained(name), quiet(transformers), torch.device("meta"):
+        network = loader.from_config(config, **(_without_pooler(config) if kind == "linear" else {}))
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return kind, config, parameters, len(ParameterSpace.of(network, include=(graftable or ".",)))
 
 
 def config_of(backbone: nn.Module) -> Any:

@@ -1,0 +1,73 @@
+"""``--check``: what a job would do and cost, printed; and the same as a function."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.display import escaped
+from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.given import Given
+
+#: The most units that are printed.
+_SHOWN = 12
+
+
+def plan(config: JobConfig, given: Given | None = None, *, resume: bool = False) -> dict[str, Any]:
+    """Return what a job would do and cost, as `forgetfree.jobs.preflight` says; nothing is written or trained.
+
+    Raises:
+        UsageError: naming all that is wrong.
+    """
+    if config.model and (given is None or given.model is None) and needs_hub(config.model):
+        go_offline_if_cut_off()
+    from forgetfree.jobs.preflight import plan_of
+
+    return plan_of(config, given, resume=resume)
+
+
+def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:
+    """Print the plan of a job."""
+    found = plan(config, resume=resume)
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    model, total = found["model"], found["total"]
+    print(
+        escaped(
+            f"Model: {model['name']}, {model['parameters']:,} parameters, {model['graftable']:,} graftable, readout "
+            f"{model['readout']}, on {found['device']}"
+        )
+    )
+    for task in found["tasks"]:
+        rows = f"{task['train']:,} training, {task['validation']:,} validation, {task['test']:,} test rows"
+        print(escaped(f"Task: {task['task']}, {rows}, about {task['tokens_a_row']} tokens a row"))
+    for unit in found["units"][:_SHOWN]:
+        print(escaped(f"Unit: {unit['unit']}"))
+        for phase in unit["phases"]:
+            what = "rows" if phase["phase"] == "evaluate" else "steps"
+            many = "an unknown number of" if phase["steps"] is None else f"{phase['steps']:,}"
+            seconds = "" if phase["seconds"] is None else f", {_time(phase['seconds'])}"
+            print(escaped(f"  {phase['task']}: {phase['phase'].replace('_', '-')}, {many} {what}{seconds}"))
+    if len(found["units"]) > _SHOWN:
+        print(f"… and {len(found['units']) - _SHOWN} more units")
+    seconds = "unknown" if total["seconds"] is None else f"about {_time(total['seconds'])}"
+    print(f"Time: {seconds}, one unit at a time; an estimate {found['estimated']}")
+    print(f"Memory: about {_size(total['memory_bytes'])}, an estimate by sizes")
+    print(
+        escaped(f"Disk: about {_size(total['disk_bytes'])} of {_size(total['disk_free_bytes'])} free at {found['out']}")
+    )
+    for note in found["notes"]:
+        print(escaped(f"Note: {note}"))
+    print("Nothing was written, downloaded or trained.")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,372 @@
+"""What a job will do and cost, and all that is wrong with it, before anything is downloaded or trained.
+
+A plan is JSON:
+
+    model       name, readout, parameters, graftable, local
+    tasks       name, rows of each split and tokens a row, as far as the data are here
+    units       unit, and its phases: task, phase, steps, seconds
+    total       steps by phase, seconds, memory_bytes, disk_bytes, disk_free_bytes
+    estimated   how the seconds were found
+    notes       what could not be checked, and what may go wrong
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from forgetfree import registry
+from forgetfree.core.base_regions import budget
+from forgetfree.core.device import find_device
+from forgetfree.data.rows import TaskRows
+from forgetfree.data.sampling import evenly
+from forgetfree.data.sources import check_task, load_task, load_tasks
+from forgetfree.errors import ForgetfreeError, ModelError, SeveralFaults, UsageError, first_line
+from forgetfree.files import is_place
+from forgetfree.jobs import costs
+from forgetfree.jobs.asked import Asked, Learner, asked_for
+from forgetfree.jobs.config import Faults, JobConfig
+from forgetfree.jobs.environment import check_place, check_precision, existing, refuse_held, set_threads
+from forgetfree.jobs.experiment_config import ExperimentConfig
+from forgetfree.jobs.given import Given
+from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.unit import Json
+from forgetfree.learning.encoded_task import sampled
+from forgetfree.learning.localization import mask_options
+from forgetfree.learning.monitor import Phase
+from forgetfree.learning.training import MOST_SHOTS, paper_steps
+from forgetfree.models.loading import LoadedModel, load_model, locate, sized
+from forgetfree.tasks import TaskDefinition, readout_for
+
+#: The largest weights that are loaded, checked and timed beforehand, in bytes.
+_TIMED = 10**9
+
+
+def plan_of(config: JobConfig, given: Given | None = None, *, resume: bool = False) -> Json:
+    """Return the plan of a job; nothing is written, downloaded or trained.
+
+    Args:
+        config: what is asked for.
+        given: objects in the place of names.
+        resume: whether the job is to go on in its directory.
+
+    Raises:
+        UsageError: naming every fault of configuration, places, data, model, readouts, budgets and space on the disk.
+    """
+    found = _found(config, given or Given(), resume)
+    found.faults.report()
+    plan = _plan(config, found)
+    needed, free = plan["total"]["disk_bytes"], plan["total"]["disk_free_bytes"]
+    if needed > free:
+        raise UsageError(
+            f"--out {config.out} needs about {needed:,} bytes, and {free:,} are free there. Give a directory on another disk, "
+            "or ask for fewer strategies or seeds."
+        )
+    return plan
+
+
+def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeError:
+    """Return the error that keeps a job from beginning, or all that is wrong with it, if that is more."""
+    faults = _found(config, Given(), False).faults
+    for fault in getattr(error, "faults", (str(error),)):
+        faults.add(fault)
+    return error if len(faults) == 1 else SeveralFaults(faults)
+
+
+@dataclass
+class _Found:
+    """What was found of a job's tasks and model, and what is wrong with it."""
+
+    faults: Faults
+    notes: list[str]
+    asked: Asked
+    device: str
+    rows: dict[str, TaskRows]
+    definitions: dict[str, TaskDefinition]
+    model: _Model
+
+
+def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
+    """Look at all that can be looked at."""
+    faults, notes = Faults(ForgetfreeError), list[str]()
+    asked, out = asked_for(config, given, faults), Path(config.out)
+    faults.attempt(check_place, out, "--out")
+    if asked.common.cache:
+        faults.attempt(check_place, Path(asked.common.cache), "--cache")
+    if not resume and out.is_dir():
+        held = sorted(each.name for each in out.iterdir() if each.name != ".lock")
+        faults.attempt(
+            refuse_held, out, held, f"Give another directory, or --resume to continue that {config.command}."
+        )
+    device = faults.attempt(find_device, config.device) or "cpu"
+    faults.attempt(check_precision, [each.options.precision for each in asked.learners], device)
+    rows = _rows(config, asked, given, faults, notes)
+    definitions = {name: each.task for name, each in rows.items()}
+    definitions |= {name: task for name in asked.tasks if name not in rows and (task := registry.tasks().get(name))}
+    model = faults.attempt(_model, asked, given, list(definitions.values()), notes)
+    if model is not None and model.loaded is not None:
+        for task in definitions.values():
+            faults.attempt(model.loaded.head, task)
+            faults.attempt(model.loaded.encoder, task)
+        for learner in asked.learners:
+            with suppress(AttributeError):  # of a stream there is no more than its model
+                faults.attempt(learner.check, learner.options, SimpleNamespace(model=model.loaded.model))
+    if model is not None and model.graftable:
+        for sparsity in {each: None for learner in asked.learners for each in learner.sparsities}:
+            faults.attempt(budget, model.graftable, sparsity)
+    return _Found(faults, notes, asked, device, rows, definitions, model or _Model("", "", None, 0, 0, False))
+
+
+# -- Places, data and model -----------------------------------------------------------------------------------
+
+
+def _rows(config: JobConfig, asked: Asked, given: Given, faults: Faults, notes: list[str]) -> dict[str, TaskRows]:
+    """Return the rows of the tasks whose data are here."""
+    data: Any = given.data_or(config.data)
+    if given.reads_tensors:
+        return {}
+    if data == "hub":
+        for name in asked.tasks:
+            faults.attempt(check_task, name, data)
+        notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
+        return {}
+    found: dict[str, TaskRows] = {}
+    before, single = len(faults), isinstance(config, GraftConfig | ExperimentConfig)
+    for name in asked.tasks:
+        rows = faults.attempt(
+            load_task if single else load_tasks,
+            name if single else [name], data, asked.common.evaluate_on, config.columns,
+        )  # fmt: skip
+        if rows:
+            found[name] = rows if single else rows[0]
+    if not single and len(faults) == before and len(set(asked.tasks)) < max(1, len(asked.tasks)):
+        faults.attempt(load_tasks, asked.tasks, data)  # says what is wrong with the names together
+    if not asked.tasks:
+        faults.attempt(load_tasks, (), data)
+    for shots, seed in sorted({(each.shots, each.seed) for each in asked.learners}, key=str):
+        for rows in found.values():
+            faults.attempt(sampled, rows, shots, seed, asked.or_fewer)
+    return found
+
+
+@dataclass
+class _Model:
+    """A model as far as it is known beforehand; ``loaded`` where its weights are here and not too large."""
+
+    name: str
+    readout: str
+    config: Any
+    parameters: int
+    graftable: int
+    local: bool
+    loaded: LoadedModel | None = None
+
+
+def _model(asked: Asked, given: Given, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
+    readout = readout_for(asked.readout, tasks)
+    how: Json = {"graftable": asked.common.graftable, "max_length": asked.common.max_length}
+    if given.reads_tensors:
+        notes.append("The model reads tensors: it is not timed here.")
+        size = sum(parameter.numel() for parameter in given.model.parameters())
+        return _Model(type(given.model).__name__, "linear", None, size, size, True)
+    path = None if given.model is not None else locate(asked.model)
+    local = path is None or Path(path).is_dir()
+    if not local:
+        if not is_place(asked.model) and asked.model.count("/") > 1:
+            raise UsageError(f"--model {asked.model!r} is no hub name, which is OWNER/NAME. Give one, or a directory.")
+        notes.append(f"The weights of {asked.model} come from the hub: they are not checked here.")
+    weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
+    if local and weights <= _TIMED:
+        loaded = load_model(given.model_or(asked.model), readout, **how, **given.how)
+        backbone = loaded.model.backbone
+        size = sum(parameter.numel() for parameter in backbone.parameters())
+        return _Model(
+            loaded.name,
+            loaded.readout,
+            getattr(backbone, "config", None),
+            size,
+            len(loaded.model.space()),
+            True,
+            loaded,
+        )
+    try:
+        return _Model(asked.model, *sized(str(path), asked.model, readout, asked.common.graftable), local)
+    except ModelError as error:
+        if local:
+            raise
+        notes.append(f"Its configuration cannot be read either, so that nothing is estimated: {first_line(error)}.")
+        return _Model(asked.model, readout, None, 0, 0, False)
+
+
+# -- The plan -------------------------------------------------------------------------------------------------
+
+
+def _plan(config: JobConfig, found: _Found) -> Json:
+    asked, rows, definitions, model, device, notes = (
+        *(found.asked, found.rows, found.definitions),
+        *(found.model, found.device, found.notes),
+    )
+    set_threads(asked.common.threads)
+    lengths = {name: _lengths(model, each) for name, each in rows.items()}
+    rates = _rates(asked, rows, model, device, notes)
+    units, made, total = list[Json](), set[Any](), Counter[Phase]()
+    for learner in asked.learners:
+        phases = list(_phases(learner, asked, rows, definitions, lengths, rates, made))
+        units.append({"unit": learner.unit, "phases": phases})
+        for phase in phases:
+            total[phase["phase"]] += phase["steps"] or 0
+        if any(phase["steps"] is None for phase in phases):
+            notes.append("Without --steps or --shots, the steps depend on the rows, which are not here.")
+    seconds = [phase["seconds"] for unit in units for phase in unit["phases"]]
+    longest = max((max(each) for each in lengths.values()), default=asked.common.max_length)
+    memory = [
+        costs.memory_bytes(
+            model.config, model.parameters, model.graftable, each.options, min(longest, asked.common.max_length)
+        )
+        for each in asked.learners
+    ]
+    most, there = max(memory, default=0), costs.peak_memory(device)
+    if most > there:
+        notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
+    _tell_room(asked, model, notes)
+    known = bool(seconds) and None not in seconds and model.parameters > 0
+    return {
+        "schema": 1,
+        "command": config.command,
+        "out": config.out,
+        "device": device,
+        "model": {
+            **{"name": model.name, "readout": model.readout, "local": model.local},
+            **{"parameters": model.parameters, "graftable": model.graftable},
+        },
+        "tasks": [
+            {
+                **{"task": name, "train": len(each.train), "validation": len(each.validation), "test": len(each.test)},
+                "tokens_a_row": round(sum(lengths[name]) / len(lengths[name]), 1),
+            }
+            for name, each in rows.items()
+        ],
+        "units": units,
+        "total": {
+            "units": len(units),
+            "steps": dict(total),
+            "seconds": round(sum(seconds), 1) if known else None,
+            "memory_bytes": most,
+            "disk_bytes": _disk(asked, rows, definitions, model),
+            "disk_free_bytes": shutil.disk_usage(existing(Path(config.out))).free,
+        },
+        "estimated": rates.source if rates else "not at all",
+        "notes": list(dict.fromkeys(notes)),
+    }
+
+
+def _lengths(model: _Model, rows: TaskRows) -> list[int]:
+    """Return the lengths of a sample of training rows in tokens; without the model's tokenizer, 4 tokens for 3 words."""
+    sample = rows.train.take(evenly(len(rows.train), costs.SAMPLE))
+    if model.loaded is not None:
+        return [len(ids) for ids in model.loaded.encoder(rows.task)(sample)]
+    texts = zip(sample.first, sample.second, strict=True) if sample.second else ((text,) for text in sample.first)
+    return [2 + round(4 / 3 * sum(len(text.split()) for text in each)) for each in texts]
+
+
+def _rates(
+    asked: Asked, rows: Mapping[str, TaskRows], model: _Model, device: str, notes: list[str]
+) -> costs.Rates | None:
+    if not asked.learners or not model.parameters or model.config is None:
+        return None
+    options = asked.learners[0].options
+    if model.loaded is None or not rows:
+        return costs.computed_rates(model.parameters, device, options.precision)
+    first = next(iter(rows.values()))
+    sample = first.train.take(evenly(len(first.train), costs.SAMPLE))
+    try:
+        return costs.timed_rates(model.loaded, first.task, sample, options, device)
+    except (ForgetfreeError, RuntimeError) as error:
+        notes.append(f"A first step of training fails: {first_line(error)}.")
+        return None
+
+
+def _phases(
+    learner: Learner,
+    asked: Asked,
+    rows: Mapping[str, TaskRows],
+    definitions: Mapping[str, TaskDefinition],
+    lengths: Mapping[str, list[int]],
+    rates: costs.Rates | None,
+    made: set[Any],
+) -> Iterator[Json]:
+    """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing."""
+    options, limit = learner.options, asked.common.test_limit
+    for task in learner.tasks:
+        count = len(definitions[task].labels) if task in definitions else 2
+        given = rows.get(task)
+        train = None if given is None else len(sampled(given, learner.shots, learner.seed, asked.or_fewer))
+        rarest = learner.shots or (given and min(MOST_SHOTS, *Counter(given.train.groups).values()))
+        full = options.steps or (paper_steps(count, rarest) if rarest else None)
+        tokens = lengths.get(task) or [asked.common.max_length // 2]
+        length = min(costs.padded(tokens, options.batch_size), asked.common.max_length)
+        phase = partial(_phase, task, rates)
+        for name in learner.phases:
+            steps, size = full, options.batch_size
+            if name == "fine_tune":
+                key = task, learner.seed, learner.shots, options.learning_rate, options.optimizer, full
+                steps = 0 if key in made else full and full * learner.repeats
+                made.add(key)
+            elif name == "train" and getattr(options, "region_steps", None) is not None:
+                steps = options.region_steps  # type: ignore[attr-defined]
+            elif name == "localize" and full:
+                mask = mask_options(options, train or options.mask_batch_size, full)  # type: ignore[arg-type, attr-defined]
+                steps, size = mask.steps, mask.batch_size
+            yield phase(name, steps, (steps or 0) * size * length)
+        if given is not None:
+            answered = round(min(len(given.test), limit or len(given.test)) * learner.evaluations)
+            if "localize" in learner.phases:
+                answered += min(len(given.validation), options.validation_rows) * options.mask_evaluations  # type: ignore[attr-defined]
+            mean = sum(tokens) / len(tokens)
+            yield phase("evaluate", answered, answered * mean)
+
+
+def _phase(task: str, rates: costs.Rates | None, name: Phase, steps: int | None, tokens: float) -> Json:
+    seconds = None
+    if rates and steps is not None:
+        seconds = round(tokens * (rates.evaluate if name == "evaluate" else rates.train), 2)
+    return {"task": task, "phase": name, "steps": steps, "seconds": seconds}
+
+
+def _tell_room(asked: Asked, model: _Model, notes: list[str]) -> None:
+    """Note where the regions of all tasks are more than there is."""
+    for learner in asked.learners:
+        share = len(learner.tasks) * max(learner.sparsities, default=0)
+        if learner.keeps == "ledger" and share > 1 and "train" in learner.phases:
+            notes.append(
+                f"{learner.unit}: {len(learner.tasks)} regions of {max(learner.sparsities):g} of the {model.graftable:,} "
+                "graftable entries are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."
+            )
+
+
+def _disk(asked: Asked, rows: Mapping[str, TaskRows], definitions: Mapping[str, TaskDefinition], model: _Model) -> int:
+    """Return about as many bytes as the job writes: fine-tuned models, ledgers or models, predictions."""
+    whole, models, kept = 4 * model.graftable, set[Any](), 0
+    for learner in asked.learners:
+        models |= {
+            (task, learner.seed, learner.shots, number)
+            for task in learner.tasks
+            if "fine_tune" in learner.phases
+            for number in range(learner.repeats)
+        }
+        if learner.keeps == "ledger":
+            entries = [int(model.graftable * each) for each in learner.sparsities]
+            kept += len(learner.tasks) * sum(costs.ledger_bytes(model.graftable, each) for each in entries)
+        elif learner.keeps == "model":
+            kept += whole
+        for task in learner.tasks:
+            labels = len(definitions[task].labels) if task in definitions else 2
+            kept += 0 if task not in rows else len(rows[task].test) * (4 * labels + 8)
+    return whole * len(models) + kept

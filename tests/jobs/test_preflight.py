@@ -1,0 +1,255 @@
+"""What ``--check`` says before anything is trained: a plan that the job keeps to, or all that is wrong with it at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+
+from forgetfree import cli
+from forgetfree.jobs import costs
+from forgetfree.models.loading import load_model, sized
+
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def usual(model_directory: Any, data_directory: Path, tmp_path: Path) -> list[str]:
+    places = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--out", str(tmp_path / "out")]
+    return [*places, "--shots", "4", "--device", "cpu"]
+
+
+@pytest.fixture
+def plan(usual: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plan:
+    """The plan of a command line, which must leave nothing behind."""
+
+    def make(*words: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert cli.main([*words, *usual, "--check", "--json"]) == 0
+        assert not (tmp_path / "out").exists()
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return make
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert cli.main([*words]) == 2
+    return capsys.readouterr().err
+
+
+# -- The plan --------------------------------------------------------------------------------------------
+
+
+def test_a_run_takes_the_steps_that_were_planned(
+    plan: Plan, usual: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Phase by phase and step by step, as the run itself logs them; a shared fine-tuned model is made once."""
+    words = [
+        "run",
+        "qnli,sst2",
+        "--strategy",
+        "grafting-continual",
+        "--strategy",
+        "fine-tune",
+        "--strategy",
+        "continual-ft",
+    ]
+    words += ["--steps", "3", "--sparsity", "0.01", "--set", "mask_steps=2", "--set", "region_steps=5"]
+    found = plan(*words)
+    assert [unit["unit"] for unit in found["units"]] == [
+        "grafting-continual/seed-0", "fine-tune/seed-0", "continual-ft/seed-0",
+    ]  # fmt: skip
+    assert cli.main([*words, *usual]) == 0
+    for unit in found["units"]:
+        lines = (tmp_path / "out" / unit["unit"] / "history.jsonl").read_text().splitlines()
+        taken: dict[tuple[str, str], int] = {}
+        for line in map(json.loads, lines):
+            if "step" in line and line["phase"] != "evaluate":
+                key = line["task"], line["phase"]
+                taken[key] = max(taken.get(key, 0), line["step"])
+        phases = [phase for phase in unit["phases"] if phase["phase"] != "evaluate" and phase["steps"]]
+        assert {(phase["task"], phase["phase"]): phase["steps"] for phase in phases} == taken
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    model = results["model"]
+    assert (found["model"]["parameters"], found["model"]["graftable"]) == (model["parameters"], model["graftable"])
+    written = sum(file.stat().st_size for file in (tmp_path / "out").rglob("*.safetensors"))
+    assert written / 3 < found["total"]["disk_bytes"] < 3 * written
+
+
+def test_steps_follow_the_rule_of_the_paper(plan: Plan) -> None:
+    """16·n·k: two labels of 4 shots are 128 updates, four are 256."""
+    found = plan("run", "ag_news,sst2", "--strategy", "fine-tune", "--seed", "0", "--seed", "7")
+    steps = [(phase["task"], phase["steps"]) for unit in found["units"] for phase in unit["phases"]]
+    assert [each for each in steps if each[1] in (128, 256)] == 2 * [("ag_news", 256), ("sst2", 128)]
+    assert found["total"]["steps"]["fine_tune"] == 768
+    assert found["total"]["seconds"] == pytest.approx(
+        sum(phase["seconds"] for unit in found["units"] for phase in unit["phases"]), abs=0.2
+    )
+
+
+def test_a_sweep_a_graft_and_an_experiment_have_plans(plan: Plan) -> None:
+    sweep = plan("sweep", "sst2", "--steps", "2", "--set", "sparsity=0.01,0.02,0.03")
+    assert len(sweep["units"]) == 4  # three trials, and the chosen run
+    graft = plan("graft", "sst2", "--steps", "2", "--sparsity", "0.01", "--sparsity", "0.1", "--set", "mask_steps=3")
+    assert [(phase["phase"], phase["steps"]) for phase in graft["units"][0]["phases"]][:2] == [
+        ("fine_tune", 2),
+        ("localize", 3),
+    ]
+    words = ["--task", "sst2", "--seed", "3", "--sparsity", "0.1", "--readout", "linear", "--steps", "2"]
+    experiment = plan("experiment", "calibration", *words)
+    assert [unit["unit"] for unit in experiment["units"]] == ["units/sst2-4-3"]
+
+
+def test_it_is_printed_for_people(usual: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "sst2", *usual, "--steps", "2", "--sparsity", "0.01", "--check"]) == 0
+    said = capsys.readouterr().out
+    for word in ("Model: ", "Task: sst2, ", "Unit: grafting-continual/seed-0", "sst2: localize, ", "Time: ", "Disk: "):
+        assert word in said
+    assert "an estimate by 2 training steps of this model" in said
+
+
+def test_regions_that_take_more_than_there_is_are_noted(plan: Plan) -> None:
+    words = ["run", "qnli,ag_news,sst2", "--strategy", "grafting-continual", "--steps", "1"]
+    assert plan(*words, "--sparsity", "0.3")["notes"] == []
+    assert "are more than there are" in plan(*words, "--sparsity", "0.4")["notes"][0]
+
+
+# -- What is not here ------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_here_is_not_downloaded(
+    plan: Plan, usual: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    words = [word if word != usual[3] else "somebody/some-model" for word in usual]
+    assert cli.main(["run", "sst2", *words, "--strategy", "fine-tune", "--check", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["model"]["local"] and found["total"]["seconds"] is None
+    assert "come from the hub" in found["notes"][0]
+    assert found["total"]["steps"] == {"fine_tune": 128, "evaluate": found["total"]["steps"]["evaluate"]}
+
+
+def test_a_large_model_is_sized_by_its_configuration_alone(tmp_path: Path) -> None:
+    """GPT-2 XL: 1.5 billion parameters, of which no number is made."""
+    config = transformers.GPT2Config(n_embd=1600, n_layer=48, n_head=25, architectures=["GPT2LMHeadModel"])
+    config.save_pretrained(tmp_path)
+    readout, _, parameters, graftable = sized(str(tmp_path), "xl", "auto")
+    assert readout == "causal"
+    layer = 12 * 1600**2 + 13 * 1600  # by hand: attention 4d² + 4d, feed-forward 8d² + 5d, two norms 4d
+    assert graftable == 48 * layer + 2 * 1600
+    assert parameters == graftable + (50257 + 1024) * 1600
+    rates = costs.computed_rates(parameters, "cpu", "fp32")
+    assert rates.train == pytest.approx(3 * rates.evaluate) and "expect a factor" in rates.source
+
+
+def test_a_model_is_sized_as_it_is_loaded(model_directory: Any) -> None:
+    for kind, readout in (("bert", "linear"), ("bert-mlm", "prompt"), ("gpt2-lm", "causal")):
+        path = str(model_directory(kind))
+        loaded = load_model(path, readout)
+        size = sum(parameter.numel() for parameter in loaded.model.backbone.parameters())
+        found, _, parameters, graftable = sized(path, path, readout)
+        assert (found, parameters, graftable) == (readout, size, len(loaded.model.space()))
+
+
+# -- Faults ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_all_faults_are_told_at_once(
+    usual: list[str], data_directory: Path, tmp_path: Path, check: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One a line: an option, the place, the rows of two tasks, the model; with --check and without."""
+    data = shutil.copytree(data_directory, tmp_path / "data")
+    for task in ("qnli", "sst2"):
+        with (data / task / "train.jsonl").open("a") as file:
+            file.write("{}\n")
+    (tmp_path / "file").touch()
+    places = ["--data", str(data), "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "file" / "out")]
+    wrong = ["--set", "batch_size=0"]
+    said = refused(capsys, "run", "qnli,ag_news,sst2", *places, "--strategy", "fine-tune", *wrong, *check)
+    lines = [line for line in said.splitlines() if line.startswith(("- ", "forgetfree: error"))]
+    assert lines[0] == "forgetfree: error: 5 faults:" and len(lines) == 6
+    for part in ("batch_size must be at least 1", "cannot be written", "qnli", "sst2", "The model directory"):
+        assert sum(part in line for line in lines) >= 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
+
+
+def test_one_fault_is_told_as_ever(usual: list[str], data_directory: Path, tmp_path: Path, capsys: Any) -> None:
+    """With its own exit code: data that are wrong are no wrong usage. As the answer of --check they are."""
+    data = shutil.copytree(data_directory, tmp_path / "data")
+    with (data / "sst2" / "train.jsonl").open("a") as file:
+        file.write("{}\n")
+    words = ["run", "sst2", *usual[2:], "--data", str(data), "--strategy", "fine-tune"]
+    assert cli.main(words) == 1
+    alone = capsys.readouterr().err.splitlines()[-1]
+    assert refused(capsys, *words, "--check").splitlines() == [alone]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--sparsity", "1e-9"], "leaves no entry of the"),
+        (["--shots", "4000"], "fewer than --shots 4000"),
+        (["--readout", "causal"], "needs a causal language model"),
+        (["--set", "scenario=x"], "scenario must be"),
+        (["--json"], ""),
+    ],
+)
+def test_what_keeps_a_run_from_beginning(usual: list[str], more: list[str], message: str, capsys: Any) -> None:
+    flags = dict(zip(usual[::2], usual[1::2], strict=True)) | dict(zip(more[::2], more[1::2], strict=False))
+    words = [word for pair in flags.items() for word in pair]
+    if more == ["--json"]:
+        assert "--json prints the plan of --check" in refused(capsys, "run", "sst2", *usual, "--json")
+    else:
+        assert message in refused(capsys, "run", "sst2", *words, "--check")
+
+
+def test_the_disk_is_too_small(usual: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    said = refused(capsys, "run", "sst2", *usual, "--strategy", "fine-tune", "--check")
+    assert "and 1,000 are free there" in said
+
+
+def test_a_directory_in_use_is_a_fault_unless_it_is_resumed(usual: list[str], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").touch()
+    words = ["run", "sst2", *usual, "--steps", "1", "--strategy", "fine-tune", "--check"]
+    assert "is not empty" in refused(capsys, *words)
+    assert cli.main([*words, "--resume"]) == 0
+
+
+# -- Costs -----------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_ledger_are_about_those_of_its_file(tmp_path: Path) -> None:
+    from forgetfree.core.graft import Graft
+    from forgetfree.core.parameters import ParameterSpace
+    from forgetfree.core.regions import Region
+    from forgetfree.ledger import Ledger, Record
+
+    model = torch.nn.Linear(1000, 300)
+    space = ParameterSpace.of(model)
+    region = Region.of(torch.randperm(len(space), generator=torch.Generator().manual_seed(0))[:3000])
+    ledger = Ledger(space, "x", "union")
+    ledger.append(Record("a", region, Graft(region, torch.randn(3000)), 0.01))
+    ledger.save(tmp_path / "ledger.safetensors")
+    estimated, written = costs.ledger_bytes(len(space), 3000), (tmp_path / "ledger.safetensors").stat().st_size
+    assert 0.7 * written < estimated < 1.3 * written
+
+
+def test_padding_is_to_the_longest_row_of_a_batch() -> None:
+    assert costs.padded([5], 8) == 5
+    assert costs.padded([4, 12], 1) == pytest.approx(8, abs=1.5)
+    assert costs.padded([4, 12], 16) == pytest.approx(12, abs=0.01)
+    assert tiny.HIDDEN  # the models above are the tiny ones
