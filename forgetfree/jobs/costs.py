@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -54,15 +55,16 @@ def timed_rates(
     clock: list[float] = []
     steps = replace(options, schedule="constant", cache_lower_layers=False)
     fine_tune(model, sample, steps, steps=_TIMED, seed=0, on_step=lambda step, loss: clock.append(time.perf_counter()))
-    train = (clock[-1] - clock[0]) / (_TIMED - 1)
-    few = sample.subset(range(min(16, len(sample))))
-    begin = time.perf_counter()
-    predict(model, few, batch_size=options.rows_at_once, precision=options.precision)
-    evaluate = (time.perf_counter() - begin) / len(few)
+    train = min(after - before for before, after in pairwise(clock))  # other work on the machine slows single steps
+    few, times = sample.subset(range(min(16, len(sample)))), list[float]()
+    for _ in range(2):
+        begin = time.perf_counter()
+        predict(model, few, batch_size=options.rows_at_once, precision=options.precision)
+        times.append(time.perf_counter() - begin)
     length = padded(sample.lengths, options.batch_size)
     return Rates(
         train / (options.batch_size * length),
-        evaluate * len(few) / sum(few.lengths),
+        min(times) / sum(few.lengths),
         f"by {_TIMED - 1} training steps of this model on this machine",
     )
 

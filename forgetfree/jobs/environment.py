@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from errno import EACCES, ENOTDIR
+from errno import EACCES, EEXIST, ENOTDIR
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +116,7 @@ def check_place(path: Path, flag: str) -> None:
     try:
         there = existing(path)
         if not there.is_dir():
-            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+            raise OSError(reason := EEXIST if there == path.absolute() else ENOTDIR, os.strerror(reason))
         if not os.access(there, os.W_OK | os.X_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
         with suppress(FileNotFoundError):

@@ -12,6 +12,7 @@ A plan is JSON:
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +101,7 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
     faults.attempt(check_place, out, "--out")
     if asked.common.cache:
         faults.attempt(check_place, Path(asked.common.cache), "--cache")
-    if not resume and out.is_dir():
+    if not resume and os.path.isdir(out):
         held = sorted(each.name for each in out.iterdir() if each.name != ".lock")
         faults.attempt(
             refuse_held, out, held, f"Give another directory, or --resume to continue that {config.command}."
@@ -138,18 +139,13 @@ def _rows(config: JobConfig, asked: Asked, given: Given, faults: Faults, notes: 
         notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
         return {}
     found: dict[str, TaskRows] = {}
-    before, single = len(faults), isinstance(config, GraftConfig | ExperimentConfig)
-    for name in asked.tasks:
-        rows = faults.attempt(
-            load_task if single else load_tasks,
-            name if single else [name], data, asked.common.evaluate_on, config.columns,
-        )  # fmt: skip
-        if rows:
-            found[name] = rows if single else rows[0]
-    if not single and len(faults) == before and len(set(asked.tasks)) < max(1, len(asked.tasks)):
-        faults.attempt(load_tasks, asked.tasks, data)  # says what is wrong with the names together
-    if not asked.tasks:
-        faults.attempt(load_tasks, (), data)
+    how = asked.common.evaluate_on, config.columns
+    single = isinstance(config, GraftConfig | ExperimentConfig)
+    if single or len(asked.tasks) == len(set(asked.tasks)) > 1:
+        tasks = [faults.attempt(load_task, name, data, *how) for name in asked.tasks]  # each tells its own faults
+    else:
+        tasks = faults.attempt(load_tasks, asked.tasks, data, *how) or []
+    found |= {rows.task.name: rows for rows in tasks if rows}
     for shots, seed in sorted({(each.shots, each.seed) for each in asked.learners}, key=str):
         for rows in found.values():
             faults.attempt(sampled, rows, shots, seed, asked.or_fewer)

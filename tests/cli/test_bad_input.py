@@ -483,6 +483,16 @@ CASES = [
     Case("experiment where --resume", "There is nothing to resume in 'out'."),
     Case("experiment where --device tpu", "Unknown --device 'tpu'."),
     *(Case(f"{job} --quiet --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2", "experiment where")),
+    *(
+        case
+        for job in ("run sst2", "graft sst2", "experiment where", "sweep sst2")
+        for case in (
+            Case(f"{job} --json", "--json prints the plan of --check. Give --check, too"),
+            Case(f"{job} --check --model nowhere/at/all", "The model directory 'nowhere/at/all' does not exist."),
+        )
+    ),
+    Case("predict nowhere --deterministic text", "nowhere", 1),
+    Case("serve nowhere --deterministic", "nowhere", 1),
     Case("sweep sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
     Case("sweep sst2 --label-column class", "no column 'class', which is named as label_column", 1),
     Case("sweep sst2 --text-column text --label-column text", "Name each column once."),
@@ -820,16 +830,22 @@ def test_bad_input_ends_in_one_paragraph(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(case.stdin), encoding="utf-8"))
     code = cli.main(case.arguments)
     printed = capsys.readouterr()
-    *notes, paragraph = printed.err.splitlines()
-    assert case.message in paragraph
+    lines = printed.err.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("forgetfree: error: "))
+    first, *more = lines[start:]
+    if more:  # several faults, one a line
+        assert first == f"forgetfree: error: {len(more)} faults:" and len(more) > 1
+    assert not any("error" in note for note in lines[:start])
+    paragraphs = [line.removeprefix("- ") for line in more] or [first]
+    assert any(case.message in paragraph for paragraph in paragraphs)
     assert code == case.code
-    assert paragraph.startswith("forgetfree: error: ") and not any("error" in note for note in notes)
-    assert "Traceback" not in printed.err and "fault of forgetfree" not in paragraph
-    told = " must " in paragraph and ", got " in paragraph  # what is expected is the remedy
-    assert paragraph.endswith(".") and (told or re.search(r"[.?)] [A-Z'-]", paragraph)), (
-        "what to do, in whole sentences"
-    )
-    assert len(paragraph) < 4100 and paragraph.isprintable()
+    for paragraph in paragraphs:
+        assert "Traceback" not in printed.err and "fault of forgetfree" not in paragraph
+        told = " must " in paragraph and ", got " in paragraph  # what is expected is the remedy
+        assert paragraph.endswith(".") and (told or re.search(r"[.?)] [A-Z'-]", paragraph)), (
+            "what to do, in whole sentences"
+        )
+        assert len(paragraph) < 4100 and paragraph.isprintable()
     assert printed.out == ""
     assert held(place) == before
 
