@@ -228,6 +228,7 @@ def test_the_public_names() -> None:
         "load_model",
         "load_results",
         "load_stream",
+        "plan",
         "run",
     ]
     assert dir(forgetfree) == sorted(forgetfree.__all__)

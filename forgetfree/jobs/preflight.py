@@ -4,7 +4,7 @@ A plan is JSON:
 
     model       name, readout, parameters, graftable, local
     tasks       name, rows of each split and tokens a row, as far as the data are here
-    units       unit, and its phases: task, phase, steps, seconds
+    units       unit, and its phases: task, phase, steps (of evaluate: rows), seconds
     total       steps by phase, seconds, memory_bytes, disk_bytes, disk_free_bytes
     estimated   how the seconds were found
     notes       what could not be checked, and what may go wrong

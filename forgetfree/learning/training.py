@@ -76,7 +76,7 @@ class TrainingOptions(Options):
     deterministic: bool = option(
         False,
         "answer each row in a forward pass of its own: its logits have the same bits whatever rows are answered beside it, "
-        "in any order and any batch size. Evaluation of short rows takes two to three times as long on a CPU",
+        "in any order and any batch size. Evaluation of short rows takes about twice as long on a CPU",
     )
 
     def __post_init__(self) -> None:
