@@ -47,6 +47,7 @@ def run(
     out: Any = None,
     resume: bool = False,
     jobs: int = 1,
+    cluster: str | None = None,
     progress: bool = True,
     debug: bool = False,
     **settings: Any,
@@ -72,6 +73,7 @@ def run(
         resume: go on in ``out``; what is finished there is kept.
         jobs: how many units run at a time, more than one as worker processes: a script then calls this below
             ``if __name__ == "__main__":``.
+        cluster: run units as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
         progress: show on stderr, or in the notebook, what is being done.
         debug: let an exception of a strategy through, instead of going on with the others.
         **settings: any option that ``--set`` takes, such as ``learning_rate=1e-3``; ``optimizer`` and ``schedule`` may be
@@ -111,7 +113,7 @@ def run(
         _tell(progress, f"Running {config.stream}", config)
         return RunJob(config, replace(objects, call=_call(config, values)))
 
-    return _performed(make, values, out, progress, {"resume": resume, "jobs": jobs, "debug": debug})
+    return _performed(make, values, out, progress, {"resume": resume, "jobs": jobs, "cluster": cluster, "debug": debug})
 
 
 def graft(
@@ -131,6 +133,7 @@ def graft(
     out: Any = None,
     resume: bool = False,
     jobs: int = 1,
+    cluster: str | None = None,
     progress: bool = True,
     debug: bool = False,
     **settings: Any,
@@ -153,6 +156,7 @@ def graft(
         out: see `run`.
         resume: see `run`.
         jobs: see `run`.
+        cluster: see `run`.
         progress: see `run`.
         debug: see `run`.
         **settings: see `run`.
@@ -179,7 +183,7 @@ def graft(
         _tell(progress, f"Grafting {config.task}", config)
         return GraftJob(config, replace(objects, call=_call(config, values)))
 
-    return _performed(make, values, out, progress, {"resume": resume, "jobs": jobs, "debug": debug})
+    return _performed(make, values, out, progress, {"resume": resume, "jobs": jobs, "cluster": cluster, "debug": debug})
 
 
 def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress: bool, how: Json) -> Results:

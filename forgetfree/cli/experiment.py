@@ -20,7 +20,8 @@ def _experiment(config: ExperimentConfig, how: Execution) -> int:
     from forgetfree.jobs import experiments
 
     paper, checked = experiments.load_experiment(config.name).paper, config.checked()
-    how.setdefault("jobs", experiments.usual_jobs(find_device(config.device)))
+    if "cluster" not in how:
+        how.setdefault("jobs", experiments.usual_jobs(find_device(config.device)))
     cache = checked.common.cache or Path(config.out).parent / "fine-tuned"
     say(f"Measuring {config.name} ({paper}) into {config.out}; fine-tuned models: {cache}")
     return perform(config, how, experiments.run_experiment, _show, model=checked.preset.model, cache=cache)

@@ -45,14 +45,14 @@ _METAVARS = {
     **dict.fromkeys(("strategy", "task", "precision", "text_column", "label_column"), "NAME"),
     **dict.fromkeys(("fine_tuned", "out", "cache"), "DIR"),
     **{"device": "NAME", "model": "NAME|DIR", "data": "hub|demo|DIR|FILE"},
-    **{"set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
+    **{"cluster": "ray|ray://…", "set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
 }
 _WHAT, _LEARNING, _RUNNING = map(Group.create_ordered, ("What to learn", "How to learn", "How to run"))
 _GROUPS = {
     **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _LEARNING),
     **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
     **dict.fromkeys(("device", "out", "cache", "threads", "test_limit", "config", "resume", "jobs"), _RUNNING),
-    **dict.fromkeys(("check", "json", "quiet", "log"), _RUNNING),
+    **dict.fromkeys(("cluster", "check", "json", "quiet", "log"), _RUNNING),
 }
 #: What the shell completes.
 _NAMES: Mapping[str, Callable[[], Any]] = {
@@ -92,6 +92,10 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         from forgetfree.jobs.progress import Progress, make_progress
 
         check_loggers(given.get("log", ()))
+        if "cluster" in given:
+            from forgetfree.jobs.cluster import check_cluster
+
+            check_cluster(given["cluster"], jobs)
         if given.get("check") or given.get("json"):
             if not given.get("check"):
                 raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
@@ -107,6 +111,8 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
             how["jobs"] = jobs
         if "log" in given:
             how["log"] = given["log"]
+        if "cluster" in given:
+            how["cluster"] = given["cluster"]
         quiet_libraries()
         asked, begun = build(config, values, config.command), Path(str(values["out"])) / "config.json"
         new = not how["resume"] and not os.path.lexists(begun)
@@ -138,6 +144,7 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
     yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
     yield _flag("resume", bool, "continue in --out; what is finished is kept")
     yield _flag("jobs", int, "how many units run at a time")
+    yield _flag("cluster", str, "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT")
     yield _flag("check", bool, "check all that can be checked, print what would be done and what it costs, and end")
     yield _flag("json", bool, "print that plan as JSON")
     yield _flag("quiet", bool, "say nothing but errors and the result")

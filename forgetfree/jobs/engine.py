@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 from forgetfree.core.device import find_device
 from forgetfree.errors import ReportError, RunError, UsageError
 from forgetfree.files import locked, write_json
+from forgetfree.jobs.cluster import Place, RayTasks, check_cluster
 from forgetfree.jobs.config import CommonOptions, JobConfig
 from forgetfree.jobs.environment import (
     check_precision,
@@ -64,6 +65,7 @@ class Execution(TypedDict, total=False):
         log: also log losses, rates and scores there, see `forgetfree.jobs.loggers`.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
         executor: runs the units in place of this process or workers of its own.
+        cluster: runs them as tasks of Ray: ``ray`` or ``ray://HOST:PORT``, see `forgetfree.jobs.cluster`.
     """
 
     resume: bool
@@ -72,6 +74,7 @@ class Execution(TypedDict, total=False):
     log: Sequence[str]
     debug: bool
     executor: Executor
+    cluster: str | None
 
 
 class Job(ABC, Generic[Config]):
@@ -159,6 +162,7 @@ class Job(ABC, Generic[Config]):
         log: Sequence[str] = (),
         debug: bool = False,
         executor: Executor | None = None,
+        cluster: str | None = None,
     ) -> Json:
         """Run all units that are not done, and return the content of results.json; see `Execution`.
 
@@ -170,10 +174,13 @@ class Job(ABC, Generic[Config]):
         """
         if jobs < 1:
             raise UsageError(f"--jobs must be at least 1, got {jobs}.")
-        if (jobs > 1 or executor) and self.objects:
+        if (jobs > 1 or executor or cluster) and self.objects:
             raise UsageError(
-                f"Worker processes load all by name, and given are {', '.join(self.objects)}. Leave jobs at 1."
+                f"Worker processes load all by name, and given are {', '.join(self.objects)}. Leave jobs at 1"
+                f"{', and cluster out' if cluster else ''}."
             )
+        if cluster is not None:
+            check_cluster(cluster, jobs)
         if resume and not os.path.lexists(self.out / "config.json"):
             raise UsageError(
                 f"There is nothing to resume in {str(self.out)!r}. Give the --out that was begun, or leave --resume out."
@@ -193,11 +200,20 @@ class Job(ABC, Generic[Config]):
             write_json(self.out / "config.json", config)
             progress = progress or Progress()
             with progress.job([str(unit) for unit in missing], len(config["tasks"]) if self.learns_stream else 1):
+                if cluster is not None:
+                    executor = RayTasks(cluster, self._place(), progress)
                 if executor is None and (jobs == 1 or len(missing) < 2):
                     return self._run(ThisProcess(progress), missing, debug, log)
                 fresh, arguments = self.__reduce__()
                 self.__dict__ = fresh(*arguments).__dict__  # workers load for themselves: what was loaded here goes
                 return self._run(executor or WorkerProcesses(jobs, self.threads, progress), missing, debug, log)
+
+    def _place(self) -> Place:
+        """Return what a unit needs on a node of a cluster."""
+        import torch
+
+        seen = None if self.config.settings.get("cache") else (self.out / LOCK).absolute()
+        return Place(self.device, self.threads or torch.get_num_threads(), seen, Path.cwd())
 
     def _run(self, executor: Executor, units: Sequence[Unit], debug: bool, log: Sequence[str]) -> Json:
         assemble(self.out)

@@ -1,0 +1,252 @@
+"""Units as tasks of a Ray cluster: each runs in a directory of its node, and its files come back to its folder.
+
+So results need no file system that the nodes share. The store of fine-tuned models does: files and their locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from forgetfree.core.device import kind_of_device
+from forgetfree.display import brief
+from forgetfree.errors import RunError, UsageError, first_line
+from forgetfree.files import write_atomically
+from forgetfree.jobs.environment import quiet_libraries, set_threads
+from forgetfree.jobs.progress import Ended, Event, Progress, Teller
+from forgetfree.jobs.unit import RECORD, Unit
+from forgetfree.jobs.workers import Work
+
+#: Times that a unit is begun, at most, where the node or the process that ran it has died.
+_ATTEMPTS = 4
+#: Seconds between two looks at what the units tell, and between two copies of what a unit has written so far.
+_OFTEN, _KEPT = 0.2, 60.0
+#: Environment variables that decide what is computed: all nodes have those of this process.
+_SHARED = re.compile(
+    r"(ATEN|CUBLAS|DNNL|FORGETFREE|KMP|MKL|NVIDIA|OMP|ONEDNN)_\w+|HF_HUB_OFFLINE|TOKENIZERS_PARALLELISM"
+)
+#: The files of a unit, by their paths in its folder.
+Files = dict[str, bytes]
+
+
+def check_cluster(cluster: str, jobs: int = 1) -> None:
+    """Raise ``UsageError`` unless units can be given to a cluster: before anything is loaded or written."""
+    if jobs > 1:
+        raise UsageError(
+            f"--cluster runs as many units at a time as there are CPUs and GPUs for, and --jobs {jobs} is given, too. Leave "
+            "it out; --threads says how many CPUs a unit has."
+        )
+    if cluster != "ray" and not re.fullmatch(r"ray://[^\s/]+:\d+", cluster):
+        raise UsageError(
+            f"--cluster must be ray or ray://HOST:PORT, got {brief(cluster)}. With ray, RAY_ADDRESS may name the cluster; "
+            "without it, one is started on this machine."
+        )
+    if find_spec("ray") is None:
+        raise UsageError("--cluster needs Ray, which is not installed: pip install 'forgetfree[ray]'.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a unit needs wherever it runs.
+
+    Attributes:
+        device: each unit has a GPU of its own, if it is one.
+        threads: of each unit, as many as the CPUs that it has.
+        seen: a file that its node must see, because the store of fine-tuned models lies beside it; ``None``: anywhere.
+        directory: relative paths begin there, if it is there.
+    """
+
+    device: str
+    threads: int
+    seen: Path | None = None
+    directory: Path = Path()
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Return what a task of Ray declares."""
+        return {"num_cpus": self.threads, "num_gpus": float(kind_of_device(self.device) == "cuda")}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the environment of a unit. Ray lets a task see its own GPU only; here, a unit of CPUs sees none."""
+        shared = {name: value for name, value in os.environ.items() if _SHARED.fullmatch(name)}
+        hidden = {} if self.resources["num_gpus"] else {"CUDA_VISIBLE_DEVICES": ""}
+        return shared | hidden | {"OMP_NUM_THREADS": str(self.threads)}
+
+
+class RayTasks:
+    """Runs units on whatever node has room, and again on another where one dies.
+
+    Args:
+        cluster: ``ray`` or ``ray://HOST:PORT``.
+        place: what each needs.
+        progress: hears of them.
+    """
+
+    def __init__(self, cluster: str, place: Place, progress: Progress) -> None:
+        self._cluster, self._place, self._progress = cluster, place, progress
+
+    def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
+        """Yield each unit when it has ended and its files are here.
+
+        Raises:
+            RunError: there is no such cluster, or a unit's nodes died again and again.
+        """
+        if not units:
+            return
+        with self._connected():
+            import ray
+            from ray.exceptions import RayError, RayTaskError
+            from ray.util.queue import Queue
+
+            told, attempts = Queue(actor_options={"num_cpus": 0}), Counter[str]()
+            task = ray.remote(_run).options(max_retries=0, **self._place.resources)
+
+            def begun(unit: Unit) -> Any:
+                attempts[str(unit)] += 1
+                return task.remote(work, unit.key, read_files(unit.directory), self._place, told)
+
+            running = {begun(unit): unit for unit in units}
+            try:
+                while running:
+                    ended, _ = ray.wait(list(running), timeout=_OFTEN)
+                    with suppress(RayError):  # of the queue: what units tell costs them nothing
+                        for name, event in told.get_nowait_batch(told.qsize()):
+                            self._hear(event, next((unit for unit in running.values() if str(unit) == name), None))
+                    for each in ended:
+                        unit = running.pop(each)
+                        try:
+                            files = ray.get(each)
+                        except RayTaskError as error:
+                            raise error.cause from error
+                        except RayError as error:  # the node or the process has died
+                            if attempts[str(unit)] == _ATTEMPTS:
+                                raise RunError(
+                                    f"The process of {unit} died {_ATTEMPTS} times, perhaps for want of memory: "
+                                    f"{first_line(error)}. --resume goes on; give it a larger node."
+                                ) from error
+                            running[begun(unit)] = unit
+                            continue
+                        replace_files(unit.directory, files)
+                        self._progress.hear(Ended(str(unit)))
+                        yield unit
+            finally:
+                for each in running:
+                    with suppress(RayError):
+                        ray.cancel(each, force=True)
+
+    def _hear(self, told: Any, unit: Unit | None) -> None:
+        """Hear what a unit tells; of one that has ended, nothing: its files are here."""
+        import ray
+
+        if isinstance(told, Event):
+            self._progress.hear(told)
+        elif unit is not None:
+            replace_files(unit.directory, ray.get(told[0]))
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Connect to the cluster, or start one on this machine for as long as this lasts."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        if ray.is_initialized():  # by the program that calls this
+            yield
+            return
+        address = os.environ.get("RAY_ADDRESS", "local") if self._cluster == "ray" else self._cluster
+        environment: dict[str, Any] = {"env_vars": self._place.variables}
+        if address != "local":  # other nodes compute with the code of this one
+            environment["py_modules"] = [str(Path(__file__).parents[1])]
+        handler = signal.getsignal(signal.SIGTERM)
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            ray.init(address, runtime_env=environment, include_dashboard=False, **quiet)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RunError(
+                f"Ray has no cluster for us ({address}): {first_line(error)}. Check the address and that the cluster is up."
+            ) from error
+        try:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray has set its own
+            self._tell_room(ray.nodes())  # type: ignore[no-untyped-call]
+            yield
+        finally:
+            ray.shutdown()
+
+    def _tell_room(self, nodes: Sequence[dict[str, Any]]) -> None:
+        """Print a note where no node has room for a unit: a cluster may grow, or wait in vain."""
+        needed = {name: self._place.resources[f"num_{name.lower()}s"] for name in ("CPU", "GPU")}
+        if not any(all(node["Resources"].get(name, 0) >= need for name, need in needed.items()) for node in nodes):
+            asked = " and ".join(f"{need:g} {name}" for name, need in needed.items() if need)
+            print(f"note: no node of the cluster has {asked}; units wait for one.", file=sys.stderr)
+
+
+def read_files(directory: Path) -> Files:
+    """Return the files of a unit's folder."""
+    found = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
+
+
+def replace_files(directory: Path, files: Files) -> None:
+    """Make a unit's folder hold these files and no others; last comes the one that says how it ended."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in sorted(directory.rglob("*"), reverse=True):
+        if path.is_dir():
+            with suppress(OSError):  # it holds some that stay
+                path.rmdir()
+        elif path.relative_to(directory).as_posix() not in files:
+            path.unlink()
+    for name in sorted(files, key=lambda name: name == RECORD):
+        write_atomically(directory / name, files[name])
+
+
+# -- On a node -------------------------------------------------------------------------------------------
+
+#: What this process does to units, by the queue of the job: it keeps the model and data that it has loaded.
+_works: dict[str, Work] = {}
+
+
+def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, told: Any) -> Files:
+    """Run a unit in a directory of this node, and return its files; what it has so far is sent every minute."""
+    with suppress(OSError):
+        os.chdir(place.directory)
+    if place.seen and not place.seen.exists():
+        raise UsageError(
+            f"The node {platform.node()} does not see {place.seen.parent}, where fine-tuned models are shared. Give --cache "
+            "DIR, a directory of every node: one that they share, or each of them makes its own models."
+        )
+    quiet_libraries()
+    set_threads(place.threads)
+    if str(told.actor) not in _works:
+        _works.clear()
+    with TemporaryDirectory(prefix="forgetfree-") as temporary:
+        unit = Unit(key, Path(temporary) / "unit")
+        replace_files(unit.directory, files)
+        sent = time.monotonic()
+
+        def tell(event: Event) -> None:
+            nonlocal sent
+            told.actor.put_nowait.remote((str(unit), event))
+            if time.monotonic() - sent > _KEPT:  # nothing is being written now: the unit itself tells
+                import ray
+
+                told.actor.put_nowait.remote((str(unit), [ray.put(read_files(unit.directory))]))
+                sent = time.monotonic()
+
+        _works.setdefault(str(told.actor), work)(unit, Teller(str(unit), tell))
+        return read_files(unit.directory)

@@ -1,0 +1,233 @@
+"""Units on a cluster: what they ask for, how their files travel, and that a node that dies changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import forgetfree
+from forgetfree import cli
+from forgetfree.errors import UsageError
+from forgetfree.jobs import cluster
+from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
+from forgetfree.jobs.engine import LOCK
+from forgetfree.jobs.unit import RECORD, Unit
+from forgetfree.learning.monitor import Monitor
+
+
+@pytest.fixture(autouse=True)
+def where_it_was() -> Iterator[None]:
+    """Units on a node change the threads and the working directory of their process."""
+    threads, directory = torch.get_num_threads(), Path.cwd()
+    yield
+    torch.set_num_threads(threads)
+    os.chdir(directory)
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "resources"),
+    [
+        ("cpu", 1, {"num_cpus": 1, "num_gpus": 0}),
+        ("cpu", 6, {"num_cpus": 6, "num_gpus": 0}),
+        ("cuda", 2, {"num_cpus": 2, "num_gpus": 1}),
+        ("mps", 2, {"num_cpus": 2, "num_gpus": 0}),
+    ],
+)
+def test_a_unit_asks_for_its_threads_and_its_device(device: str, threads: int, resources: dict[str, float]) -> None:
+    assert Place(device, threads).resources == resources
+
+
+def test_nodes_compute_under_the_variables_of_this_process_and_learn_no_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if not name.startswith("PYTEST")]:
+        monkeypatch.delenv(name)
+    given = {"OMP_NUM_THREADS": "8", "ONEDNN_MAX_CPU_ISA": "AVX2", "HF_TOKEN": "secret", "WANDB_API_KEY": "secret"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    common = {"OMP_NUM_THREADS": "2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    assert Place("cpu", 2).variables == common | {"CUDA_VISIBLE_DEVICES": ""}
+    assert Place("cuda", 2).variables == common
+
+
+@pytest.mark.parametrize(
+    "address", ["", "Ray", "dask", "ray:", "ray://", "ray://host", "ray://host:port", "ray://a b:1"]
+)
+def test_other_clusters_are_refused_before_anything_is_written(
+    address: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["run", "sst2", "--data", str(data_directory), "--cluster", address, "--out", str(out)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("forgetfree: error: --cluster must be ray or ray://HOST:PORT, got ")
+    assert "\n" not in error and not out.exists()
+
+
+def test_addresses_are_taken_as_ray_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "find_spec", lambda name: object())
+    for address in ("ray", "ray://head:10001", "ray://192.0.2.7:10001", "ray://[2001:db8::7]:10001"):
+        check_cluster(address)
+
+
+@pytest.mark.parametrize("command", ["run", "experiment", "sweep", "graft"])
+def test_without_ray_every_command_says_how_to_get_it(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    subject = {"experiment": "where", "graft": "sst2"}.get(command, "sst2,qnli")
+    assert cli.main([command, subject, "--data", "demo", "--cluster", "ray", "--out", str(tmp_path / "out")]) == 2
+    assert "Ray, which is not installed: pip install 'forgetfree[ray]'." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_number_of_workers_is_the_clusters_to_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "sst2", "--data", "demo", "--cluster", "ray", "--jobs", "3"]) == 2
+    assert "--jobs 3 is given, too. Leave it out; --threads says" in capsys.readouterr().err
+
+
+def test_what_no_file_can_name_stays_in_this_process(tmp_path: Path) -> None:
+    rows = {"own": [{"text": f"word {i}", "label": i % 2} for i in range(40)]}
+    with pytest.raises(UsageError, match=r"given are data in memory\. Leave jobs at 1, and cluster out\."):
+        forgetfree.run("own", data=rows, cluster="ray", progress=False, out=tmp_path / "out")
+
+
+# -- Files -----------------------------------------------------------------------------------------------
+
+FILES = {"history.jsonl": b"{}\n", "a/deep/one": bytes(range(256)), "empty": b"", ".checkpoint/state": b"\0"}
+
+
+def test_a_folder_holds_the_files_that_came_and_no_others(tmp_path: Path) -> None:
+    folder = tmp_path / "unit"
+    replace_files(folder, FILES)
+    assert read_files(folder) == FILES
+    later = {"history.jsonl": b"{}\n{}\n", "a/other": b"x", RECORD: b"{}"}
+    replace_files(folder, later)
+    assert read_files(folder) == later
+    assert {path.name for path in folder.rglob("*") if path.is_dir()} == {"a"}
+
+
+def test_how_a_unit_ended_is_written_when_all_else_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(cluster, "write_atomically", lambda path, content: written.append(path.name))
+    replace_files(tmp_path, {RECORD: b"{}", "zzz": b"", "a": b""})
+    assert sorted(written[:-1]) == ["a", "zzz"] and written[-1] == RECORD
+
+
+class Told:
+    """What a unit tells, in the place of Ray's queue."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.actor = SimpleNamespace(put_nowait=SimpleNamespace(remote=self.events.append))
+
+
+def measured(unit: Unit, monitor: Monitor) -> None:
+    """The work of a unit: it doubles what is in its folder."""
+    before = (unit.directory / "number").read_text() if (unit.directory / "number").exists() else "1"
+    with monitor.phase("sst2", "train", 3) as on_step:
+        on_step(3, 0.5)
+    (unit.directory / "number").write_text(str(2 * int(before)))
+
+
+def test_a_unit_goes_on_from_the_files_it_had(tmp_path: Path) -> None:
+    key, told = {"strategy": "mine", "seed": 7}, Told()
+    place = Place("cpu", 1, directory=tmp_path)
+    assert cluster._run(measured, key, {"number": b"21", "kept": b"k"}, place, told) == {"number": b"42", "kept": b"k"}
+    assert cluster._run(measured, key, {}, place, told) == {"number": b"2"}
+    assert {name for name, _ in told.events} == {"mine seed 7"}
+    assert [event.step for _, event in told.events] == [0, 3, 0, 3]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_must_see_where_fine_tuned_models_are_shared(tmp_path: Path) -> None:
+    place, key = Place("cpu", 1, seen=tmp_path / "out" / LOCK, directory=tmp_path), {"seed": 0}
+    with pytest.raises(
+        UsageError, match=rf"does not see {tmp_path / 'out'}, where .* Give --cache DIR, a directory of every"
+    ):
+        cluster._run(measured, key, {"number": b"1"}, place, Told())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / LOCK).touch()
+    assert cluster._run(measured, key, {"number": b"1"}, place, Told()) == {"number": b"2"}
+
+
+# -- A cluster -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def two_nodes() -> Iterator[Any]:
+    """A head and another node of one CPU each, as processes of this machine."""
+    simulated = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'forgetfree[ray]'")
+    made = simulated.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+def digests(out: Path) -> dict[str, str]:
+    """SHA-256 of all scores, ledgers, predictions and fine-tuned models."""
+    kinds = ("scores.csv", "*.safetensors")
+    found = [path for kind in kinds for path in out.rglob(kind)]
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def watched(until: Callable[[], bool], then: Callable[[], object]) -> threading.Thread:
+    """Do something as soon as it is time."""
+
+    def watch() -> None:
+        while not until():
+            time.sleep(0.05)
+        then()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_a_node_that_dies_changes_nothing(
+    data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two nodes is killed while each is at a unit: scores, ledgers and predictions are those of one after the other."""
+    given = [
+        "run",
+        "qnli,sst2",
+        "--data",
+        str(data_directory),
+        "--model",
+        str(model_directory("bert")),
+        "--threads",
+        "1",
+    ]
+    given += ["--readout", "linear", "--shots", "8", "--seed", "0", "--seed", "1", "--strategy", "grafting-continual"]
+    given += ["--steps", "20", "--sparsity", "0.1", "--set", "mask_steps=400", "--out"]
+    assert cli.main([*given, str(tmp_path / "one")]) == 0
+    out = tmp_path / "two"
+    with two_nodes() as nodes:
+        other = nodes.add_node(num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+        found: list[str] = []
+
+        def kill() -> None:
+            found.extend(path.name for path in out.rglob(RECORD))
+            nodes.remove_node(other, allow_graceful=False)
+
+        killer = watched(
+            lambda: len(list(out.glob("fine-tuned/*.safetensors"))) == 2, kill
+        )  # of both units' first task
+        assert cli.main([*given, str(out), "--cluster", "ray"]) == 0
+        killer.join(timeout=10)
+        assert not killer.is_alive() and found == []
+    assert digests(out) == digests(tmp_path / "one")
+    assert len(digests(out)) == 2 * 3 + 4
