@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from warnings import catch_warnings
 
 from forgetfree.core.device import kind_of_device
 from forgetfree.display import brief
@@ -33,8 +35,8 @@ from forgetfree.jobs.workers import Work
 
 #: Times that a unit is begun, at most, where the node or the process that ran it has died.
 _ATTEMPTS = 4
-#: Seconds between two looks at what the units tell, and between two copies of what a unit has written so far.
-_OFTEN, _KEPT = 0.2, 60.0
+#: Seconds between two looks at what the units tell, and that a cluster has to answer.
+_OFTEN, _PATIENCE = 0.2, 5.0
 #: Environment variables that decide what is computed: all nodes have those of this process.
 _SHARED = re.compile(
     r"(ATEN|CUBLAS|DNNL|FORGETFREE|KMP|MKL|NVIDIA|OMP|ONEDNN)_\w+|HF_HUB_OFFLINE|TOKENIZERS_PARALLELISM"
@@ -68,12 +70,14 @@ class Place:
         threads: of each unit, as many as the CPUs that it has.
         seen: a file that its node must see, because the store of fine-tuned models lies beside it; ``None``: anywhere.
         directory: relative paths begin there, if it is there.
+        kept: seconds between two copies of what a unit has written so far: all that the death of its node costs.
     """
 
     device: str
     threads: int
     seen: Path | None = None
     directory: Path = Path()
+    kept: float = 60.0
 
     @property
     def resources(self) -> dict[str, float]:
@@ -149,14 +153,12 @@ class RayTasks:
                     with suppress(RayError):
                         ray.cancel(each, force=True)
 
-    def _hear(self, told: Any, unit: Unit | None) -> None:
+    def _hear(self, told: Event | Files, unit: Unit | None) -> None:
         """Hear what a unit tells; of one that has ended, nothing: its files are here."""
-        import ray
-
         if isinstance(told, Event):
             self._progress.hear(told)
         elif unit is not None:
-            replace_files(unit.directory, ray.get(told[0]))
+            replace_files(unit.directory, told)
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
@@ -175,10 +177,15 @@ class RayTasks:
         handler = signal.getsignal(signal.SIGTERM)
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
-            ray.init(address, runtime_env=environment, include_dashboard=False, **quiet)
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if port.isdigit():  # Ray would try for minutes
+                socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+            with catch_warnings(action="ignore"):  # an error says it
+                ray.init(address, runtime_env=environment, include_dashboard=False, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
             raise RunError(
-                f"Ray has no cluster for us ({address}): {first_line(error)}. Check the address and that the cluster is up."
+                f"Ray has no cluster for us ({address}): {first_line(error)}. Check the address, that the cluster is up, "
+                "and its token: RAY_AUTH_MODE=token, see docs/scaling.md."
             ) from error
         try:
             if threading.current_thread() is threading.main_thread():
@@ -222,7 +229,7 @@ _works: dict[str, Work] = {}
 
 
 def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, told: Any) -> Files:
-    """Run a unit in a directory of this node, and return its files; what it has so far is sent every minute."""
+    """Run a unit in a directory of this node, and return its files; what it has so far is sent now and then."""
     with suppress(OSError):
         os.chdir(place.directory)
     if place.seen and not place.seen.exists():
@@ -242,10 +249,8 @@ def _run(work: Work, key: Mapping[str, Any], files: Files, place: Place, told: A
         def tell(event: Event) -> None:
             nonlocal sent
             told.actor.put_nowait.remote((str(unit), event))
-            if time.monotonic() - sent > _KEPT:  # nothing is being written now: the unit itself tells
-                import ray
-
-                told.actor.put_nowait.remote((str(unit), [ray.put(read_files(unit.directory))]))
+            if time.monotonic() - sent >= place.kept:  # nothing is being written now: the unit itself tells
+                told.actor.put_nowait.remote((str(unit), read_files(unit.directory)))
                 sent = time.monotonic()
 
         _works.setdefault(str(told.actor), work)(unit, Teller(str(unit), tell))

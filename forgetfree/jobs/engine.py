@@ -213,7 +213,7 @@ class Job(ABC, Generic[Config]):
         import torch
 
         seen = None if self.config.settings.get("cache") else (self.out / LOCK).absolute()
-        return Place(self.device, self.threads or torch.get_num_threads(), seen, Path.cwd())
+        return Place(self.device, torch.get_num_threads(), seen, Path.cwd())
 
     def _run(self, executor: Executor, units: Sequence[Unit], debug: bool, log: Sequence[str]) -> Json:
         assemble(self.out)

@@ -60,9 +60,7 @@ def test_nodes_compute_under_the_variables_of_this_process_and_learn_no_secrets(
     assert Place("cuda", 2).variables == common
 
 
-@pytest.mark.parametrize(
-    "address", ["", "Ray", "dask", "ray:", "ray://", "ray://host", "ray://host:port", "ray://a b:1"]
-)
+@pytest.mark.parametrize("address", ["Ray", "dask", "ray:", "ray://", "ray://host", "ray://host:port", "ray://a b:1"])
 def test_other_clusters_are_refused_before_anything_is_written(
     address: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +147,13 @@ def test_a_unit_goes_on_from_the_files_it_had(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_unit_has_so_far_is_sent_now_and_then() -> None:
+    told = Told()
+    place = Place("cpu", 1, kept=0)
+    assert cluster._run(measured, {"seed": 7}, {"number": b"21"}, place, told) == {"number": b"42"}
+    assert [event for _, event in told.events if isinstance(event, dict)] == [{"number": b"21"}] * 2
+
+
 def test_a_node_must_see_where_fine_tuned_models_are_shared(tmp_path: Path) -> None:
     place, key = Place("cpu", 1, seen=tmp_path / "out" / LOCK, directory=tmp_path), {"seed": 0}
     with pytest.raises(
@@ -158,6 +163,28 @@ def test_a_node_must_see_where_fine_tuned_models_are_shared(tmp_path: Path) -> N
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / LOCK).touch()
     assert cluster._run(measured, key, {"number": b"1"}, place, Told()) == {"number": b"2"}
+
+
+@pytest.mark.parametrize(("address", "cluster"), [("127.0.0.1:1", "ray"), ("", "ray://127.0.0.1:1")])
+def test_a_cluster_that_does_not_answer_is_told_at_once(
+    address: str,
+    cluster: str,
+    data_directory: Path,
+    model_directory: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'forgetfree[ray]'")
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    given = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--shots", "4", "--steps", "1"]
+    assert (
+        cli.main(["graft", "sst2", *given, "--sparsity", "0.1", "--cluster", cluster, "--out", str(tmp_path / "out")])
+        == 1
+    )
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"Ray has no cluster for us ({address or cluster}): " in error and "refused" in error
 
 
 # -- A cluster -------------------------------------------------------------------------------------------
