@@ -170,7 +170,7 @@ class RayTasks:
         if ray.is_initialized():  # by the program that calls this
             yield
             return
-        address = os.environ.get("RAY_ADDRESS", "local") if self._cluster == "ray" else self._cluster
+        address = (os.environ.get("RAY_ADDRESS") or "local") if self._cluster == "ray" else self._cluster
         environment: dict[str, Any] = {"env_vars": self._place.variables}
         if address != "local":  # other nodes compute with the code of this one
             environment["py_modules"] = [str(Path(__file__).parents[1])]
