@@ -40,6 +40,7 @@ class AvalancheStrategy(ContinualStrategy):
     options and stream that raises where they do not go together.
     """
 
+    cuts_batches: ClassVar[bool] = False
     _own_options: ClassVar[tuple[str, ...]] = ()
     _fixed: ClassVar[Mapping[str, Any]] = {}
     _requires: ClassVar[Callable[[Any, Stream], None] | None] = None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins.clock import Clock
+from avalanche.training.templates.base_sgd import PeriodicEval
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from forgetfree.continual.task_training import Training
 from forgetfree.core.examples import Examples
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.results.metrics import Predictions
@@ -51,6 +56,21 @@ def lengths_of(data: Any, model: nn.Module) -> list[int]:
     if tokens is None:
         return [0] * len(data)
     return [int(tokens.attention_mask(data[i][0].unsqueeze(0)).sum()) for i in range(len(data))]
+
+
+def alone(strategy: Any) -> bool:
+    """Say whether no plugin beside Avalanche's own is there, which may read and change batches and the tensors' gradients."""
+    return all(isinstance(plugin, (EvaluationPlugin, PeriodicEval, Clock)) for plugin in strategy.plugins)
+
+
+def whole_batches(strategy: Any, training: Training) -> Training:
+    """Return the training without numbered parts where other code than ours meets its batches.
+
+    Every process then computes whole batches, with the same bits as the others.
+    """
+    if alone(strategy) and strategy.cuts_batches:
+        return training
+    return replace(training, options=replace(training.options, parts=None))
 
 
 def seed_generators(seed: int) -> None:

@@ -14,26 +14,24 @@ from typing import Any, ClassVar
 
 import torch
 from avalanche.models import DynamicModule
-from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates import SupervisedTemplate
-from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import cycle
 from torch import Tensor
 
-from forgetfree.continual.batches import answers_in_order, lengths_of, loader, seed_generators
+from forgetfree.continual.batches import alone, answers_in_order, lengths_of, loader, seed_generators, whole_batches
 from forgetfree.continual.experiences import check_experiences, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.continual.task_training import Training, checked_training
-from forgetfree.core.steps import check_loss
+from forgetfree.core.exchange import every, gathered
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import UsageError
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.training import Part, Update, parts, plan, training_mode
+from forgetfree.learning.parts import BatchSum, Part, cut
+from forgetfree.learning.training import Update, plan, training_mode
 from forgetfree.results.metrics import Predictions
 from forgetfree.seeds import derive_seed
 
@@ -45,6 +43,8 @@ class StrategyTemplate(SupervisedTemplate):
     """The Avalanche side of `ContinualStrategy`, which has the constructor."""
 
     online: ClassVar[bool] = False
+    #: Whether its batches may be cut into numbered parts; not where Avalanche's own code sees them.
+    cuts_batches: ClassVar[bool] = True
     options: Any
     stream: Stream
     seed: int
@@ -92,7 +92,7 @@ class StrategyTemplate(SupervisedTemplate):
     def _before_training_exp(self, **kwargs: Any) -> None:
         task = self.check_experience(self.experience)
         seed_generators(self.phase_seed("train", task))
-        self.training = training = checked_training(type(self).__name__, self.begin(task))
+        self.training = training = whole_batches(self, checked_training(type(self).__name__, self.begin(task)))
         self.model.current_task = task.label
         self._updates = training.steps
         if part_of(self.experience) is not None:  # a part's share, by rows
@@ -118,7 +118,7 @@ class StrategyTemplate(SupervisedTemplate):
         counts = training.task.train.counts if whole else None
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
-        self._parts = [part for batch in batches for part in parts(batch, training.options.accumulation, counts)]
+        self._parts = [part for batch in batches for part in cut(batch, training.options, counts)]
         self._planned = self.dataloader = loader(data, [list(part.rows) for part in self._parts], num_workers)
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
@@ -137,9 +137,8 @@ class StrategyTemplate(SupervisedTemplate):
             schedule=training.schedule,
         )
         self.optimizer = self._update.optimizer
-        # Plugins beside Avalanche's own may read and change the tensors' gradients.
-        alone = all(isinstance(plugin, (EvaluationPlugin, PeriodicEval, Clock)) for plugin in self.plugins)
-        self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone))
+        self._batch_sum = BatchSum(self.model, training.trained, self._update.trained, training.options)
+        self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self)))
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Take all steps of one task, with Avalanche's callbacks around each.
@@ -153,6 +152,7 @@ class StrategyTemplate(SupervisedTemplate):
         with self.training_steps():
             for batch, part in batches:
                 self._part = part
+                part.seed_(self._seed, self._step + 1)
                 if self._stop_training:
                     break
                 self.mbatch = batch
@@ -183,8 +183,9 @@ class StrategyTemplate(SupervisedTemplate):
         """Set up all steps of one task: the mode, the draws of dropout, and what the monitor hears."""
         training = _training_of(self)
         training_mode(self.model, training.options.dropout)
-        torch.manual_seed(derive_seed(self.phase_seed(training.phase, training.task), "dropout"))
-        self._part, self._step, self._step_loss = _WHOLE, 0, 0.0
+        self._seed = self.phase_seed(training.phase, training.task)
+        torch.manual_seed(derive_seed(self._seed, "dropout"))
+        self._part, self._step = _WHOLE, 0
         showing = self.phase(training.phase, training.task, self._updates)
         with lower_layers_kept(self.model, training.options.cache_lower_layers), showing as self._on_step:
             self.monitor.learning_rate(lambda step: self._update.rate)
@@ -215,18 +216,16 @@ class StrategyTemplate(SupervisedTemplate):
     def backward(self) -> None:
         """Compute the gradients of this part of the batch, weighted by its share."""
         self._update.backward(self.loss * self._part.share)
-        self._step_loss += check_loss(self.loss, self._step + 1) * self._part.share
+        self._batch_sum.add(float(self.loss.detach()) * self._part.share, self._step + 1)
 
     def optimizer_step(self) -> None:
         """Move the weights."""
-        trained = _training_of(self).trained
-        trained.collect()
+        self._step += 1
+        loss = self._batch_sum.finish(self._step)
         self._update.before_step()
         self._update.step()
-        trained.write()
-        self._step += 1
-        self._on_step(self._step, self._step_loss)
-        self._step_loss = 0.0
+        _training_of(self).trained.write()
+        self._on_step(self._step, loss)
 
     # -- Evaluation ------------------------------------------------------------------------------------------
 
@@ -257,7 +256,7 @@ class StrategyTemplate(SupervisedTemplate):
         if self.choose_batches is not None:
             batches = self.choose_batches(self.task, batches)
         self._order = [row for batch in batches for row in batch]
-        self.dataloader = loader(data, batches, num_workers)
+        self.dataloader = loader(data, every(batches), num_workers)
 
     def _before_eval_exp(self, **kwargs: Any) -> None:
         self.model.current_task = self.task.label
@@ -270,7 +269,9 @@ class StrategyTemplate(SupervisedTemplate):
         showing = self.phase("evaluate", self.task, len(self.dataloader))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
-        self.predictions[self.task.name] = answers_in_order(self.task, self._rows, self._order, self._collected)
+        self.predictions[self.task.name] = answers_in_order(
+            self.task, self._rows, self._order, gathered(self._collected)
+        )
 
     def _after_eval_iteration(self, **kwargs: Any) -> None:
         self._collected.append((self.mb_output.cpu(), self.mb_y.cpu(), self.model.counts(self.mb_x).cpu()))

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from forgetfree.core.base_regions import budget, top
 from forgetfree.core.examples import Batch
+from forgetfree.core.exchange import PartSum, owned
 from forgetfree.core.graft import Graft, grafted
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries, stretch_of
 from forgetfree.core.readout_model import PrecisionChoice, autocast
@@ -40,6 +41,7 @@ class MaskOptions(Options):
     score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5, so θ(γ) begins at the base region's graft")
     evaluate_every: int = option(10, "steps between evaluations of the hard mask", at_least=1)
     precision: PrecisionChoice = option("fp32", "of forward and backward passes")
+    parts: int = option(1, "numbered parts of a step's mini-batches, which several processes share", at_least=1)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class MaskSearch:
         self._climbed[theta_ft == theta_pre] = -math.inf
         # float16 gradients of a mean over many rows would vanish without it.
         self._loss_scale = 1024.0 if how.precision == "fp16" else 1.0
+        self._added = PartSum(self.tensors, how.parts)
         self._where: list[tuple[int, tuple[int, ...]]] = []
         self._cut_()
 
@@ -171,13 +174,18 @@ class MaskSearch:
         if not self.in_model:
             self.graft_()
         rows = sum(len(y) for _, y, _ in batch)
-        total = 0.0
-        for x, y, t in batch:
-            with autocast(self._how.precision, self.device.type):
-                logits = forward(x.to(self.device), t.to(self.device))
-            loss = F.cross_entropy(logits.float(), y.to(self.device), reduction="sum") / rows
-            (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
-            total += check_loss(loss, step)
+        total, parts = 0.0, self._how.parts
+        for part in owned(parts):
+            for x, y, t in batch[len(batch) * part // parts : len(batch) * (part + 1) // parts]:
+                with autocast(self._how.precision, self.device.type):
+                    logits = forward(x.to(self.device), t.to(self.device))
+                loss = F.cross_entropy(logits.float(), y.to(self.device), reduction="sum") / rows
+                (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+            if parts > 1:
+                self._added.take(total)
+                total = 0.0
+        total = check_loss(self._added.give() if parts > 1 else total, step)
         self.graft_(self._how.learning_rate / self._loss_scale, step)
         return total
 

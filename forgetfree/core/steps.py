@@ -35,13 +35,13 @@ def attention_for_training(x: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def check_loss(loss: Tensor, step: int) -> float:
+def check_loss(loss: Tensor | float, step: int) -> float:
     """Return the loss as a number.
 
     Raises:
         TrainingError: it is not finite.
     """
-    value = float(loss.detach())
+    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
     if value != value or value in (float("inf"), float("-inf")):
         raise TrainingError(
             f"The loss became {value} at step {step}. Lower the learning rate (--set learning_rate=…) or the weight "

@@ -88,6 +88,7 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // options.mask_evaluations)),
         precision=options.precision,
+        parts=options.parts or 1,
     )
 
 

@@ -7,7 +7,7 @@ end with the same bits (a test compares them).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeVar
 
@@ -17,12 +17,14 @@ from torch.nn import functional as F
 
 from forgetfree import registry
 from forgetfree.core.examples import Examples
+from forgetfree.core.exchange import every, gathered
 from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel, autocast, native_precision
-from forgetfree.core.steps import OnStep, check_loss
+from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import Trained, WholeTensors, in_training
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.errors import OptionError
 from forgetfree.learning.lower_layers import lower_layers_kept
+from forgetfree.learning.parts import BatchSum, cut
 from forgetfree.options import Function, Options, build, name_of_function, option
 from forgetfree.seeds import derive_seed
 
@@ -54,6 +56,12 @@ class TrainingOptions(Options):
     )
     batch_size: int = option(8, "rows per update; the paper chooses from 2, 4, 8", at_least=1)
     accumulation: int = option(1, "parts a batch is cut into to save memory; the update is the same", at_least=1)
+    parts: int | None = option(
+        None,
+        "numbered parts of a batch, a power of two: each draws dropout by its number, and their gradients are added in a fixed "
+        "order, so that several processes (--processes) compute the same bits as one; none: 4 with --processes, else not so",
+        at_least=1,
+    )
     steps: int | None = option(
         None,
         "updates per task; none: 16·n·k for n labels and k shots, 16·n·512 from 4096 shots on and at most that many for "
@@ -85,6 +93,26 @@ class TrainingOptions(Options):
         if self.cache_lower_layers and self.dropout:
             raise OptionError(
                 "cache_lower_layers=true needs dropout=false: what leaves a layer is then the same every time."
+            )
+        if self.parts is not None:
+            self._check_parts(self.parts)
+
+    def _check_parts(self, parts: int) -> None:
+        """Raise ``OptionError`` where a batch cannot be cut into numbered parts with the same bits for all processes."""
+        if parts & (parts - 1) or parts > self.batch_size:
+            raise OptionError(
+                f"parts must be a power of two, and at most batch_size={self.batch_size}, got {parts}. Set parts or batch_size "
+                "otherwise."
+            )
+        if self.accumulation > 1:
+            raise OptionError(
+                f"parts={parts} cuts batches already, got accumulation={self.accumulation}. Leave accumulation out, and set "
+                "parts higher to save memory."
+            )
+        if self.cache_lower_layers:
+            raise OptionError(
+                f"parts={parts} needs cache_lower_layers=false: what is kept of a row depends on the rows that a process met "
+                "it with."
             )
 
     @property
@@ -272,31 +300,6 @@ def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int
     return plan_batches(lengths, options.batch_size, steps, derive_seed(seed, "batches"))
 
 
-@dataclass(frozen=True)
-class Part:
-    """The input of one forward pass: rows, their share of the batch, and whether they open or close an update."""
-
-    rows: Sequence[int]
-    share: float
-    first: bool
-    last: bool
-
-
-def parts(batch: Sequence[int], accumulation: int, counts: Sequence[int] | None = None) -> Iterator[Part]:
-    """Cut a batch into ``accumulation`` parts of nearly equal size; fewer if it has fewer rows.
-
-    Args:
-        batch: the numbers of its rows.
-        accumulation: how many parts.
-        counts: the labels of each row of the data, by which a part has its share; default: one for each.
-    """
-    count = min(accumulation, len(batch))
-    labels = [1 if counts is None else counts[row] for row in batch]
-    for i in range(count):
-        begin, end = len(batch) * i // count, len(batch) * (i + 1) // count
-        yield Part(batch[begin:end], sum(labels[begin:end]) / sum(labels), i == 0, i == count - 1)
-
-
 def training_mode(model: nn.Module, dropout: bool) -> None:
     """Set ``model`` to training mode; without ``dropout``, only modules with statistics, such as BatchNorm."""
     model.train(dropout)
@@ -336,19 +339,20 @@ def fine_tune(
     device = next(model.parameters()).device
     with in_training(model, trained, readout), lower_layers_kept(model, options.cache_lower_layers):
         update = Update(trained.parameters, readout, options, steps, anchors)
+        batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed), 1):
             update.optimizer.zero_grad()
-            total = 0.0
-            for part in parts(batch, options.accumulation, rows.counts):
+            for part in cut(batch, options, rows.counts):
+                part.seed_(seed, step)
                 x, y, t = (tensor.to(device) for tensor in rows.batch(part.rows))
                 with autocast(options.precision, device.type):
                     logits = model(x, t)
                 loss = F.cross_entropy(logits.float(), y) * part.share
                 update.backward(loss)
-                total += check_loss(loss, step)
-            trained.collect()
+                batch_sum.add(loss, step)
+            total = batch_sum.finish(step)
             update.before_step()
             update.step()
             trained.write()
@@ -360,17 +364,17 @@ def fine_tune(
 def predict(model: ReadoutModel, rows: Examples, *, batch_size: int = 64, precision: str = "fp32") -> Tensor:
     """Return the logits of every row in the rows' order: float32 ``(n, n_labels)`` on the CPU, in evaluation mode.
 
-    Where words are labelled, those of all words that are read.
+    Where words are labelled, those of all words that are read. Several processes answer different batches.
     """
     device = next(model.parameters()).device
     mode = model.training
     model.eval()
-    outputs: list[Tensor] = []
-    order: list[Tensor] = []
-    for batch in by_length(rows.lengths, batch_size):
+    answers: list[tuple[Tensor, Tensor]] = []  # logits, and the row of each
+    for batch in every(by_length(rows.lengths, batch_size)):
         x, _, t = rows.batch(batch)
         with autocast(precision, device.type):
-            outputs.append(model(x.to(device), t.to(device)).float().cpu())
-        order.append(torch.tensor(batch).repeat_interleave(model.counts(x)))
+            logits = model(x.to(device), t.to(device)).float().cpu()
+        answers.append((logits, torch.tensor(batch).repeat_interleave(model.counts(x))))
     model.train(mode)
-    return torch.cat(outputs)[torch.argsort(torch.cat(order), stable=True)]
+    outputs, order = map(torch.cat, zip(*gathered(answers), strict=True))
+    return outputs[torch.argsort(order, stable=True)]

@@ -1,0 +1,115 @@
+"""The parts of a batch: what each forward pass takes, and what their losses and gradients add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from forgetfree.core.exchange import PartSum, owned
+from forgetfree.core.steps import check_loss
+from forgetfree.core.trained import Trained
+from forgetfree.errors import OptionError
+from forgetfree.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from forgetfree.learning.training import TrainingOptions
+
+
+@dataclass(frozen=True)
+class Part:
+    """The input of one forward pass: rows, their share of the batch, and whether they open or close an update.
+
+    A numbered part draws dropout by its number.
+    """
+
+    rows: Sequence[int]
+    share: float
+    first: bool
+    last: bool
+    number: int | None = None
+
+    def seed_(self, seed: int, step: int) -> None:
+        """Seed the draws of a numbered part of a step: they do not depend on who computes it."""
+        if self.number is not None:
+            torch.manual_seed(derive_seed(seed, "dropout", step, self.number))
+
+
+def cut(batch: Sequence[int], options: TrainingOptions, counts: Sequence[int] | None = None) -> Iterator[Part]:
+    """Cut a batch as the options say, and yield those parts that this process computes; arguments as those of `parts`.
+
+    A numbered part that has no row of a small batch takes one with a share of 0, so every part is computed by someone.
+    """
+    if options.parts is None:
+        yield from parts(batch, options.accumulation, counts)
+        return
+    labels = [1 if counts is None else counts[row] for row in batch]
+    mine = owned(options.parts)
+    for i in mine:
+        begin, end = len(batch) * i // options.parts, len(batch) * (i + 1) // options.parts
+        share = sum(labels[begin:end]) / sum(labels)
+        yield Part(batch[begin:end] or batch[:1], share, i == mine[0], i == mine[-1], i)
+
+
+def parts(batch: Sequence[int], accumulation: int, counts: Sequence[int] | None = None) -> Iterator[Part]:
+    """Cut a batch into ``accumulation`` parts of nearly equal size; fewer if it has fewer rows.
+
+    Args:
+        batch: the numbers of its rows.
+        accumulation: how many parts.
+        counts: the labels of each row of the data, by which a part has its share; default: one for each.
+    """
+    count = min(accumulation, len(batch))
+    labels = [1 if counts is None else counts[row] for row in batch]
+    for i in range(count):
+        begin, end = len(batch) * i // count, len(batch) * (i + 1) // count
+        yield Part(batch[begin:end], sum(labels[begin:end]) / sum(labels), i == 0, i == count - 1)
+
+
+class BatchSum:
+    """Adds up the parts of each batch, those that other processes compute too, to one gradient and one loss.
+
+    Args:
+        model: what is trained.
+        trained: what of its backbone.
+        parameters: of which an update needs gradients: those of ``trained``, and the readout's.
+        options: how batches are cut.
+
+    Raises:
+        OptionError: numbered parts are asked for, and the model has running statistics, which depend on who computes what.
+    """
+
+    def __init__(
+        self, model: nn.Module, trained: Trained, parameters: Iterable[nn.Parameter], options: TrainingOptions
+    ) -> None:
+        self._trained, self._loss = trained, 0.0
+        self._numbered = PartSum(parameters, options.parts) if options.parts else None
+        for name, module in model.named_modules() if options.parts else ():
+            if getattr(module, "track_running_stats", False):
+                raise OptionError(
+                    f"parts={options.parts} needs a model without running statistics of batches, got "
+                    f"{type(module).__name__} at {name!r}. Leave parts and --processes out."
+                )
+
+    def add(self, loss: Tensor | float, step: int) -> None:
+        """Add a part, after its backward pass: ``loss`` is weighted by its share of the batch."""
+        if self._numbered is None:
+            self._loss += check_loss(loss, step)
+        else:
+            self._trained.collect()
+            self._numbered.take(loss)
+
+    def finish(self, step: int) -> float:
+        """Leave the batch's gradients in the parameters, and return its loss; after its last part.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        if self._numbered is not None:
+            return check_loss(self._numbered.give(), step)
+        self._trained.collect()
+        loss, self._loss = self._loss, 0.0
+        return loss
