@@ -16,6 +16,7 @@ from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
 from forgetfree.jobs.signals import terminable
+from forgetfree.jobs.torchrun import of_torchrun
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"
@@ -109,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with terminable():
-            return _run(words, before_texts)
+        with terminable(), of_torchrun() as leads:
+            return _run(words, before_texts) if leads else 0
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)
     except KeyboardInterrupt:

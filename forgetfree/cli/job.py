@@ -22,6 +22,7 @@ from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
 from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.torchrun import PARTS, launched
 from forgetfree.options import build
 from forgetfree.results.config_file import read_config
 
@@ -51,7 +52,9 @@ _WHAT, _LEARNING, _RUNNING = map(Group.create_ordered, ("What to learn", "How to
 _GROUPS = {
     **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _LEARNING),
     **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
-    **dict.fromkeys(("device", "out", "cache", "threads", "test_limit", "config", "resume", "jobs"), _RUNNING),
+    **dict.fromkeys(
+        ("device", "out", "cache", "threads", "test_limit", "config", "resume", "jobs", "processes"), _RUNNING
+    ),
     **dict.fromkeys(("cluster", "check", "json", "quiet", "log"), _RUNNING),
 }
 #: What the shell completes.
@@ -85,6 +88,11 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
             values.setdefault(subject, *held)
         if not values.get(subject):
             raise _lacks_subject(config.command, subject, given)
+        if launched() and "processes" in given:
+            raise UsageError(f"torchrun has started {launched()} processes already. Leave --processes out.")
+        processes = launched() or given.get("processes")
+        if processes is not None:
+            values["settings"] = {"parts": PARTS} | values.get("settings", {})
         values.setdefault("data", default_data())
         prefix = "" if config.command == "run" else f"{config.command}-"
         values.setdefault("out", free_directory(f"{prefix}{values[subject]}"))
@@ -109,6 +117,8 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
         if "jobs" in given:
             how["jobs"] = jobs
+        if processes is not None:
+            how["processes"] = processes
         if "log" in given:
             how["log"] = given["log"]
         if "cluster" in given:
@@ -144,6 +154,7 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
     yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
     yield _flag("resume", bool, "continue in --out; what is finished is kept")
     yield _flag("jobs", int, "how many units run at a time")
+    yield _flag("processes", int, "how many processes train each unit together: the same bits for 1, 2 and 4")
     yield _flag("cluster", str, "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT")
     yield _flag("check", bool, "check all that can be checked, print what would be done and what it costs, and end")
     yield _flag("json", bool, "print that plan as JSON")

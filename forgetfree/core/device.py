@@ -6,6 +6,15 @@ import torch
 
 from forgetfree.errors import UnknownNameError, UsageError
 
+#: The number of the accelerator that this process was given among several.
+_given: int | None = None
+
+
+def give_device(number: int) -> None:
+    """Let this process compute on the accelerator of that number wherever none is named by its own."""
+    global _given
+    _given = number
+
 
 def devices() -> list[str]:
     """Return the devices that torch finds here, such as ``cpu``, ``cuda:0`` and ``cuda:1``."""
@@ -18,12 +27,18 @@ def devices() -> list[str]:
 def find_device(name: str) -> str:
     """Return the name of a device that is here: ``cuda`` or else ``cpu`` for ``auto``, and any other as it is given.
 
+    Where processes have a device each (`give_device`), it is theirs of that kind, unless one is named by its number.
+
     Raises:
         UsageError: there is no such device.
     """
     found = devices()
     if name == "auto":  # other accelerators are there for who names them
-        return "cuda" if "cuda:0" in found else "cpu"
+        name = "cuda" if "cuda:0" in found else "cpu"
+    if name.endswith(":*"):
+        name = name.removesuffix(":*")
+    if _given is not None and f"{name}:{_given}" in found:
+        return f"{name}:{_given}"
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -8,6 +8,7 @@ the same way.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from forgetfree.errors import RunError, UsageError, first_line
+
 T = TypeVar("T")
 
 
@@ -26,57 +29,94 @@ class ProcessLost(RuntimeError):
 
 
 @dataclass
-class _Place:
-    """Where this process stands in its group, and the bytes that it has sent there."""
+class _Group:
+    """The processes that this one trains with; alone, unless it has `joined` others.
+
+    They do not make up PyTorch's default group: Avalanche and others would take its presence for a request to do it their way.
+    """
 
     rank: int = 0
     size: int = 1
+    on_cpu: Any = None
+    on_gpu: Any = None
     sent: int = 0
 
+    def channel(self, tensor: Tensor) -> Any:
+        """Return what exchanges such a tensor."""
+        return self.on_gpu if tensor.is_cuda else self.on_cpu
 
-_place = _Place()
+
+_alone = _group = _Group()
+#: The group that this process is connected with, joined or not.
+_connected = _alone
+
+
+def meeting_point(processes: int, port: int = 0) -> Any:
+    """Return where processes of this machine meet: at ``port``, or, for the first of them, at any that is free."""
+    leads = not port
+    return dist.TCPStore("127.0.0.1", port, processes, leads, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 @contextmanager
-def joined(rank: int, size: int, store: Any = None, device: str = "cpu") -> Iterator[None]:
-    """Belong to a group of processes, inside.
+def connected(rank: int, size: int, store: Any = None, device: str = "cpu") -> Iterator[None]:
+    """Be in touch with a group of processes, inside.
 
     Args:
         rank: the number of this process; 0 leads.
         size: how many there are.
         store: where they meet; default: as the environment says, which ``torchrun`` sets.
-        device: where they train: NCCL adds up on GPUs, gloo on CPUs.
+        device: where they train: NCCL exchanges between GPUs, gloo between CPUs.
     """
-    global _place
-    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    # A process may wait for long: for another run that fine-tunes the same model.
+    global _connected
+    library: Any = dist
+    patience = timedelta(days=1)  # a process may wait for another run that fine-tunes the same model
     with _in_touch():
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(days=1))
-    _place = _Place(rank, size)
+        if store is None:
+            store, _, _ = next(library.rendezvous("env://", rank, size))
+        group = _Group(rank, size, library.ProcessGroupGloo(library.PrefixStore("cpu", store), rank, size, patience))
+        if device.startswith("cuda"):
+            group.on_gpu = library.ProcessGroupNCCL(library.PrefixStore("gpu", store), rank, size, patience)
+    _connected = group
     try:
         yield
     finally:
-        _place = _Place()
-        dist.destroy_process_group()
+        _connected = _alone
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Train as one with the processes that this one is `connected` with, inside."""
+    global _group
+    _group = _connected
+    try:
+        yield
+    finally:
+        _group = _alone
 
 
 def rank() -> int:
     """Return the number of this process in its group; 0 where there is none."""
-    return _place.rank
+    return _group.rank
 
 
 def size() -> int:
     """Return how many processes train as one; 1 where there is no group."""
-    return _place.size
+    return _group.size
 
 
 def bytes_sent() -> int:
     """Return how many bytes of gradients and logits this process has sent to others."""
-    return _place.sent
+    return _group.sent
 
 
 def owned(parts: int) -> range:
-    """Return which of the numbered parts this process computes; the group's size divides their number."""
+    """Return which of the numbered parts this process computes.
+
+    Raises:
+        UsageError: the number of processes does not divide that of the parts.
+    """
+    if parts % size():
+        raise UsageError(f"{size()} processes cannot share {parts} parts evenly. Set parts to a multiple of {size()}.")
     each = parts // size()
     return range(rank() * each, (rank() + 1) * each)
 
@@ -96,12 +136,12 @@ def summed(vector: Tensor) -> Tensor:
     if size() == 1:
         return vector
     padded = torch.nn.functional.pad(vector, (0, -len(vector) % size()))
-    slices = torch.empty_like(padded)
+    slices, channel = torch.empty_like(padded), _group.channel(padded)
     with _in_touch():
-        dist.all_to_all_single(slices, padded)
+        channel.alltoall_base(slices, padded, [], []).wait()
         mine = tree_sum(slices.view(size(), -1).unbind())
-        dist.all_gather_into_tensor(padded, mine)
-    _place.sent += 2 * (size() - 1) * mine.numel() * mine.element_size()
+        channel.allgather([list(padded.view(size(), -1).unbind())], [mine]).wait()
+    _group.sent += 2 * (size() - 1) * mine.numel() * mine.element_size()
     return padded[: len(vector)]
 
 
@@ -109,10 +149,15 @@ def gathered(own: Sequence[T]) -> list[T]:
     """Return what all processes give in turn, as `every` dealt it out."""
     if size() == 1:
         return list(own)
-    dealt: list[Any] = [None] * size()
+    data = torch.frombuffer(bytearray(pickle.dumps(list(own))), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size())]
     with _in_touch():
-        dist.all_gather_object(dealt, list(own))
-    _place.sent += (size() - 1) * sum(_bytes(each) for each in own)
+        _group.on_cpu.allgather([lengths], [torch.tensor([len(data)])]).wait()
+        longest = int(max(lengths))
+        held = [torch.empty(longest, dtype=torch.uint8) for _ in range(size())]
+        _group.on_cpu.allgather([held], [torch.nn.functional.pad(data, (0, longest - len(data)))]).wait()
+    _group.sent += (size() - 1) * longest
+    dealt = [pickle.loads(each.numpy().tobytes()) for each in held]
     return [dealt[i % size()][i // size()] for i in range(sum(map(len, dealt)))]
 
 
@@ -125,10 +170,13 @@ def from_first(value: T) -> T:
     """Return process 0's ``value`` in all of them."""
     if size() == 1:
         return value
-    held = [value]
-    with _in_touch():
-        dist.broadcast_object_list(held)
-    return held[0]
+    return gathered([value if rank() == 0 else None])[0]  # type: ignore[return-value]
+
+
+def check_alike(what: str, value: object, remedy: str) -> None:
+    """Raise ``RunError``, in all processes, unless ``value`` is the same in all of them."""
+    if any(each != value for each in gathered([value])):
+        raise RunError(f"The {size()} processes of this run hold different {what}, expected the same. {remedy}")
 
 
 @contextmanager
@@ -136,13 +184,7 @@ def _in_touch() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of gloo or NCCL
-        raise ProcessLost(f"Process {rank()} of {size()} has lost another one: {error}") from error
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(_bytes, value)) if isinstance(value, tuple) else 0
+        raise ProcessLost(f"Process {rank()} has lost another one: {first_line(error)}") from error
 
 
 class PartSum:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 from forgetfree.core.device import find_device
+from forgetfree.core.exchange import ProcessLost
 from forgetfree.errors import ReportError, RunError, UsageError
 from forgetfree.files import locked, write_json
 from forgetfree.jobs.cluster import Place, RayTasks, check_cluster
@@ -36,6 +37,7 @@ from forgetfree.jobs.loggers import Subject, check_loggers, logged
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.resuming import as_json, continued, grown, read_config
 from forgetfree.jobs.signals import terminable
+from forgetfree.jobs.together import Together, check_processes, threads_each
 from forgetfree.jobs.unit import Json, Unit, named
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.learning.monitor import Monitor
@@ -61,6 +63,7 @@ class Execution(TypedDict, total=False):
     Attributes:
         resume: go on in a directory that was begun: what is finished there is kept. Default: the directory must be empty.
         jobs: how many units run at a time, more than one as worker processes. Default: 1, in this process.
+        processes: how many train each unit together; the first unexpected exception then ends the job. Default: this one.
         progress: hears of all units. Default: silence.
         log: also log losses, rates and scores there, see `forgetfree.jobs.loggers`.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
@@ -70,6 +73,7 @@ class Execution(TypedDict, total=False):
 
     resume: bool
     jobs: int
+    processes: int | None
     progress: Progress
     log: Sequence[str]
     debug: bool
@@ -99,9 +103,13 @@ class Job(ABC, Generic[Config]):
 
     def __init__(self, config: Config, common: CommonOptions, precisions: Sequence[str]) -> None:
         self.config, self.out, self.threads = config, Path(config.out), common.threads
-        self.device = find_device(config.device)
         check_precision(precisions, self.device)
         self.cache, self._cache_is_given = Path(common.cache or self.out / "fine-tuned"), bool(common.cache)
+
+    @property
+    def device(self) -> str:
+        """Return where this process computes."""
+        return find_device(self.config.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.config,)
@@ -158,6 +166,7 @@ class Job(ABC, Generic[Config]):
         *,
         resume: bool = False,
         jobs: int = 1,
+        processes: int | None = None,
         progress: Progress | None = None,
         log: Sequence[str] = (),
         debug: bool = False,
@@ -181,6 +190,10 @@ class Job(ABC, Generic[Config]):
             )
         if cluster is not None:
             check_cluster(cluster, jobs)
+        if processes is not None:
+            if cluster is not None:
+                raise UsageError("--processes and --cluster are both given. Give one: a task of Ray is one process.")
+            check_processes(processes, self.config.settings, self.device, jobs, self.objects)
         if resume and not os.path.lexists(self.out / "config.json"):
             raise UsageError(
                 f"There is nothing to resume in {str(self.out)!r}. Give the --out that was begun, or leave --resume out."
@@ -191,7 +204,7 @@ class Job(ABC, Generic[Config]):
             before = self._begun(resume)
             if self._cache_is_given or os.path.lexists(self.cache):
                 make_directory(self.cache, "--cache" if self._cache_is_given else "--out")
-            set_threads(self.threads)
+            set_threads(self.threads or (processes and threads_each(self.config.settings)))
             config = self._config(before)
             missing = [unit for unit in _units(self.out, self.keys()) if not unit.is_done()]
             for unit in missing:
@@ -202,6 +215,8 @@ class Job(ABC, Generic[Config]):
             with progress.job([str(unit) for unit in missing], len(config["tasks"]) if self.learns_stream else 1):
                 if cluster is not None:
                     executor = RayTasks(cluster, self._place(), progress)
+                if processes is not None and processes > 1 and missing:
+                    return self._run(Together(self, processes, progress), missing, True, log)
                 if executor is None and (jobs == 1 or len(missing) < 2):
                     return self._run(ThisProcess(progress), missing, debug, log)
                 fresh, arguments = self.__reduce__()
@@ -226,6 +241,10 @@ class Job(ABC, Generic[Config]):
         except BaseException as error:
             with suppress(Exception):  # what is cut short stands in the results, too
                 assemble(self.out, ended=True)
+            if isinstance(error, ProcessLost):
+                raise RunError(
+                    f"A process was stopped from outside, perhaps for want of memory. {holdings(self.out)}"
+                ) from error
             if isinstance(error, BrokenProcessPool):
                 raise RunError(
                     "A worker was stopped from outside, perhaps for want of memory, or could not start (then it says above "

@@ -106,7 +106,7 @@ class WorkerProcesses:
 
 def usual_jobs(device: str) -> int:
     """Return how many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
-    return min(_USUAL, _cores()) if device == "cpu" else 1
+    return min(_USUAL, cores()) if device == "cpu" else 1
 
 
 #: What this process does to units, if it is a worker, and where it tells of it.
@@ -119,13 +119,13 @@ def _begin(work: Work, threads: int, told: SimpleQueue[Event | None]) -> None:
     global _work, _told
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it is the parent's to stop
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads(threads)
     _work, _told = work, told
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End when the parent ends, even if it is killed: nobody would take what this worker measures."""
     parent = multiprocessing.parent_process()
     assert parent is not None  # of a worker
@@ -137,5 +137,6 @@ def _run(unit: Unit) -> None:
     _work(unit, Teller(str(unit), _told.put))
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

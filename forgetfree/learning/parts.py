@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,17 @@ from forgetfree.core.trained import Trained
 from forgetfree.errors import OptionError
 from forgetfree.seeds import derive_seed
 
-if TYPE_CHECKING:
-    from forgetfree.learning.training import TrainingOptions
+
+class Cutting(Protocol):
+    """How batches are cut: of `TrainingOptions`."""
+
+    @property
+    def accumulation(self) -> int:
+        """Parts one after the other."""
+
+    @property
+    def parts(self) -> int | None:
+        """Numbered parts."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class Part:
             torch.manual_seed(derive_seed(seed, "dropout", step, self.number))
 
 
-def cut(batch: Sequence[int], options: TrainingOptions, counts: Sequence[int] | None = None) -> Iterator[Part]:
+def cut(batch: Sequence[int], options: Cutting, counts: Sequence[int] | None = None) -> Iterator[Part]:
     """Cut a batch as the options say, and yield those parts that this process computes; arguments as those of `parts`.
 
     A numbered part that has no row of a small batch takes one with a share of 0, so every part is computed by someone.
@@ -83,7 +92,7 @@ class BatchSum:
     """
 
     def __init__(
-        self, model: nn.Module, trained: Trained, parameters: Iterable[nn.Parameter], options: TrainingOptions
+        self, model: nn.Module, trained: Trained, parameters: Iterable[nn.Parameter], options: Cutting
     ) -> None:
         self._trained, self._loss = trained, 0.0
         self._numbered = PartSum(parameters, options.parts) if options.parts else None

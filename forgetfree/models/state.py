@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forgetfree.core.exchange import from_first, rank
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief, is_text
@@ -170,11 +171,13 @@ class StateStore:
             return None
 
     def put(self, key: str, state: ModelState) -> None:
-        """Keep ``state`` under ``key``."""
+        """Keep ``state`` under ``key``; of several processes that train as one, the first writes the file."""
         if self._directory is None:
             self._memory[key] = state
         else:
-            state.save(self._directory / f"{key}.safetensors")
+            if rank() == 0:
+                state.save(self._directory / f"{key}.safetensors")
+            from_first(None)
 
     def discard(self, key: str) -> None:
         """Remove the state under ``key``."""
@@ -184,12 +187,20 @@ class StateStore:
 
     @contextmanager
     def making(self, key: str) -> Iterator[ModelState | None]:
-        """Yield the state under ``key``; if there is none, no other process can make it meanwhile."""
+        """Yield the state under ``key``; if there is none, no other process can make it meanwhile.
+
+        Processes that train as one make it together: the first of them looks.
+        """
+        if rank():
+            yield self.get(key) if from_first(False) else None
+            return
         state = self.get(key)
         with (
             nullcontext() if state is not None or self._directory is None else locked(self._directory / f".{key}.lock")
         ):
-            yield state if state is not None else self.get(key)  # another process may have made it before
+            state = state if state is not None else self.get(key)  # another process may have made it before
+            from_first(state is not None)
+            yield state
 
     def get_or_make(self, key: str, make: Callable[[], ModelState]) -> ModelState:
         """Return the state under ``key``; make and keep it first if there is none: once, even if several processes need it."""

@@ -17,7 +17,7 @@ BIG, SMALL = 2.0**24, 1.0
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
-    monkeypatch.setattr(exchange, "_place", exchange._Place(rank, size))
+    monkeypatch.setattr(exchange, "_group", exchange._Group(rank, size))
 
 
 def test_a_tree_adds_neighbours_first() -> None:

@@ -181,7 +181,7 @@ def test_an_error_of_the_parent_stops_the_workers(
 
 def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, jobs in ((1, 1), (2, 2), (64, 2)):
-        monkeypatch.setattr("forgetfree.jobs.workers._cores", lambda cores=cores: cores)
+        monkeypatch.setattr("forgetfree.jobs.workers.cores", lambda cores=cores: cores)
         assert usual_jobs("cpu") == jobs
         assert usual_jobs("cuda") == 1
 

@@ -1,0 +1,177 @@
+"""Where a unit is trained by several processes as one: `forgetfree.core.exchange` says how they end with the bits of one.
+
+Process 0 owns the directory, shows progress and writes. The others run the same unit in a temporary copy of its folder, in
+silence, and end with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from forgetfree.core.device import devices, give_device, kind_of_device
+from forgetfree.errors import ForgetfreeError, UsageError
+from forgetfree.jobs.environment import quiet_libraries, set_threads
+from forgetfree.jobs.progress import Ended, Progress
+from forgetfree.jobs.torchrun import PARTS, launched
+from forgetfree.jobs.unit import Unit, described_files
+from forgetfree.jobs.workers import Work, cores, end_with_parent
+from forgetfree.learning.monitor import Monitor
+
+_SAME_DIRECTORY = "Give a directory that all of them see, and start again."
+_SAME_BITS = "Their machines compute differently: use machines, threads and versions that are alike."
+
+
+def check_processes(
+    processes: int, settings: Mapping[str, Any], device: str, jobs: int, objects: Sequence[str]
+) -> None:
+    """Raise ``UsageError`` unless so many processes can share every batch of a job."""
+    if processes < 1:
+        raise UsageError(f"--processes must be at least 1, got {processes}.")
+    if processes > 1 and jobs > 1:
+        raise UsageError(
+            f"--processes {processes} trains one unit at a time, got --jobs {jobs}, too. Leave one of them out."
+        )
+    if processes > 1 and objects:
+        raise UsageError(f"Other processes load all by name, and given are {', '.join(objects)}. Leave processes at 1.")
+    for key, parts in settings.items():
+        if key.rpartition(".")[2] == "parts" and int(parts) % processes:
+            raise UsageError(
+                f"--processes {processes} cannot share {key}={parts} evenly. Give --set {key}={processes}, or fewer processes."
+            )
+    here = [each for each in devices() if kind_of_device(each) == kind_of_device(device)]
+    if kind_of_device(device) != "cpu" and launched() is None and processes > len(here):
+        raise UsageError(f"--processes {processes} takes a device each, and torch finds here: {', '.join(here)}.")
+
+
+def threads_each(settings: Mapping[str, Any]) -> int:
+    """Return how many threads a process gets where nobody says it: as many whatever the number of processes, for equal bits."""
+    return max(1, cores() // int(settings.get("parts", PARTS)))
+
+
+class Shared(Protocol):
+    """A job as other processes take part in it: pickled by its configuration."""
+
+    @property
+    def device(self) -> str:
+        """Where this process computes."""
+
+    def __call__(self, unit: Unit, monitor: Monitor, debug: bool = False) -> None:
+        """Run one unit."""
+
+
+class Together:
+    """Runs one unit after the other, each in several processes, of which this is the first.
+
+    Args:
+        job: whose units.
+        processes: how many, with this one; ``torchrun`` has started them, or they are started here.
+        progress: hears of them, from this process.
+    """
+
+    def __init__(self, job: Shared, processes: int, progress: Progress) -> None:
+        self._job, self._processes, self._progress = job, processes, progress
+
+    def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
+        """Yield each unit when it has ended.
+
+        Raises:
+            ProcessLost: one of the other processes was killed.
+            RunError: they do not see the same directory, or do not compute the same.
+        """
+        import torch
+
+        from forgetfree.core.exchange import from_first, joined
+
+        with ExitStack() as scope:
+            if launched() is None:
+                scope.enter_context(_others(self._processes, self._job.device))
+            scope.enter_context(joined())
+            from_first((self._job, list(units), torch.get_num_threads()))
+            for unit in units:
+                _in_step(work, unit, self._progress.monitor(str(unit)))
+                self._progress.hear(Ended(str(unit)))
+                yield unit
+
+
+def _in_step(work: Work, unit: Unit, monitor: Monitor) -> None:
+    """Run a unit at the same time as the other processes, and check that all have come to the same."""
+    from forgetfree.core.exchange import check_alike
+
+    check_alike(f"files of {unit}", described_files(unit.directory), _SAME_DIRECTORY)
+    work(unit, monitor)
+    learned = {name: each for name, each in described_files(unit.directory).items() if name.endswith(".safetensors")}
+    check_alike(f"results of {unit}", learned, _SAME_BITS)
+
+
+def follow() -> None:
+    """Run what process 0 runs, until it has no more; what is written goes to temporary folders."""
+    from forgetfree.core.exchange import from_first, joined
+
+    quiet_libraries()
+    with joined():
+        while told := from_first(None):
+            job, units, threads = told
+            set_threads(threads)
+            for unit in units:
+                with tempfile.TemporaryDirectory(prefix="forgetfree-") as temporary:
+                    own = Path(temporary) / "unit"
+                    own.mkdir()
+                    if unit.directory.is_dir():
+                        shutil.copytree(unit.directory, own, dirs_exist_ok=True)
+                    _in_step(_Following(job), Unit(unit.key, own), Monitor())
+
+
+class _Following:
+    """What another process than 0 does to a unit."""
+
+    def __init__(self, job: Shared) -> None:
+        self._job = job
+
+    def __call__(self, unit: Unit, monitor: Monitor) -> None:
+        self._job(unit, monitor, debug=True)
+
+
+@contextmanager
+def _others(processes: int, device: str) -> Iterator[None]:
+    """Start the other processes, and end them."""
+    from forgetfree.core.exchange import connected, from_first, joined, meeting_point
+
+    store = meeting_point(processes)
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    others = [
+        spawn.Process(target=_follow, args=(rank, processes, store.port, device), daemon=True)
+        for rank in range(1, processes)
+    ]
+    for process in others:
+        process.start()
+    try:
+        with connected(0, processes, store, device):
+            yield
+            with joined():
+                from_first(None)
+            for process in others:
+                process.join()
+    finally:
+        for process in others:
+            process.kill()
+            process.join()
+
+
+def _follow(rank: int, processes: int, port: int, device: str) -> None:
+    """Be one of the other processes."""
+    from forgetfree.core.exchange import ProcessLost, connected, meeting_point
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it is the first process's to stop
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    give_device(rank)
+    with suppress(ProcessLost, ForgetfreeError), connected(rank, processes, meeting_point(processes, port), device):
+        follow()
