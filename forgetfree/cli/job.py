@@ -92,7 +92,7 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
             raise UsageError(f"torchrun has started {launched()} processes already. Leave --processes out.")
         processes = launched() or given.get("processes")
         if processes is not None:
-            values["settings"] = {"parts": PARTS} | values.get("settings", {})
+            values["settings"] = {"parts": str(PARTS)} | values.get("settings", {})
         values.setdefault("data", default_data())
         prefix = "" if config.command == "run" else f"{config.command}-"
         values.setdefault("out", free_directory(f"{prefix}{values[subject]}"))

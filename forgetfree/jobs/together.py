@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -42,7 +43,7 @@ def check_processes(
     if processes > 1 and objects:
         raise UsageError(f"Other processes load all by name, and given are {', '.join(objects)}. Leave processes at 1.")
     for key, parts in settings.items():
-        if key.rpartition(".")[2] == "parts" and int(parts) % processes:
+        if key.rpartition(".")[2] == "parts" and (_number(parts) or processes) % processes:
             raise UsageError(
                 f"--processes {processes} cannot share {key}={parts} evenly. Give --set {key}={processes}, or fewer processes."
             )
@@ -53,7 +54,12 @@ def check_processes(
 
 def threads_each(settings: Mapping[str, Any]) -> int:
     """Return how many threads a process gets where nobody says it: as many whatever the number of processes, for equal bits."""
-    return max(1, cores() // int(settings.get("parts", PARTS)))
+    return max(1, cores() // (_number(settings.get("parts")) or PARTS))
+
+
+def _number(value: Any) -> int | None:
+    """Return the number of a setting that has been checked, given as a text or not; ``None`` for none."""
+    return int(value) if str(value).isdigit() else None
 
 
 class Shared(Protocol):
@@ -142,7 +148,7 @@ class _Following:
 @contextmanager
 def _others(processes: int, device: str) -> Iterator[None]:
     """Start the other processes, and end them."""
-    from forgetfree.core.exchange import connected, from_first, joined, meeting_point
+    from forgetfree.core.exchange import ProcessLost, connected, from_first, joined, meeting_point
 
     store = meeting_point(processes)
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
@@ -153,6 +159,10 @@ def _others(processes: int, device: str) -> Iterator[None]:
     for process in others:
         process.start()
     try:
+        while not store.check([_here(rank) for rank in range(1, processes)]):
+            if not all(process.is_alive() for process in others):
+                raise ProcessLost("A process has ended before it could begin.")
+            time.sleep(0.1)
         with connected(0, processes, store, device):
             yield
             with joined():
@@ -165,6 +175,11 @@ def _others(processes: int, device: str) -> Iterator[None]:
             process.join()
 
 
+def _here(rank: int) -> str:
+    """Return the key under which a process says that it has begun."""
+    return f"process {rank} is here"
+
+
 def _follow(rank: int, processes: int, port: int, device: str) -> None:
     """Be one of the other processes."""
     from forgetfree.core.exchange import ProcessLost, connected, meeting_point
@@ -173,5 +188,7 @@ def _follow(rank: int, processes: int, port: int, device: str) -> None:
         signal.signal(number, signal.SIG_IGN)  # it is the first process's to stop
     threading.Thread(target=end_with_parent, daemon=True).start()
     give_device(rank)
-    with suppress(ProcessLost, ForgetfreeError), connected(rank, processes, meeting_point(processes, port), device):
+    store = meeting_point(processes, port)
+    store.set(_here(rank), "")
+    with suppress(ProcessLost, ForgetfreeError), connected(rank, processes, store, device):
         follow()

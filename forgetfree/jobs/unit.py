@@ -23,6 +23,7 @@ from typing import Any
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import write_json
 from forgetfree.jobs.environment import environment
+from forgetfree.jobs.traffic import Traffic
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.learning.monitor import Follower, Monitor, Phase
 
@@ -102,10 +103,12 @@ class Unit:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (self.directory / HISTORY).touch()
         begin = time.perf_counter()
-        details, error = {}, None
+        details, error, sent = {}, None, {}
         try:
             with also(History(monitor, self.directory, begin)) as heard:
-                details = measure(self.key, self.directory, heard)
+                traffic = Traffic(heard)
+                details = measure(self.key, self.directory, traffic)
+                sent = traffic.of_phases
         except Exception as fault:  # of a plug-in, perhaps
             if _concerns_all(fault) or (debug and not isinstance(fault, _EXPECTED)):
                 raise
@@ -121,6 +124,7 @@ class Unit:
             "error": error,
             "seconds": round(time.perf_counter() - begin, 3),
             **environment(device),
+            **({"sent": sent} if sent else {}),
             "details": details,
             "files": described_files(self.directory),
         }
