@@ -84,3 +84,77 @@ def follow(directory: str, port: int) -> None:
             except RunError:
                 continue
     # and this process ends, without a word
+
+
+def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
+    """Shard a model over processes, put a graft on it and take it off again, and build a ledger from it."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from forgetfree.core.graft import Graft, grafted
+    from forgetfree.core.parameters import ParameterSpace
+    from forgetfree.core.sharded import ShardedSpace
+    from forgetfree.errors import RegionError
+    from forgetfree.ledger import Ledger
+    from forgetfree.ledger.records import Record
+
+    model = loaded(directory).backbone
+    space, x = ParameterSpace.of(model), torch.arange(10, 22).view(2, 6)
+    draw = torch.Generator().manual_seed(3)
+    first, second = (Region(torch.randperm(len(space), generator=draw)[:n].sort().values) for n in (300, 200))
+    values = torch.randn(300, generator=draw)
+    values[:2] = torch.tensor([-0.0, 0.0])
+    graft = Graft(first, values)
+
+    def ledger_of(own: ParameterSpace, its: Any) -> bytes:
+        ledger = Ledger(own, "0" * 64)
+        with grafted(its, own, graft):
+            ledger.append(Record("one", first, Graft.of(its, own, first), 0.1))
+        left = second - first
+        ledger.append(Record("two", second, Graft.of(its, own, left), 0.1))
+        path = f"{out}-{rank}-{type(own).__name__}"
+        ledger.save(path)
+        with open(path, "rb") as file:
+            return file.read()
+
+    def answer(its: Any) -> torch.Tensor:
+        with torch.no_grad():
+            hidden: torch.Tensor = its(x).last_hidden_state
+        return hidden
+
+    model.eval()
+    whole = [answer(model), space.gather(model, first.indices), ledger_of(space, model)]
+    with grafted(model, space, graft):
+        whole.append(answer(model))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+        own = ShardedSpace.of(model)
+        assert own.layout_hash == space.layout_hash
+        assert max(each.to_local().numel() for each in own.parameters(model)) < max(t.size for t in own.tensors)  # type: ignore[attr-defined]
+        before = answer(model)
+        assert torch.equal(before, whole[0])
+        assert torch.equal(own.gather(model, first.indices), whole[1])
+        replaced = graft.apply_(model, own)
+        assert torch.equal(own.gather(model, first.indices).view(torch.int32), values.view(torch.int32))  # −0 stays −0
+        assert torch.equal(answer(model), whole[3]) and not torch.equal(whole[3], whole[0])
+        replaced.apply_(model, own)
+        assert torch.equal(answer(model), whole[0])
+        assert ledger_of(own, model) == whole[2]
+        for refused in (own.flatten, lambda its: own.load_(its, values)):
+            try:
+                refused(model)
+            except RegionError:
+                continue
+            raise AssertionError("a vector of the model's size was made")
+    finally:
+        dist.destroy_process_group()
+
+
+def shard_too(directory: str, port: int, out: str) -> None:
+    """Be the second of two processes that hold a model."""
+    torch.set_num_threads(1)
+    store = meeting_point(2, port)
+    store.set("here", "")
+    sharded(directory, 1, 2, store, out)

@@ -24,6 +24,12 @@ def devices() -> list[str]:
     return found
 
 
+def spread(name: str) -> list[int]:
+    """Return the numbers of the devices that ``cuda:*`` spreads units over; none for a name of one device."""
+    kind = name.removesuffix(":*")
+    return [] if kind == name else [int(each.rpartition(":")[2]) for each in devices() if kind_of_device(each) == kind]
+
+
 def find_device(name: str) -> str:
     """Return the name of a device that is here: ``cuda`` or else ``cpu`` for ``auto``, and any other as it is given.
 

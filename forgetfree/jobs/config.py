@@ -84,7 +84,9 @@ class JobConfig:
     steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1)
     seeds: tuple[Seed, ...] = option((0,), "seed of sampling and training, may be given several times (default: 0)")
     settings: Mapping[str, Any] = option(dict, "any option: see 'forgetfree list strategies --verbose'")
-    device: str = option("auto", "where to train: auto (default), cpu, cuda, cuda:1, mps, … as torch names it")
+    device: str = option(
+        "auto", "where to train: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: a unit on each GPU"
+    )
     out: str = option("", "directory to write")
 
     def section(self) -> dict[str, Any]:

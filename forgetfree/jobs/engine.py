@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
-from forgetfree.core.device import find_device
+from forgetfree.core.device import find_device, spread
 from forgetfree.core.exchange import ProcessLost
 from forgetfree.errors import ReportError, RunError, UsageError
 from forgetfree.files import locked, write_json
@@ -198,6 +198,8 @@ class Job(ABC, Generic[Config]):
             raise UsageError(
                 f"There is nothing to resume in {str(self.out)!r}. Give the --out that was begun, or leave --resume out."
             )
+        if jobs == 1 and processes is None and not self.objects:
+            jobs = max(1, len(spread(self.config.device)))  # a unit on each device
         check_loggers(log)
         make_directory(self.out)
         with terminable(), _claimed(self.out):
@@ -221,7 +223,8 @@ class Job(ABC, Generic[Config]):
                     return self._run(ThisProcess(progress), missing, debug, log)
                 fresh, arguments = self.__reduce__()
                 self.__dict__ = fresh(*arguments).__dict__  # workers load for themselves: what was loaded here goes
-                return self._run(executor or WorkerProcesses(jobs, self.threads, progress), missing, debug, log)
+                workers = WorkerProcesses(jobs, self.threads, progress, spread(self.config.device))
+                return self._run(executor or workers, missing, debug, log)
 
     def _place(self) -> Place:
         """Return what a unit needs on a node of a cluster."""

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.queues import SimpleQueue
 from typing import Protocol
 
+from forgetfree.core.device import give_device
 from forgetfree.jobs.environment import quiet_libraries, set_threads
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.unit import Unit
@@ -59,10 +60,14 @@ class WorkerProcesses:
         jobs: how many at a time.
         threads: of each; default: its share of this process's.
         progress: hears of them; default: silence.
+        devices: numbers of devices that the workers take in turn; default: what the work says.
     """
 
-    def __init__(self, jobs: int, threads: int | None = None, progress: Progress | None = None) -> None:
+    def __init__(
+        self, jobs: int, threads: int | None = None, progress: Progress | None = None, devices: Sequence[int] = ()
+    ) -> None:
         self._jobs, self._threads, self._progress = jobs, threads, progress or Progress()
+        self._devices = devices
 
     def run(self, work: Work, units: Sequence[Unit]) -> Generator[Unit]:
         """Yield each unit when it has ended.
@@ -81,7 +86,10 @@ class WorkerProcesses:
             target=self._listen, args=(told,), daemon=True
         )  # which a killed worker may leave waiting
         listener.start()
-        with ProcessPoolExecutor(jobs, spawn, _begin, (work, threads, told)) as workers:
+        numbers: SimpleQueue[int | None] = spawn.SimpleQueue()
+        for each in dealt(self._devices, jobs):
+            numbers.put(each)
+        with ProcessPoolExecutor(jobs, spawn, _begin, (work, threads, told, numbers)) as workers:
             try:
                 futures = {workers.submit(_run, unit): unit for unit in units}
                 for future in as_completed(futures):
@@ -104,6 +112,11 @@ class WorkerProcesses:
             self._progress.hear(event)
 
 
+def dealt(devices: Sequence[int], jobs: int) -> list[int | None]:
+    """Return for each of ``jobs`` workers the number of its device: as many on each as can be; ``None``: it has none."""
+    return [devices[i % len(devices)] if devices else None for i in range(jobs)]
+
+
 def usual_jobs(device: str) -> int:
     """Return how many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
     return min(_USUAL, cores()) if device == "cpu" else 1
@@ -114,7 +127,7 @@ _work: Work
 _told: SimpleQueue[Event | None]
 
 
-def _begin(work: Work, threads: int, told: SimpleQueue[Event | None]) -> None:
+def _begin(work: Work, threads: int, told: SimpleQueue[Event | None], numbers: SimpleQueue[int | None]) -> None:
     """Make this process a worker."""
     global _work, _told
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -122,6 +135,8 @@ def _begin(work: Work, threads: int, told: SimpleQueue[Event | None]) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads(threads)
+    if (given := numbers.get()) is not None:
+        give_device(given)
     _work, _told = work, told
 
 

@@ -1,0 +1,164 @@
+"""Units trained by several processes, from the command line: the same files, refusals, and a process that is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import last_of_each
+
+from forgetfree import cli
+from forgetfree.core import device
+from forgetfree.core.device import find_device, give_device, spread
+from forgetfree.jobs.workers import dealt
+
+
+@pytest.fixture
+def words(data_directory: Path, model_directory: Any) -> list[str]:
+    """A run of two strategies on two tasks, tiny; dropout is on."""
+    quick = ["steps=6", "sparsity=0.1", "mask_steps=3", "optimizer=adamw", "learning_rate=1e-3"]
+    return [
+        *("run", "qnli,ag_news", "--data", str(data_directory), "--model", str(model_directory("bert"))),
+        *("--readout", "linear", "--strategy", "fine-tune", "--strategy", "grafting-continual", "--strategy", "replay"),
+        *(word for each in quick for word in ("--set", each)),
+    ]
+
+
+def outcome(out: Path) -> dict[str, str]:
+    """SHA-256 of ledgers, predictions, scores and fine-tuned models, by their names."""
+    files = [path for path in sorted(out.rglob("*")) if path.suffix in (".safetensors", ".csv")]
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def run(words: list[str], out: Path, *more: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(("-m", *launcher) if launcher else ()), "-m", "forgetfree"]
+    return subprocess.run([*command, *words, *more, "--out", str(out)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_one_two_and_four_processes_write_the_same_files(words: list[str], tmp_path: Path) -> None:
+    for processes in ("1", "2", "4"):
+        done = run(words, tmp_path / processes, "--processes", processes)
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr and "Traceback" not in done.stderr
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run(words, tmp_path / "torchrun", launcher=torchrun)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Report: ") == 1  # the others are silent
+    expected = outcome(tmp_path / "1")
+    assert {"grafting-continual/seed-0/ledger.safetensors", "replay/seed-0/scores.csv"} <= expected.keys()
+    for name in ("2", "4", "torchrun"):
+        assert outcome(tmp_path / name) == expected
+    config = json.loads((tmp_path / "2" / "config.json").read_text())
+    assert config["run"]["set"]["parts"] == "4"
+    sent = json.loads((tmp_path / "2" / "grafting-continual" / "seed-0" / "unit.json").read_text())["sent"]
+    assert sent["train"]["steps"] == 12  # of two tasks; θ_ft was fine-tune's
+    assert sent["train"]["bytes"] / 12 < sent["localize"]["bytes"] / sent["localize"]["steps"] / 5
+    assert "sent" not in json.loads((tmp_path / "1" / "fine-tune" / "seed-0" / "unit.json").read_text())
+
+
+@pytest.fixture
+def running(words: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run of two processes, in its training."""
+    given = last_of_each([*words, "--set", "steps=300", "--processes", "2", "--quiet", "--out", str(tmp_path / "out")])
+    started = subprocess.Popen(
+        [sys.executable, "-m", "forgetfree", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        history, deadline = tmp_path / "out" / "fine-tune" / "seed-0" / "history.jsonl", time.monotonic() + 200
+        while not (history.is_file() and history.read_text().count("fine_tune") > 3):
+            assert started.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        yield started
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
+
+
+def child_of(pid: int) -> int:
+    """The process that trains with ``pid``: multiprocessing's tracker of resources is no such."""
+    listed = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True).stdout
+    (other,) = [line.split()[0] for line in listed.splitlines() if "spawn_main" in line]
+    return int(other)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_run_and_it_resumes(
+    running: subprocess.Popen[str], words: list[str], tmp_path: Path
+) -> None:
+    os.kill(child_of(running.pid), signal.SIGKILL)
+    _, error = running.communicate(timeout=30)
+    assert running.returncode == 1
+    last = error.strip().splitlines()[-1]
+    assert "A process was stopped from outside" in last and "the same command with --resume" in last
+    assert "Traceback" not in error
+    given = last_of_each([*words, "--set", "steps=300"])
+    done = run(given, tmp_path / "out", "--processes", "2", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert run(given, tmp_path / "whole", "--processes", "1").returncode == 0
+    assert outcome(tmp_path / "out") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_the_others_end_with_the_first(running: subprocess.Popen[str]) -> None:
+    other = child_of(running.pid)
+    running.kill()
+    for _ in range(200):
+        try:
+            os.kill(other, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the other process lives on")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--processes", "0"], "--processes must be at least 1, got 0."),
+        (["--processes", "3"], "--processes 3 cannot share parts=4 evenly."),
+        (["--processes", "2", "--set", "parts=3"], "parts must be a power of two"),
+        (["--processes", "8", "--set", "replay.parts=2"], "cannot share parts=4 evenly"),
+        (["--processes", "2", "--jobs", "2"], "--processes 2 trains one unit at a time, got --jobs 2, too."),
+        (["--processes", "2", "--set", "accumulation=2"], "parts=4 cuts batches already, got accumulation=2."),
+        (["--processes", "2", "--set", "batch_size=2"], "at most batch_size=2, got 4"),
+        (["--processes", "two"], "--processes"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert cli.main([*words, *more, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_process_takes_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
+    monkeypatch.setattr(device, "_given", None)
+    assert [find_device(name) for name in ("auto", "cuda", "cuda:*", "cuda:1", "cpu")] == [
+        *("cuda", "cuda", "cuda", "cuda:1", "cpu")
+    ]
+    give_device(1)
+    assert [find_device(name) for name in ("auto", "cuda", "cuda:*", "cuda:0", "cpu")] == [
+        *("cuda:1", "cuda:1", "cuda:1", "cuda:0", "cpu")
+    ]
+
+
+def test_workers_are_dealt_out_over_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "devices", lambda: ["cpu", "cuda:0", "cuda:1", "cuda:2"])
+    assert spread("cuda:*") == [0, 1, 2]
+    assert spread("cuda:1") == spread("cuda") == spread("cpu") == []
+    assert dealt([0, 1, 2], 4) == [0, 1, 2, 0]
+    assert dealt([], 2) == [None, None]
