@@ -88,7 +88,7 @@ def running(words: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]
 
 def child_of(pid: int) -> int:
     """The process that trains with ``pid``: multiprocessing's tracker of resources is no such."""
-    listed = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True).stdout
+    listed = subprocess.run(["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True).stdout
     (other,) = [line.split()[0] for line in listed.splitlines() if "spawn_main" in line]
     return int(other)
 
