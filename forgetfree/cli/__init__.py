@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with terminable(), of_torchrun() as leads:
+        with terminable(), of_torchrun("forgetfree.jobs.together:follow") as leads:
             return _run(words, before_texts) if leads else 0
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pkgutil import resolve_name
 
 #: The parts of a batch where several processes are asked for, and nobody says how many parts.
 PARTS = 4
@@ -19,15 +20,18 @@ def launched() -> int | None:
 
 
 @contextmanager
-def of_torchrun() -> Iterator[bool]:
-    """Say, inside, whether this process leads: any does but those that ``torchrun`` has started beside it; they follow it."""
+def of_torchrun(follow: str) -> Iterator[bool]:
+    """Say, inside, whether this process leads: any does but those that ``torchrun`` has started beside it; they follow it.
+
+    Args:
+        follow: what they do, as ``module:function``: it is imported in them alone.
+    """
     if launched() is None:
         yield True
         return
     from forgetfree.core.device import find_device, give_device
     from forgetfree.core.exchange import ProcessLost, connected, from_first, joined
     from forgetfree.errors import ForgetfreeError
-    from forgetfree.jobs.together import follow
 
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     give_device(int(os.environ["LOCAL_RANK"]))
@@ -36,7 +40,7 @@ def of_torchrun() -> Iterator[bool]:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which torchrun sends
             with suppress(ProcessLost, ForgetfreeError):
-                follow()
+                resolve_name(follow)()
             yield False
             return
         try:

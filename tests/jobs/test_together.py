@@ -42,7 +42,7 @@ def outcome(out: Path) -> dict[str, str]:
 
 def run(words: list[str], out: Path, *more: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *(("-m", *launcher) if launcher else ()), "-m", "forgetfree"]
-    return subprocess.run([*command, *words, *more, "--out", str(out)], capture_output=True, text=True, timeout=300)
+    return subprocess.run([*command, *words, *more, "--out", str(out)], capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_one_two_and_four_processes_write_the_same_files(words: list[str], tmp_p
 @pytest.fixture
 def running(words: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run of two processes, in its training."""
-    given = last_of_each([*words, "--set", "steps=300", "--processes", "2", "--quiet", "--out", str(tmp_path / "out")])
+    given = last_of_each([*words, "--set", "steps=60", "--processes", "2", "--quiet", "--out", str(tmp_path / "out")])
     started = subprocess.Popen(
         [sys.executable, "-m", "forgetfree", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -88,7 +88,9 @@ def running(words: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]
 
 def child_of(pid: int) -> int:
     """The process that trains with ``pid``: multiprocessing's tracker of resources is no such."""
-    listed = subprocess.run(["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True
+    ).stdout
     (other,) = [line.split()[0] for line in listed.splitlines() if "spawn_main" in line]
     return int(other)
 
@@ -103,7 +105,7 @@ def test_a_process_that_is_killed_ends_the_run_and_it_resumes(
     last = error.strip().splitlines()[-1]
     assert "A process was stopped from outside" in last and "the same command with --resume" in last
     assert "Traceback" not in error
-    given = last_of_each([*words, "--set", "steps=300"])
+    given = last_of_each([*words, "--set", "steps=60"])
     done = run(given, tmp_path / "out", "--processes", "2", "--resume")
     assert done.returncode == 0, done.stderr
     assert run(given, tmp_path / "whole", "--processes", "1").returncode == 0
