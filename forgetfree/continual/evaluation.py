@@ -49,6 +49,14 @@ class StreamAnswers:
             self.answers = dict(self._strategy.evaluate() if known is None else known)
         return dict(self.answers)
 
+    def begun(self, learned: Sequence[EncodedTask]) -> dict[str, Predictions]:
+        """Return the answers of a strategy that has learned the first tasks already, on all tasks or on these."""
+        self._learned = list(learned)
+        self.answers = dict(self._strategy.evaluate(None if self._upper else learned))
+        if self._claims:
+            self._sampled = self._answer_sample(learned)
+        return dict(self.answers)
+
     def after(self, task: EncodedTask) -> dict[str, Predictions]:
         """Return the answers after ``task`` was learned: on all tasks, or on those learned so far."""
         strategy, before = self._strategy, list(self._learned)
@@ -59,9 +67,7 @@ class StreamAnswers:
             for each in (strategy.stream.tasks if self._upper else self._learned)
             if named is None or each in named or each.name not in self.answers
         ]
-        # Where the stream withholds the task, a model for each task is chosen among those learned so far.
-        claimed = strategy.forget_free and (strategy.stream.scenario == "task" or not strategy.taskwise)
-        proved = [each for each in before if each in wanted] if claimed else []
+        proved = [each for each in before if each in wanted] if self._claims else []
         changed = self._changed(proved)
         if changed:
             names = ", ".join(each.name for each in changed)
@@ -69,9 +75,15 @@ class StreamAnswers:
                 f"forget_free: claimed as True, but learning {task.name} changed the answers for {names}"
             )
         self.answers |= strategy.evaluate([each for each in wanted if each not in proved or each in changed])
-        if claimed:
+        if self._claims:
             self._sampled |= self._answer_sample([task, *changed])
         return dict(self.answers)
+
+    @property
+    def _claims(self) -> bool:
+        """Whether learned tasks are to keep their answers."""
+        # Where the stream withholds the task, a model for each task is chosen among those learned so far.
+        return self._strategy.forget_free and (self._strategy.stream.scenario == "task" or not self._strategy.taskwise)
 
     def _changed(self, tasks: Sequence[EncodedTask]) -> list[EncodedTask]:
         """Return the tasks whose sample is answered otherwise than right after they were learned, in any bit."""

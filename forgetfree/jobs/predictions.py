@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from forgetfree.results.metrics import Predictions
 
-_FILE = "predictions.safetensors"
+PREDICTIONS = "predictions.safetensors"
 
 
 def save_predictions(directory: Path, predictions: Mapping[str, Predictions]) -> None:
@@ -32,7 +32,7 @@ def save_predictions(directory: Path, predictions: Mapping[str, Predictions]) ->
     parts = {task: answers.sentences for task, answers in predictions.items() if answers.sentences is not None}
     arrays |= {f"{task}/lengths": sentences.lengths for task, sentences in parts.items()}
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-    write_atomically(directory / _FILE, signed_bytes(tensors, {}))
+    write_atomically(directory / PREDICTIONS, signed_bytes(tensors, {}))
 
 
 def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) 
     """
     import torch
 
-    path, remedy = directory / _FILE, "Go on with --resume, which makes it again."
+    path, remedy = directory / PREDICTIONS, "Go on with --resume, which makes it again."
     _, tensors = read_signed(path, RunError, remedy, unsigned=())
     try:
         keys = {f"{task}/{part}" for task in tasks for part in ("logits", "labels")}
@@ -97,7 +97,7 @@ def agreement(directory: Path, reference: Path, tasks: Sequence[str], rows: Mapp
     Raises:
         RunError: a file of answers is missing or damaged, or of other tasks or rows.
     """
-    times = tuple((each / _FILE).stat().st_mtime_ns for each in (directory, reference))
+    times = tuple((each / PREDICTIONS).stat().st_mtime_ns for each in (directory, reference))
     return list(_agreement(directory, reference, times, tuple(tasks), tuple(rows.items())))
 
 

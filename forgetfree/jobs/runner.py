@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -214,9 +215,9 @@ class RunJob(Job[RunConfig]):
             store=StateStore(self.cache),
         )
         answers = StreamAnswers(strategy, upper_triangle=self.common.upper_triangle)
-        learned = Learned(strategy, [self._before_training(name, answers)], answers.broken)
+        learned = self.begun(name, strategy, answers, directory)
         on_row(learned.rows)
-        for experience in stream.benchmark.train_stream:
+        for experience in islice(stream.benchmark.train_stream, len(learned.seconds), None):
             begin = time.perf_counter()
             strategy.train(experience)
             learned.seconds.append(round(time.perf_counter() - begin, 3))
@@ -226,6 +227,10 @@ class RunJob(Job[RunConfig]):
             learned.kept_bytes.append(strategy.bytes_kept())
             on_row(learned.rows)
         return learned
+
+    def begun(self, name: str, strategy: ContinualStrategy, answers: StreamAnswers, directory: Path | None) -> Learned:
+        """Return where a strategy begins: before the first task."""
+        return Learned(strategy, [self._before_training(name, answers)], answers.broken)
 
     def _before_training(self, name: str, answers: StreamAnswers) -> Row:
         """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
@@ -238,7 +243,7 @@ class RunJob(Job[RunConfig]):
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Learn the stream, and write scores, predictions, and what the strategy keeps."""
-        tasks, scores = self.stream(key["seed"]).tasks, list[Score]()
+        tasks, scores = self.stream(key["seed"]).tasks, self.scored(key)
 
         @cache
         def measured(answers: Predictions, metric: str) -> tuple[tuple[str, float], ...]:
@@ -264,11 +269,15 @@ class RunJob(Job[RunConfig]):
         write_json(directory / SECONDS_PER_TASK, learned.seconds)
         return {
             "options": recorded(strategy.options),
-            "ledger": _ledger_summary(strategy),
+            "ledger": ledger_summary(strategy.ledger),
             "kept_bytes": learned.kept_bytes,
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
             "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
         }
+
+    def scored(self, key: Mapping[str, Any]) -> list[Score]:
+        """Return the scores of a unit from before where it begins."""
+        return []
 
     # -- Results ---------------------------------------------------------------------------------------------
 
@@ -338,8 +347,8 @@ def _rows_so_far(unit: Unit, tasks: Sequence[str]) -> list[list[float]]:
     return matrix
 
 
-def _ledger_summary(strategy: ContinualStrategy) -> dict[str, Any] | None:
-    ledger = strategy.ledger
+def ledger_summary(ledger: Ledger | None) -> dict[str, Any] | None:
+    """Return what results.json says of a ledger."""
     if ledger is None:
         return None
     return {

@@ -117,14 +117,25 @@ class Unit:
             else:
                 reason = f"{type(fault).__name__}: {first_line(fault)}"
                 error = f"It stopped with {reason}. Run it alone with --debug to see where."
+        made = environment(device) | ({"sent": sent} if sent else {})
+        self.end(made, details, error, time.perf_counter() - begin)
+
+    def end(self, made: Json, details: Json, error: str | None = None, seconds: float = 0.0) -> None:
+        """Write unit.json: the unit has ended, with the files that are in its folder.
+
+        Args:
+            made: its versions, machine and command, and the bytes that its processes sent.
+            details: what else results.json needs of it.
+            error: why it could not go on, if it could not.
+            seconds: how long it took.
+        """
         record = {
             "schema": 1,
             "unit": self.key,
             "status": "done" if error is None else "failed",
             "error": error,
-            "seconds": round(time.perf_counter() - begin, 3),
-            **environment(device),
-            **({"sent": sent} if sent else {}),
+            "seconds": round(seconds, 3),
+            **made,
             "details": details,
             "files": described_files(self.directory),
         }

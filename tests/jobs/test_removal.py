@@ -1,0 +1,185 @@
+"""A task that is taken back leaves the run that would have been without it, by the hashes of its files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forgetfree import Ledger, cli
+
+#: Unions, entries that later tasks use again, tasks that stand alone; and one model for all tasks.
+STRATEGIES = ("grafting-continual", "packnet", "wsn", "bitfit", "merge-stitch")
+TASKS = ("qnli", "ag_news", "sst2")
+OPTIONS = ("--shots", "4", "--steps", "3", "--set", "learning_rate=0.3", "--sparsity", "0.01", "--set", "mask_steps=1")
+#: What depends on the clock.
+TIMED = (
+    "history.jsonl",
+    "seconds-per-task.json",
+    "unit.json",
+    "report.md",
+    "report.html",
+    "results.json",
+    "audit.jsonl",
+)
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def run(
+    model_directory: Callable[[str], Path], data_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> MakeRun:
+    """``run(*tasks, strategies=…, more=…)``: what ``forgetfree run`` wrote, made once."""
+    made: dict[tuple[object, ...], Path] = {}
+
+    def make(
+        *tasks: str,
+        strategies: tuple[str, ...] = STRATEGIES,
+        options: tuple[str, ...] = OPTIONS,
+        more: tuple[str, ...] = (),
+    ) -> Path:
+        key = (tasks, strategies, options, more)
+        if key not in made:
+            out = tmp_path_factory.mktemp("run") / "out"
+            chosen = [word for name in strategies for word in ("--strategy", name)]
+            places = ["--data", str(data_directory), "--model", str(model_directory("bert")), "--out", str(out)]
+            with redirect_stdout(io.StringIO()):
+                assert cli.main(["run", ",".join(tasks), *places, *chosen, *options, *more, "--quiet"]) == 0
+            made[key] = out
+        return made[key]
+
+    return make
+
+
+def remove(run: Path, task: str, out: Path, *more: str) -> int:
+    with redirect_stdout(io.StringIO()):
+        return cli.main(["ledger", "remove", str(run), "--task", task, "--out", str(out), "--quiet", *more])
+
+
+def hashes(run: Path) -> dict[str, str]:
+    """The SHA-256 of every file that does not depend on the clock."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name not in TIMED]
+    return {
+        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if not path.name.startswith(".") and path.name != "config.json"  # which says the command
+    }
+
+
+def results(run: Path) -> Any:
+    """results.json without seconds."""
+    found = json.loads((run / "results.json").read_text())
+    return found | {"runs": [{key: value for key, value in each.items() if key != "seconds"} for each in found["runs"]]}
+
+
+def same(one: Path, other: Path) -> None:
+    """Both hold the same files, and the same results."""
+    assert hashes(one) == hashes(other)
+    assert results(one) == results(other)
+    ours, theirs = (json.loads((each / "config.json").read_text()) for each in (one, other))
+    for config in (ours, theirs):
+        del config["command"]
+        config["run"]["data"] = config["run"]["model"] = ""  # relative to the directory
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_it_is_the_run_without_the_task(run: MakeRun, tmp_path: Path, task: str) -> None:
+    others = tuple(each for each in TASKS if each != task)
+    whole, out = run(*TASKS), tmp_path / "out"
+    assert remove(whole, task, out) == 0
+    same(out, run(*others))
+    for strategy in STRATEGIES:
+        assert (out / strategy / "seed-0" / "ledger.safetensors").is_file()
+
+
+def test_earlier_tasks_keep_every_bit_and_nothing_is_fine_tuned_again(run: MakeRun, tmp_path: Path) -> None:
+    whole, out = run(*TASKS), tmp_path / "out"
+    assert remove(whole, "ag_news", out) == 0
+    unit = Path("grafting-continual/seed-0")
+    before, after = (Ledger.load(each / unit / "ledger.safetensors") for each in (whole, out))
+    assert after.tasks == ["qnli", "sst2"]
+    assert torch.equal(before.records[0].owned.values, after.records[0].owned.values)
+    assert before.records[0].owned.region == after.records[0].owned.region
+    assert before.records[2].region == after.records[1].region  # γ is that of the task alone
+    phases = [json.loads(line) for line in (out / unit / "history.jsonl").read_text().splitlines()]
+    assert [each["task"] for each in phases if each["phase"] == "fine_tune"] == ["qnli"] * 3  # taken over
+    assert {each["phase"] for each in phases if each["task"] == "sst2"} == {"localize", "train"}
+
+
+def test_nothing_of_the_task_is_left(run: MakeRun, tmp_path: Path) -> None:
+    whole, out = run(*TASKS), tmp_path / "out"
+    assert remove(whole, "ag_news", out) == 0
+    naming = {path.name for path in out.rglob("*") if path.is_file() and b"ag_news" in path.read_bytes()}
+    assert naming <= {"audit.jsonl", "config.json", "unit.json"}  # the latter two in the command alone
+    for path in (out / "config.json", *out.glob("*/seed-0/unit.json")):
+        content = json.loads(path.read_text())
+        del content["command"]
+        assert "ag_news" not in json.dumps(content)
+    assert not list(out.rglob("*ag_news*"))
+    assert {path.name.partition("-")[0] for path in (out / "fine-tuned").glob("*.safetensors")} == {"qnli", "sst2"}
+
+
+def test_where_tasks_stand_alone_neither_data_nor_model_are_needed(run: MakeRun, tmp_path: Path) -> None:
+    whole, moved = run(*TASKS, strategies=("bitfit", "graft-retrain")), tmp_path / "moved"
+    shutil.copytree(whole, moved)
+    config = json.loads((moved / "config.json").read_text())
+    config["run"] |= {"data": "/nowhere", "model": "/nowhere"}
+    (moved / "config.json").write_text(json.dumps(config))
+    assert remove(moved, "qnli", tmp_path / "out") == 0
+    for strategy in ("bitfit", "graft-retrain"):
+        unit = Path(strategy) / "seed-0"
+        for file in ("ledger.safetensors", "predictions.safetensors", "scores.csv"):
+            expected = run("ag_news", "sst2", strategies=("bitfit", "graft-retrain")) / unit / file
+            assert (tmp_path / "out" / unit / file).read_bytes() == expected.read_bytes()
+
+
+def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "scenario=class")}
+    assert remove(run(*TASKS, **how), "sst2", tmp_path / "out") == 0
+    same(tmp_path / "out", run("qnli", "ag_news", **how))
+
+
+def test_two_tasks_leave_two_lines_of_audit(run: MakeRun, tmp_path: Path) -> None:
+    whole, once, twice = run(*TASKS), tmp_path / "once", tmp_path / "twice"
+    assert remove(whole, "qnli", once) == 0 and remove(once, "sst2", twice) == 0
+    same(twice, run("ag_news"))
+    unit = Path("wsn/seed-0")
+    first, second = (json.loads(line) for line in (twice / unit / "audit.jsonl").read_text().splitlines())
+    assert [each["action"] for each in (first, second)] == ["remove", "remove"]
+    assert (first["task"], first["trained_again"]) == ("qnli", ["ag_news", "sst2"])
+    assert (second["task"], second["trained_again"]) == ("sst2", [])
+
+    def digest(run: Path) -> str:
+        return hashlib.sha256((run / unit / "ledger.safetensors").read_bytes()).hexdigest()
+
+    ledgers = [each[when]["ledger.safetensors"]["sha256"] for each in (first, second) for when in ("before", "after")]
+    assert ledgers == [digest(whole), digest(once), digest(once), digest(twice)]
+
+
+def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, out = run(*TASKS), tmp_path / "out"
+
+    def refusal(code: int, run: Path, task: str, out: Path = out) -> str:
+        assert remove(run, task, out) == code
+        assert not out.exists() or any(out.iterdir())
+        return capsys.readouterr().err
+
+    assert "did not learn a task 'sst'. Did you mean 'sst2'?" in refusal(1, whole, "sst")
+    assert "learned nothing but 'sst2'" in refusal(1, run("sst2", strategies=("graft-retrain",)), "sst2")
+    without = run("qnli", "sst2", strategies=("continual-ft",), options=OPTIONS[:6])
+    assert "keeps no ledger" in refusal(1, without, "sst2")
+    assert "is not empty" in refusal(2, whole, "sst2", whole)
+    assert "is a file" in refusal(2, whole / "wsn/seed-0/ledger.safetensors", "sst2")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(whole, damaged)
+    (damaged / "wsn/seed-0/scores.csv").write_text("")
+    assert "is not finished, or its files are not as they were" in refusal(1, damaged, "sst2")
