@@ -199,3 +199,42 @@ DEFAULT_CAUSAL_TEMPLATE: dict[Kind, str] = {
     "pair": "{text_a} {text_b} Answer:",
     "tokens": "",
 }
+
+
+# -- Versions: a task met again ---------------------------------------------------------------------------
+
+#: Between the name of a task and the number of its version; the first version has the name alone.
+_VERSION = re.compile(r"(.+)@([1-9][0-9]{0,8})")
+
+
+def version_of(name: str) -> tuple[str, int]:
+    """Return the task and the number of its version.
+
+    >>> version_of("sst2@2"), version_of("sst2")
+    (('sst2', 2), ('sst2', 1))
+    """
+    found = _VERSION.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, 1)
+
+
+def next_version(task: str, known: Iterable[str]) -> str:
+    """Return the name of the version of ``task`` that comes after those in ``known``."""
+    base = version_of(task)[0]
+    numbers = [number for name, number in map(version_of, known) if name == base]
+    return f"{base}@{max(numbers) + 1}" if numbers else base
+
+
+def chosen_version(asked: str, known: Iterable[str]) -> str:
+    """Return which of the known names is asked for: ``sst2@1`` is the first version, ``sst2`` the latest.
+
+    What is not known is returned as it is.
+
+    >>> [chosen_version(asked, ["qnli", "sst2", "sst2@2"]) for asked in ("qnli", "sst2", "sst2@1", "sst2@2")]
+    ['qnli', 'sst2@2', 'sst2', 'sst2@2']
+    """
+    known = list(known)
+    task, number = version_of(asked)
+    if asked == task:  # the latest
+        found = [(version_of(name)[1], name) for name in known if version_of(name)[0] == task]
+        return max(found)[1] if task in known else asked
+    return task if number == 1 and task in known and asked not in known else asked

@@ -98,7 +98,12 @@ for _name, (_group, _usage, _help, _example) in _COMMANDS.items():
         help=_help,
         help_epilogue=f"Example: forgetfree {_example}",
     )
-app.command("forgetfree.cli.ledger:command", name="ledger", group="Look", help="Look into a ledger, or check it.")
+app.command(
+    "forgetfree.cli.ledger:command",
+    name="ledger",
+    group="Look",
+    help="Look into a ledger, check it, or take a task back.",
+)
 app.register_install_completion_command(help="Let the shell complete commands, flags and names.")
 
 

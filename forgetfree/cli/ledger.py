@@ -1,4 +1,4 @@
-"""``forgetfree ledger``: look into a ledger, or check it."""
+"""``forgetfree ledger``: look into a ledger, check it, take a task back, merge several."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Model = Annotated[
     str | None,
     Parameter(metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"),
 ]
+
 command = App(
     name="ledger",
-    usage="Usage: forgetfree ledger ACTION FILE [OPTIONS]",
-    help="Look into a ledger, or check it.",
+    usage="Usage: forgetfree ledger ACTION FILE|DIR [OPTIONS]",
+    help="Look into a ledger, check it, take a task back, or merge several.",
     help_epilogue="Example: forgetfree ledger show runs/first/grafting-continual/seed-0/ledger.safetensors",
 )
 
@@ -66,6 +67,56 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
         print(
             "note: written by version 0.2, it does not say which configuration, tokenizer, labels and prompts it needs."
         )
+
+
+@command.command(help_epilogue="Example: forgetfree ledger remove runs/first --task sst2 --out runs/without-sst2")
+def remove(
+    run: Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; it does not change")],
+    /,
+    *,
+    task: Annotated[str, Parameter(metavar="NAME", help="the task to take back")],
+    out: Annotated[Path, Parameter(metavar="DIR", help="the directory to write; must be new or empty")],
+    data: Annotated[
+        str | None,
+        Parameter(metavar="hub|demo|DIR|FILE", help="the rows of the other tasks, if they lie elsewhere now"),
+    ] = None,
+    model: Annotated[
+        str | None, Parameter(metavar="NAME|DIR", help="the run's model, if it lies elsewhere now")
+    ] = None,
+    quiet: Annotated[bool, Parameter(help="say nothing but errors and the result")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Write the run that would have been, had a task never been learned."""
+    from forgetfree.cli.taking_back import remove_task
+
+    return remove_task(run, task, out, data=data, model=model, quiet=quiet, as_json=as_json, debug=debug)
+
+
+@command.command(
+    help_epilogue="Example: forgetfree ledger merge runs/a runs/b --out both.safetensors --data demo",
+    usage="Usage: forgetfree ledger merge FILE|DIR FILE|DIR... --out FILE [OPTIONS]",
+)
+def merge(
+    *ledgers: Annotated[
+        Path,
+        Parameter(name="LEDGER", help="files, or runs whose ledger is meant; where they overlap, the first decides"),
+    ],
+    out: Annotated[Path, Parameter(metavar="FILE", help="the ledger to write; must be new")],
+    as_versions: Annotated[bool, Parameter(help="a task whose name is taken becomes its next version")] = False,
+    data: Annotated[
+        str | None, Parameter(metavar="hub|demo|DIR|FILE", help="score each task on its test rows, before and after")
+    ] = None,
+    model: Annotated[
+        str | None, Parameter(metavar="NAME|DIR", help="the base model, to score with (default: that of the first run)")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make one ledger of several of one base model, and say what it costs."""
+    from forgetfree.cli.taking_back import merge_ledgers
+
+    merge_ledgers(ledgers, out, as_versions=as_versions, data=data, model=model, as_json=as_json)
 
 
 def _verify_run(ledger: Ledger, path: Path) -> Path | None:

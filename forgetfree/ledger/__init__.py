@@ -6,6 +6,7 @@ other compositions use fewer of these records, and never later ones.
 """
 
 from forgetfree.ledger.belonging import check_binding, check_definitions, check_weights
+from forgetfree.ledger.joined import Joined, joined_ledger
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.ledger.merged import merged_ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
@@ -14,6 +15,7 @@ from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
 
 __all__ = [
     "Composition",
+    "Joined",
     "Ledger",
     "LedgerSwitch",
     "MixedBatchModel",
@@ -22,5 +24,6 @@ __all__ = [
     "check_binding",
     "check_definitions",
     "check_weights",
+    "joined_ledger",
     "merged_ledger",
 ]

@@ -229,6 +229,18 @@ class Ledger:
         """Everything that the ledger's file holds."""
         return Contents(self.space, self.fingerprint, self.composition, self.binding, self.records)
 
+    def of_tasks(self, tasks: Collection[str]) -> Ledger:
+        """Return a ledger with the records of some tasks alone, in their order.
+
+        Raises:
+            LedgerError: one of them shares entries of a task that is left out, or was kept from owning them.
+        """
+        ledger = Ledger(self.space, self.fingerprint, self.composition, self.binding)
+        for record in self.records:
+            if record.task in tasks:
+                ledger.append(record)
+        return ledger
+
     def __repr__(self) -> str:
         owned = ", ".join(f"{record.task} {len(record.owned.region):,}" for record in self.records)
         return f"Ledger({self.composition}; entries owned: {owned or 'none'})"

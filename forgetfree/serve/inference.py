@@ -23,7 +23,7 @@ from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.results.config_file import load_run, located
 from forgetfree.serve.kept import OTHERS, Kept, KeptLedger, Source, find_kept
-from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
 
 #: A text, or the two of a pair; a tuple of one is a text, too.
 Text = str | tuple[str, ...]
@@ -174,11 +174,12 @@ class Predictor:
         return self.kept.definitions
 
     def definition(self, task: str) -> TaskDefinition:
-        """Return the task's definition.
+        """Return the task's definition; of a task that was met again, that of the latest version; ``task@1`` is the first.
 
         Raises:
             TaskError: the task is not among those that were learned.
         """
+        task = chosen_version(task, self.tasks)
         if task not in self.tasks:
             known = list(self.tasks)
             raise TaskError(
@@ -192,10 +193,12 @@ class Predictor:
 
     def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
         """Return the logits ``(n, n_labels)`` of rows, or of all their words, from the model that infers ``task``."""
-        definition, model = self.definition(task), self.loaded.model
-        label = self._label(task)
+        return self._logits(self.definition(task), rows, batch_size)
+
+    def _logits(self, definition: TaskDefinition, rows: Rows, batch_size: int = 64) -> Tensor:
+        model, label = self.loaded.model, self._label(definition.name)
         encoded = EncodedRows.of(self.loaded.encoder(definition)(rows), rows.labels, label, self.loaded.pad)
-        with self.kept.answering(task):
+        with self.kept.answering(definition.name):
             size = 1 if self.deterministic else batch_size
             return encoded.answered(predict(model, encoded, batch_size=size, precision=self.kept.precision))
 
@@ -210,7 +213,7 @@ class Predictor:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
         rows = self.rows(task, texts)
-        return [_answer(self.tasks[task], logits) for logits in self.logits(task, rows)] if len(rows) else []
+        return [_answer(self.definition(task), logits) for logits in self.logits(task, rows)] if len(rows) else []
 
     def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text]) -> list[Answer]:
         """Return the labels of texts of any tasks.
@@ -228,6 +231,7 @@ class Predictor:
         """
         if len(tasks) != len(texts):
             raise UsageError(f"Expected a task for each text: got {len(texts)} texts and {len(tasks)} tasks.")
+        tasks = [self.definition(task).name for task in tasks]
         groups = {task: [n for n, other in enumerate(tasks) if other == task] for task in dict.fromkeys(tasks)}
         rows = {task: self.rows(task, [texts[number] for number in numbers]) for task, numbers in groups.items()}
         found: dict[int, Answer] = {}
@@ -270,17 +274,17 @@ class Predictor:
         return [answers[number] for number in range(len(texts))]
 
     def _surest(self, rows: Rows) -> list[Answer]:
-        logits = {task: self.logits(task, rows) for task in self.tasks}
+        logits = {task: self._logits(definition, rows) for task, definition in self.tasks.items()}
         entropies = torch.stack([share_of_entropy(each, each.shape[1]) for each in logits.values()])
         surest = [list(logits)[best] for best in entropies.argmin(0).tolist()]
         return [_answer(self.tasks[task], logits[task][row]) for row, task in enumerate(surest)]
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""
-        definition, model = self.definition(task), self.loaded.model
+        definition, model = self.tasks[task], self.loaded.model
         if any(head.name == task for head in model.heads):
             return model.task_label(task)
-        stored = self.readout(task)
+        stored = self.kept.readout(task)
         label = model.add_task(self.loaded.head(definition))
         readout = model.readout_module(label)
         expected = {name: tuple(tensor.shape) for name, tensor in readout.state_dict().items()}

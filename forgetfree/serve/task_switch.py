@@ -17,6 +17,7 @@ from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
 from forgetfree.serve.kept import OTHERS, find_kept
+from forgetfree.tasks import chosen_version
 
 
 class TaskSwitch:
@@ -52,12 +53,12 @@ class TaskSwitch:
         return self.ledger.tasks
 
     def to(self, task: str | None) -> None:
-        """Make the model answer ``task``; ``None``: be itself again.
+        """Make the model answer ``task``; ``None``: be itself again. Of a task met again, the latest version answers.
 
         Raises:
             TaskError: the ledger does not hold the task.
         """
-        position = None if task is None else self.ledger.position(task)
+        position = None if task is None else self.ledger.position(chosen_version(task, self.ledger.tasks))
         while self._hooks:
             self._hooks.pop().remove()
         self._switch.to(0 if position is None else position + 1)

@@ -1,0 +1,137 @@
+"""What ``forgetfree ledger remove`` and ``merge`` do and say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.words import check_new_file, fail, no_empty_directories, say, unsaid
+from forgetfree.display import escaped, json_text
+from forgetfree.errors import LedgerError, UsageError
+from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.results.config_file import load_run, located
+
+
+def remove_task(
+    run: Path, task: str, out: Path, *, data: str | None, model: str | None, quiet: bool, as_json: bool, debug: bool
+) -> int:
+    """Take a task of a run back; 1 where a unit failed."""
+    if run.is_file():
+        raise UsageError(
+            f"{run} is a file. Give the directory that `forgetfree run --out` wrote: its ledgers lie there."
+        )
+    quiet_libraries()
+    held = load_run(run)["run"]
+    if needs_hub(model or located(held["model"], run), data or located(held["data"], run)):
+        go_offline_if_cut_off()
+    from forgetfree.jobs.engine import failures
+    from forgetfree.jobs.progress import Progress, make_progress
+    from forgetfree.jobs.removal import remove
+
+    with unsaid(quiet), no_empty_directories(out):
+        say(f"Taking back {task}: {run} without it into {out}")
+        progress = Progress() if quiet else make_progress(sys.stderr)
+        removed = remove(run, task, out, data=data, model=model, progress=progress, debug=debug)
+    if as_json:
+        print(json_text({"out": str(out), "task": task, **asdict(removed)}, indent=2), end="")
+    else:
+        for what, units in (("taken over", removed.at_once), ("trained again after the task", removed.again)):
+            if units:
+                print(escaped(f"{what}: {', '.join(units)}"))
+        print(escaped(f"{out}: the run without {task}; audit.jsonl beside each ledger says what was done."))
+        if removed.left_out:
+            names = ", ".join(removed.left_out)
+            print(escaped(f"left out, for they keep no ledger: {names}. forgetfree run trains them, with --resume."))
+        print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
+        if removed.shared:
+            print(escaped(f"The shared cache {removed.shared} may hold fine-tuned models of {task}. Delete them, too."))
+    failed = failures(removed.results)
+    for message in failed:
+        fail(message, 1)
+    return 1 if failed else 0
+
+
+def merge_ledgers(
+    given: Sequence[Path], out: Path, *, as_versions: bool, data: str | None, model: str | None, as_json: bool
+) -> None:
+    """Write one ledger of several, and print what it costs."""
+    check_new_file(out)
+    if len(set(given)) < 2:
+        raise UsageError(f"Merging takes two different ledgers or more, got {len(set(given))}.")
+    quiet_libraries()
+    from forgetfree.jobs.audit import note
+    from forgetfree.ledger import Ledger, joined_ledger
+
+    files = {str(path): _ledger_file(path) for path in given}
+    if data:
+        model = model or _model_of(given)
+        if needs_hub(model, data):
+            go_offline_if_cut_off()
+    joined, told = joined_ledger({name: Ledger.load(path) for name, path in files.items()}, as_versions=as_versions)
+    before: dict[str, dict[str, float]] = {}
+    after: dict[str, float] = {}
+    if data and model:  # before anything is written
+        from forgetfree.serve.scoring import scores_of
+
+        names = {name: [each.name for each in told if each.ledger == name] for name in files}
+        before = {name: scores_of(Ledger.load(path), model, data, names[name]) for name, path in files.items()}
+        after = scores_of(joined, model, data, joined.tasks)
+    joined.save(out)
+    rows = [
+        asdict(each) | {"before": before.get(each.ledger, {}).get(each.name), "after": after.get(each.task)}
+        for each in told
+    ]
+    note(
+        out,
+        "merge",
+        *({str(path): _described(path) for path in paths} for paths in (files.values(), [out])),
+        tasks=rows,
+    )
+    if as_json:
+        shown = {"out": str(out), "composition": joined.composition, "bytes": out.stat().st_size, "tasks": rows}
+        print(json_text(shown, indent=2), end="")
+        return
+    for row in rows:
+        print(escaped(_line(row)))
+    owned = len(joined.owned())
+    print(escaped(f"{out}: {len(joined.tasks)} tasks, {owned:,} entries owned, {out.stat().st_size:,} bytes."))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    own = row["task"] if row["task"] == row["name"] else f"{row['task']} (was {row['name']})"
+    line = f"{own} of {row['ledger']}: {row['entries']:,} entries"
+    if row["overlap"]:
+        line += f", {row['overlap']:,} of them owned by earlier ledgers, {row['changed']:,} with another value"
+    if row["after"] is not None:
+        line += f"; score {row['before']:.1%} before, {row['after']:.1%} after"
+    return line
+
+
+def _ledger_file(path: Path) -> Path:
+    """Return a ledger's file, or the file of the ledger that a run is answered from."""
+    if not path.is_dir():
+        return path
+    from forgetfree.serve.kept import LEDGER, find_kept
+
+    file = find_kept(path)
+    if file.name != LEDGER:
+        raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
+    return file
+
+
+def _model_of(given: Sequence[Path]) -> str:
+    """Return the model of the first run that is given."""
+    runs = [path for path in given if path.is_dir()]
+    if not runs:
+        raise UsageError("--data scores the tasks, and a ledger does not name its base model. Give --model, too.")
+    return located(load_run(runs[0])["model"]["name"], runs[0])
+
+
+def _described(path: Path) -> dict[str, Any]:
+    from forgetfree.jobs.unit import sha256
+
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
