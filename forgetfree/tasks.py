@@ -224,6 +224,18 @@ def next_version(task: str, known: Iterable[str]) -> str:
     return f"{base}@{max(numbers) + 1}" if numbers else base
 
 
+def in_versions(names: Iterable[str]) -> list[str]:
+    """Return the tasks of a stream, where each that is named again is the next version.
+
+    >>> in_versions(["qnli", "sst2", "qnli", "qnli"])
+    ['qnli', 'sst2', 'qnli@2', 'qnli@3']
+    """
+    found: list[str] = []
+    for name in names:
+        found.append(next_version(name, found) if name in found else name)
+    return found
+
+
 def chosen_version(asked: str, known: Iterable[str]) -> str:
     """Return which of the known names is asked for: ``sst2@1`` is the first version, ``sst2`` the latest.
 

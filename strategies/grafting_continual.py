@@ -44,7 +44,9 @@ class GraftingContinual(RegionStrategy):
 
     Where the paper is silent: the entries of γ_n that earlier tasks own keep those tasks' values; the linear readout
     starts from the fine-tuned one and is trained with the region. If earlier tasks own all of γ_n, nothing but the readout
-    is trained. A task that is not learned yet is answered by the union of all regions so far. A task met again is refused.
+    is trained. A task that is not learned yet is answered by the union of all regions so far. A task met again is a version of
+    its own, such as ``sst2@2``: θ_ft starts from the union of all regions so far in place of θ_pre, and γ_n is sought among the
+    entries that nobody owns. Earlier versions keep theirs.
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
@@ -75,27 +77,33 @@ class GraftingContinual(RegionStrategy):
 
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
-        with self.regions.pre_trained():
-            fine_tuned = self.fine_tuned(task)
-            if self.options.localize_at == "pretrained":
-                found = learn_region(self, task, fine_tuned)
-        if self.options.localize_at == "union":
+        with self.regions.start_of(task) as start:  # the union, for a task met again; else θ_pre
+            fine_tuned = self.fine_tuned(task, start)
+            if start is not None:
+                fine_tuned = self._where_free(fine_tuned, start)
+            if start is not None or self.options.localize_at == "pretrained":
+                found = learn_region(self, task, fine_tuned, start)
+        if start is None and self.options.localize_at == "union":
             union = ModelState.of(self.model, [task.name])
-            owned = self.regions.ledger.owned()  # as if fine-tuning had left it: what did not move is never taken
-            free = graft_theta(fine_tuned.theta, union.theta, owned)
-            found = learn_region(self, task, replace(fine_tuned, theta=free), union)
+            found = learn_region(self, task, self._where_free(fine_tuned, union), union)
         # Without the scores, which are as large as the model: the ledger's memory is O(T·s).
         self.localized[task.name] = replace(found, scores=found.scores.new_empty(0))
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        start, self.scales[task.name] = starting_values(self, task, self.regions.ledger.free(found.region), fine_tuned)
+        values, self.scales[task.name] = starting_values(self, task, self.regions.ledger.free(found.region), fine_tuned, start)
         return self.regions.training(
             task,
             found.region,
-            start=start,
+            start=values,
             readout=dict(fine_tuned.readouts[task.name]),
             budget=budget(len(self.space), self.options.sparsity),  # though fewer entries may have moved
         )
+
+    def _where_free(self, fine_tuned: ModelState, union: ModelState) -> ModelState:
+        """Return θ_ft with the union's values where an entry is owned: one that did not move is never taken."""
+        if self.options.composition == "alone":
+            return fine_tuned
+        return replace(fine_tuned, theta=graft_theta(fine_tuned.theta, union.theta, self.regions.ledger.owned()))
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""

@@ -1,4 +1,4 @@
-"""``forgetfree ledger``: look into a ledger, check it, take a task back, merge several."""
+"""``forgetfree ledger``: look into ledgers, check, change or merge them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ Model = Annotated[
     Parameter(metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"),
 ]
 
+Run = Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; it does not change")]
+Out = Annotated[Path, Parameter(metavar="DIR", help="the directory to write; must be new or empty")]
+RunModel = Annotated[str | None, Parameter(metavar="NAME|DIR", help="the run's model, if it lies elsewhere now")]
+Quiet = Annotated[bool, Parameter(help="say nothing but errors and the result")]
 command = App(
     name="ledger",
     usage="Usage: forgetfree ledger ACTION FILE|DIR [OPTIONS]",
-    help="Look into a ledger, check it, take a task back, or merge several.",
+    help="Look into ledgers, check, change or merge them.",
     help_epilogue="Example: forgetfree ledger show runs/first/grafting-continual/seed-0/ledger.safetensors",
 )
 
@@ -71,26 +75,47 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
 
 @command.command(help_epilogue="Example: forgetfree ledger remove runs/first --task sst2 --out runs/without-sst2")
 def remove(
-    run: Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; it does not change")],
+    run: Run,
     /,
     *,
-    task: Annotated[str, Parameter(metavar="NAME", help="the task to take back")],
-    out: Annotated[Path, Parameter(metavar="DIR", help="the directory to write; must be new or empty")],
+    task: Annotated[
+        str, Parameter(metavar="NAME", help="the task to take back, with all its versions; or one: NAME@2")
+    ],
+    out: Out,
     data: Annotated[
         str | None,
         Parameter(metavar="hub|demo|DIR|FILE", help="the rows of the other tasks, if they lie elsewhere now"),
     ] = None,
-    model: Annotated[
-        str | None, Parameter(metavar="NAME|DIR", help="the run's model, if it lies elsewhere now")
-    ] = None,
-    quiet: Annotated[bool, Parameter(help="say nothing but errors and the result")] = False,
+    model: RunModel = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> int:
     """Write the run that would have been, had a task never been learned."""
-    from forgetfree.cli.taking_back import remove_task
+    from forgetfree.cli.ledger_change import revise
 
-    return remove_task(run, task, out, data=data, model=model, quiet=quiet, as_json=as_json, debug=debug)
+    return revise("remove", run, task, out, data=data, model=model, quiet=quiet, as_json=as_json, debug=debug)
+
+
+@command.command(help_epilogue="Example: forgetfree ledger update runs/first --task sst2 --out runs/again")
+def update(
+    run: Run,
+    /,
+    *,
+    task: Annotated[str, Parameter(metavar="NAME", help="the task that is met again")],
+    out: Out,
+    data: Annotated[
+        str | None, Parameter(metavar="hub|demo|DIR|FILE", help="its rows now (default: those of the run)")
+    ] = None,
+    model: RunModel = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Learn a task again, as its next version, on top of all that was learned since."""
+    from forgetfree.cli.ledger_change import revise
+
+    return revise("update", run, task, out, data=data, model=model, quiet=quiet, as_json=as_json, debug=debug)
 
 
 @command.command(
@@ -114,7 +139,7 @@ def merge(
     debug: Debug = False,
 ) -> None:
     """Make one ledger of several of one base model, and say what it costs."""
-    from forgetfree.cli.taking_back import merge_ledgers
+    from forgetfree.cli.ledger_change import merge_ledgers
 
     merge_ledgers(ledgers, out, as_versions=as_versions, data=data, model=model, as_json=as_json)
 

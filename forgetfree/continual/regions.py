@@ -34,6 +34,7 @@ from forgetfree.ledger import (
 )
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, option
+from forgetfree.tasks import version_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,28 @@ class TaskRegions:
             yield
         finally:
             self._rest()
+
+    @contextmanager
+    def start_of(self, task: EncodedTask) -> Iterator[ModelState | None]:
+        """Inside, the model holds what a task of a union is fine-tuned from: θ_pre, for which ``None`` is given.
+
+        A task that is met again builds on what was learned since: it starts from the union of all regions so far, with the
+        readout of its last version.
+        """
+        base = version_of(task.name)[0]
+        met = [record for record in self.ledger.records if version_of(record.task)[0] == base]
+        if not met:
+            with self.pre_trained():
+                yield None
+            return
+        model = self._strategy.model
+        module = model.readout_module(task.label)
+        untrained = tensors_of(module)
+        load_tensors_(module, met[-1].readout)
+        try:
+            yield ModelState.of(model, [task.name])
+        finally:
+            load_tensors_(module, untrained)
 
     def training(
         self,

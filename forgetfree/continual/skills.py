@@ -68,7 +68,11 @@ def learn_region(
 
 
 def starting_values(
-    strategy: ContinualStrategy, task: EncodedTask, region: Region, fine_tuned: ModelState
+    strategy: ContinualStrategy,
+    task: EncodedTask,
+    region: Region,
+    fine_tuned: ModelState,
+    standing_on: ModelState | None = None,
 ) -> tuple[Tensor | None, float]:
     """Return the values ``(N,)`` that a region is trained from, ``None`` for those in the model, and how far along they lie.
 
@@ -77,8 +81,9 @@ def starting_values(
         task: the task.
         region: the entries that are going to be trained.
         fine_tuned: θ_ft, with the task's readout.
+        standing_on: what it was fine-tuned from; default: θ_pre.
     """
-    options, pre = strategy.options, strategy.pre_trained.theta
+    options, pre = strategy.options, (standing_on or strategy.pre_trained).theta
     if options.region_start == "pre-trained":
         return None, 0.0
     if options.region_start == "fine-tuned":

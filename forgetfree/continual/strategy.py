@@ -144,19 +144,21 @@ class ContinualStrategy(StrategyTemplate):
         return full_steps(self.options, task)
 
     @final
-    def fine_tuned(self, task: EncodedTask) -> ModelState:
-        """Return θ_ft of ``task``: θ_pre fine-tuned on it alone, without plugins; the model holds θ_pre afterwards.
+    def fine_tuned(self, task: EncodedTask, start: ModelState | None = None) -> ModelState:
+        """Return θ_ft of ``task``: ``start`` (default: θ_pre) fine-tuned on it alone, without plugins; the model is as before.
 
-        Made once, shared by all strategies through the store, if one was given.
+        From θ_pre it is made once, shared by all strategies through the store, if one was given.
         """
 
         def make() -> ModelState:
             seed, steps = self.phase_seed("fine_tune", task), self.full_steps(task)
             with self.phase("fine_tune", task, steps) as on_step:
                 self.monitor.learning_rate(scheduled_rate(self.options, steps))
-                return fine_tuned_state(self.stream.loaded, task, self.pre_trained, self.options, seed, on_step)
+                return fine_tuned_state(
+                    self.stream.loaded, task, start or self.pre_trained, self.options, seed, on_step
+                )
 
-        return self.store.get_or_make(self.fine_tuned_key(task), make) if self.shares_store else make()
+        return make() if start or not self.shares_store else self.store.get_or_make(self.fine_tuned_key(task), make)
 
     @final
     def fine_tuned_key(self, task: EncodedTask) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table
 from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
-from forgetfree.tasks import EvaluatedOn, slots
+from forgetfree.tasks import EvaluatedOn, in_versions, slots, version_of
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
@@ -53,13 +54,14 @@ def load_tasks(
 
     Args:
         stream: a registered stream, or task names: separated by commas, or as a list; none: all tasks of ``data``, in order.
+            One that is named again is its next version, such as ``sst2@2``: with rows of that name, or else those of the task.
         data: ``hub``, ``demo``, a directory, a file of rows; or the rows of each task, by name: see
             `forgetfree.data.in_memory.tables_of`, or the path of what holds them.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
         columns: where texts and labels are; what is not given is recognised.
 
     Raises:
-        UsageError: the stream is empty, names a task twice or a plug-in that is broken, or the directory does not exist.
+        UsageError: the stream is empty or names a plug-in that is broken, or the directory does not exist.
         UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what its task needs.
     """
@@ -72,16 +74,17 @@ def load_tasks(
         names = tuple(stream)
     if not names:
         raise UsageError("The stream names no task. Give a registered stream or task names separated by commas.")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(
-            f"The stream names {', '.join(map(repr, twice))} more than once. A task owns its parameters "
-            "once and for all, so it can be learned once; to learn it again, give the data a second name."
-        )
-    _check_several(names, source)
-    for name in names:
+    names = tuple(in_versions(names))
+    held = {name: name if source.holds(name) else version_of(name)[0] for name in names}
+    _check_several(list(dict.fromkeys(held.values())), source)
+    for name in held.values():
         _check_known(name, source, streams if len(names) == 1 else ())
-    return [source.load(name).evaluated_on(evaluate_on) for name in names]
+    return [_named(name, source.load(rows)).evaluated_on(evaluate_on) for name, rows in held.items()]
+
+
+def _named(name: str, rows: TaskRows) -> TaskRows:
+    """Return rows as those of the version that a stream names."""
+    return rows if rows.task.name == name else replace(rows, task=replace(rows.task, name=name))
 
 
 def load_task(

@@ -216,7 +216,8 @@ class RunJob(Job[RunConfig]):
         )
         answers = StreamAnswers(strategy, upper_triangle=self.common.upper_triangle)
         learned = self.begun(name, strategy, answers, directory)
-        on_row(learned.rows)
+        for row in range(len(learned.rows)):
+            on_row(learned.rows[: row + 1])
         for experience in islice(stream.benchmark.train_stream, len(learned.seconds), None):
             begin = time.perf_counter()
             strategy.train(experience)
@@ -260,6 +261,7 @@ class RunJob(Job[RunConfig]):
                 for metric, value in measured(rows[-1][task.name], task.definition.metric)
             ]
             scores.extend(more)
+            scores.sort(key=lambda score: score.after)
             write_scores(directory / SCORES_FILE, scores)
             monitor.scored(more)
 

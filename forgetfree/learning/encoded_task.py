@@ -18,7 +18,7 @@ from forgetfree.models.loading import LoadedModel
 from forgetfree.results.entities import Sentences
 from forgetfree.results.metrics import Predictions
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import Scenario, TaskDefinition
+from forgetfree.tasks import Scenario, TaskDefinition, version_of
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,10 @@ def label_spaces(
         )
     if scenario == "task":
         return list(tasks), [LabelSpace()] * len(tasks)
+    if scenario == "class" and (again := [task.name for task in tasks if version_of(task.name)[1] > 1]):
+        raise UsageError(
+            f"scenario=class tells all tasks' labels apart, and those of {again[0]!r} are an earlier task's. Use scenario=task."
+        )
     if loaded.readout != "linear":
         raise UsageError(
             f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "

@@ -1,4 +1,4 @@
-"""What ``forgetfree ledger remove`` and ``merge`` do and say."""
+"""What ``forgetfree ledger remove``, ``update`` and ``merge`` do and say."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.words import check_new_file, fail, no_empty_directories, say, unsaid
+from forgetfree.cli.words import check_new_file, fail, no_empty_directories, unsaid
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import LedgerError, UsageError
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located
 
+if TYPE_CHECKING:
+    from forgetfree.jobs.revision import Revised
 
-def remove_task(
-    run: Path, task: str, out: Path, *, data: str | None, model: str | None, quiet: bool, as_json: bool, debug: bool
+
+def revise(
+    action: Literal["remove", "update"],
+    run: Path,
+    task: str,
+    out: Path,
+    *,
+    data: str | None,
+    model: str | None,
+    quiet: bool,
+    as_json: bool,
+    debug: bool,
 ) -> int:
-    """Take a task of a run back; 1 where a unit failed."""
+    """Take a task of a run back, or learn it again; 1 where a unit failed."""
     if run.is_file():
         raise UsageError(
             f"{run} is a file. Give the directory that `forgetfree run --out` wrote: its ledgers lie there."
@@ -28,31 +40,42 @@ def remove_task(
     held = load_run(run)["run"]
     if needs_hub(model or located(held["model"], run), data or located(held["data"], run)):
         go_offline_if_cut_off()
+    from forgetfree.jobs import revision
     from forgetfree.jobs.engine import failures
     from forgetfree.jobs.progress import Progress, make_progress
-    from forgetfree.jobs.removal import remove
 
+    change = revision.remove if action == "remove" else revision.update
     with unsaid(quiet), no_empty_directories(out):
-        say(f"Taking back {task}: {run} without it into {out}")
         progress = Progress() if quiet else make_progress(sys.stderr)
-        removed = remove(run, task, out, data=data, model=model, progress=progress, debug=debug)
+        made = change(run, task, out, data=data, model=model, progress=progress, debug=debug)
     if as_json:
-        print(json_text({"out": str(out), "task": task, **asdict(removed)}, indent=2), end="")
+        print(json_text({"out": str(out), **asdict(made)}, indent=2), end="")
     else:
-        for what, units in (("taken over", removed.at_once), ("trained again after the task", removed.again)):
-            if units:
-                print(escaped(f"{what}: {', '.join(units)}"))
-        print(escaped(f"{out}: the run without {task}; audit.jsonl beside each ledger says what was done."))
-        if removed.left_out:
-            names = ", ".join(removed.left_out)
-            print(escaped(f"left out, for they keep no ledger: {names}. forgetfree run trains them, with --resume."))
-        print(escaped(f"{run} still holds {task}. Delete that directory to have it gone."))
-        if removed.shared:
-            print(escaped(f"The shared cache {removed.shared} may hold fine-tuned models of {task}. Delete them, too."))
-    failed = failures(removed.results)
+        _tell(action, run, out, made)
+    failed = failures(made.results)
     for message in failed:
         fail(message, 1)
     return 1 if failed else 0
+
+
+def _tell(action: str, run: Path, out: Path, made: Revised) -> None:
+    lines = []
+    if made.carried:
+        lines.append(f"carried over without training: {', '.join(made.carried)}")
+    if made.trained:
+        what = "trained again where the task could have changed it" if action == "remove" else "trained"
+        lines.append(f"{what}: {', '.join(made.trained)}")
+    what = f"the run without {made.task}" if action == "remove" else f"the run with {made.task}"
+    lines.append(f"{out}: {what}; audit.jsonl beside each ledger says what was done.")
+    if made.left_out:
+        names = ", ".join(made.left_out)
+        lines.append(f"left out, for they keep no ledger: {names}. forgetfree run --resume trains them in {out}.")
+    if action == "remove":
+        lines.append(f"{run} still holds {made.task}. Delete that directory to have it gone.")
+        if made.shared:
+            lines.append(f"The shared cache {made.shared} may hold its fine-tuned models. Delete them, too.")
+    for line in lines:
+        print(escaped(line))
 
 
 def merge_ledgers(

@@ -1,0 +1,124 @@
+"""What a finished unit of a run hands on to a run of another stream: what the other tasks left, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+
+from torch import Tensor
+
+from forgetfree.errors import RunError
+from forgetfree.files import read_signed, signed_bytes, write_atomically, write_json
+from forgetfree.jobs.audit import AUDIT, note
+from forgetfree.jobs.environment import make_directory
+from forgetfree.jobs.predictions import PREDICTIONS
+from forgetfree.jobs.runner import ledger_summary
+from forgetfree.jobs.unit import HISTORY, Json, Unit, described_files
+from forgetfree.json_file import parse_json, read_json
+from forgetfree.learning.monitor import PHASES
+from forgetfree.ledger import Ledger
+from forgetfree.results.run_results import SECONDS_PER_TASK
+from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
+from forgetfree.serve.kept import LEDGER
+
+_REMEDY = "Restore it from a copy, or run the stream again."
+
+
+class Carried:
+    """What is carried over from a unit.
+
+    Args:
+        unit: a finished unit.
+        learned: the tasks of its stream.
+        tasks: those of the other stream: without some of them, or with more at the end.
+        on_ledger: whether the ledger is all that tasks leave to later ones, and each is answered by its own records.
+
+    Attributes:
+        tasks: those that are carried over, the first of the other stream: they are what they would be there.
+        again: the tasks of the other stream after these.
+        is_complete: whether these are all.
+    """
+
+    def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], *, on_ledger: bool) -> None:
+        self.unit, self._learned, self._stream = unit, list(learned), list(tasks)
+        self._record: Json = unit.record() or {}
+        held = Ledger.load(unit.directory / LEDGER)
+        same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
+        if held.composition == "alone":
+            same = [task for task in learned if task in tasks]
+        self.tasks = same if on_ledger else []
+        self.again = self._stream[len(self.tasks) :]
+        # What is said of a whole stream is not of another.
+        self.is_complete = not self.again and not self._record["details"]["extra"]
+        self.ledger = held.of_tasks(self.tasks)
+
+    @cached_property
+    def scores(self) -> list[Score]:
+        """The scores of the tasks of the other stream, before and after those that are carried over."""
+        rows = [0, *(row for row, task in enumerate(self._learned, 1) if task in self.tasks)]
+        return [
+            replace(score, after=rows.index(score.after))
+            for score in read_scores(self.unit.directory / SCORES_FILE)
+            if score.task in self._stream and score.after in rows
+        ]
+
+    @property
+    def history(self) -> str:
+        """The logged steps of the tasks that are carried over."""
+        lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
+        return "".join(line for line in lines if parse_json(line)["task"] in self.tasks)
+
+    @cached_property
+    def predictions(self) -> dict[str, Tensor]:
+        """The last answers on the tasks that are carried over, as the file has them."""
+        tensors = read_signed(self.unit.directory / PREDICTIONS, RunError, _REMEDY, unsigned=())[1]
+        return {name: tensor for name, tensor in tensors.items() if name.rpartition("/")[0] in self.tasks}
+
+    @property
+    def kept_bytes(self) -> list[int]:
+        """What was kept after each of the tasks that are carried over."""
+        return [self.ledger.of_tasks(self.tasks[: count + 1]).size_in_bytes for count in range(len(self.tasks))]
+
+    @property
+    def seconds(self) -> list[float]:
+        """How long each of the tasks that are carried over took."""
+        seconds = read_json(self.unit.directory / SECONDS_PER_TASK, RunError, _REMEDY)
+        return [each for task, each in zip(self._learned, seconds, strict=True) if task in self.tasks]
+
+    def write(self, out: Path, command: str, action: str, task: str) -> None:
+        """Write the unit into another run, of which nothing has to be trained.
+
+        Args:
+            out: that run.
+            command: what was typed.
+            action: what is noted in the audit record.
+            task: of which task.
+        """
+        directory = out / self.unit.directory.relative_to(self.unit.directory.parents[1])
+        make_directory(directory)
+        self.ledger.save(directory / LEDGER)
+        write_scores(directory / SCORES_FILE, self.scores)
+        write_atomically(directory / HISTORY, self.history)
+        write_atomically(directory / PREDICTIONS, signed_bytes(self.predictions, {}))
+        write_json(directory / SECONDS_PER_TASK, self.seconds)
+        self.note(directory, action, task)
+        details = self._record["details"] | {
+            "ledger": ledger_summary(self.ledger),
+            "kept_bytes": self.kept_bytes,
+            "seconds": dict.fromkeys(PHASES, 0.0),
+        }
+        made = {key: self._record[key] for key in ("versions", "machine")} | {"command": command}
+        Unit(self.unit.key, directory).end(made, details)
+
+    def note(self, directory: Path, action: str, task: str) -> None:
+        """Write the audit record beside the new ledger, after the lines of the old one."""
+        held = self.unit.directory / AUDIT
+        if held.is_file():
+            shutil.copyfile(held, directory / AUDIT)
+        before, after = (described_files(each) for each in (self.unit.directory, directory))
+        how = {"unit": dict(self.unit.key), "task": task, "trained_again": self.again}
+        note(directory / LEDGER, action, before, after, **how)

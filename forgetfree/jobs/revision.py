@@ -1,0 +1,320 @@
+"""A finished run with another stream: without a task that is taken back, or with one that is met again.
+
+The new directory begins as a run of that stream that was stopped where the two streams part, and goes on from there. What is
+carried over is the same bit for bit; what comes after is trained as a run of that stream trains it. Where tasks stand alone, or
+nothing comes after, neither data nor model are needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from forgetfree import registry
+from forgetfree.errors import RunError, TaskError, nearest
+from forgetfree.files import write_atomically, write_json
+from forgetfree.jobs.carried import Carried
+from forgetfree.jobs.engine import Execution, assemble
+from forgetfree.jobs.environment import make_directory, refuse_held
+from forgetfree.jobs.resuming import as_json, read_config
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.runner import Learned, Row, RunJob
+from forgetfree.jobs.unit import HISTORY, Json, Unit
+from forgetfree.json_file import parse_json
+from forgetfree.learning.monitor import Monitor
+from forgetfree.options import build
+from forgetfree.results.config_file import PLACES, load_run, located
+from forgetfree.results.scores import Score
+from forgetfree.serve.kept import LEDGER
+from forgetfree.tasks import TaskDefinition, chosen_version, next_version, readout_for, version_of
+
+if TYPE_CHECKING:
+    from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.data.rows import TaskRows
+
+
+@dataclass(frozen=True)
+class Revised:
+    """What became of a run.
+
+    Attributes:
+        task: the task that was taken back, or the version that was learned.
+        carried: the units that were carried over without training.
+        trained: the units with tasks that were trained.
+        left_out: the units without a ledger, which the new directory lacks.
+        shared: a directory of fine-tuned models that the run shares with others.
+        results: the content of results.json.
+    """
+
+    task: str
+    carried: Sequence[str]
+    trained: Sequence[str]
+    left_out: Sequence[str]
+    shared: str | None
+    results: Json
+
+
+def remove(
+    run: Path, task: str, out: Path, *, data: str | None = None, model: str | None = None, **how: Unpack[Execution]
+) -> Revised:
+    """Write a run directory as it would be, had one task of the stream never been learned.
+
+    Args:
+        run: what ``forgetfree run`` wrote; it does not change.
+        task: the task to take back, with all its versions; or one version of it alone, such as ``sst2@2``.
+        out: the new directory.
+        data: where the other tasks' rows are, if tasks are trained again and the rows lie elsewhere now.
+        model: the base model, likewise.
+        how: see `Execution`.
+
+    Raises:
+        TaskError: the run did not learn the task, or learned nothing else.
+        RunError: the run is not finished, or its files are damaged; it keeps no ledger; or what came after the task cannot
+            be trained again as it was, because data, model, versions or the machine are others.
+        UsageError: ``out`` is not empty.
+    """
+    held = _Run(run)
+    if task not in held.tasks and (exact := chosen_version(task, held.tasks)) in held.tasks:
+        taken = {exact}  # task@1
+    else:
+        held.check_learned(task)
+        taken = {name for name in held.tasks if task in (name, version_of(name)[0])}
+    if not (tasks := [name for name in held.tasks if name not in taken]):
+        raise TaskError(f"{run} learned nothing but {task!r}. Delete the directory.")
+    return _revised(held, "remove", task, tasks, out, held.located(data, model), None, how)
+
+
+def update(
+    run: Path, task: str, out: Path, *, data: str | None = None, model: str | None = None, **how: Unpack[Execution]
+) -> Revised:
+    """Write a run directory in which a task was met again after all others, and has a further version.
+
+    Args:
+        run: what ``forgetfree run`` wrote; it does not change.
+        task: the task.
+        out: the new directory.
+        data: where the rows for the new version are; default: where those of the run are.
+        model: the base model, if it lies elsewhere now.
+        how: see `Execution`.
+
+    Raises:
+        TaskError: the run did not learn the task.
+        RunError, UsageError: as `remove`.
+    """
+    held = _Run(run)
+    base = version_of(task)[0]
+    held.check_learned(base)
+    version = next_version(base, held.tasks)
+    places = held.located(None, model)
+    return _revised(held, "update", version, [*held.tasks, version], out, places, data, how)
+
+
+class _Run:
+    """A finished run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config = read_config(directory) | load_run(directory)
+        self.tasks = [str(each["name"]) for each in self.config["tasks"]]
+        if objects := self.config.get("objects"):
+            raise RunError(
+                f"{directory} was begun from Python with {', '.join(map(str, objects))}, which no file can name. Run the other "
+                "stream by the same call."
+            )
+        units = {folder: Unit(key, directory / folder) for folder, key in self.config["units"].items()}
+        kept = {unit.key["strategy"] for unit in units.values() if (unit.directory / LEDGER).is_file()}
+        self.units = {folder: unit for folder, unit in units.items() if unit.key["strategy"] in kept}
+        self.left_out = [str(unit) for folder, unit in units.items() if folder not in self.units]
+        if not self.units:
+            raise RunError(f"{directory} keeps no ledger. Run the other stream.")
+        for unit in self.units.values():
+            if not unit.is_done():
+                raise RunError(
+                    f"{unit.directory} is not finished, or its files are not as they were then. Go on with --resume first."
+                )
+
+    def check_learned(self, task: str) -> None:
+        """Raise ``TaskError`` unless the run learned ``task``."""
+        if task not in self.tasks:
+            raise TaskError(
+                f"{self.directory} did not learn a task {task!r}.{nearest(task, self.tasks)} It learned: "
+                f"{', '.join(self.tasks)}."
+            )
+
+    def located(self, data: str | None, model: str | None) -> Json:
+        """Return where data and model lie."""
+        held = self.config["run"]
+        places = {key: located(held[key], self.directory) for key in PLACES if held.get(key)}
+        return places | {key: value for key, value in (("data", data), ("model", model)) if value}
+
+    def asked(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
+        """Return the configuration of a run of some tasks by the strategies with a ledger."""
+        section = self.config["run"] | places
+        definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
+        was = readout_for(section["readout"], definitions.values())
+        if (
+            readout_for(section["readout"], [definitions[version_of(name)[0]] for name in tasks if name in definitions])
+            != was
+        ):
+            section["readout"] = was  # the other tasks alone would be read out otherwise
+        strategies = {unit.key["strategy"] for unit in self.units.values()}
+        values = {
+            "stream": ",".join(tasks),
+            "strategies": [name for name in section["strategy"] if name in strategies],
+            "seeds": section["seed"],
+            "settings": section["set"],
+            "text_columns": section.get("text_column", []),
+            "out": str(out),
+            **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},
+            "label_column": section.get("label_column"),
+        }
+        return build(RunConfig, {key: value for key, value in values.items() if value is not None}, "run")
+
+
+def _revised(
+    run: _Run, action: str, task: str, tasks: Sequence[str], out: Path, places: Json, rows: str | None, how: Execution
+) -> Revised:
+    """Write the directory of a run of ``tasks``; ``rows`` is where those of a new version are."""
+    job = _RevisedRun(run.asked(tasks, out, places), run, action, task, tasks, rows)
+    refuse_held(out, make_directory(out), "Give a new directory.")
+    carried = {folder: job.carried(unit.key) for folder, unit in run.units.items()}
+    config = _without(run.config, [name for name in run.tasks if name not in tasks]) | {
+        "run": as_json(job.asked()),
+        "command": " ".join(["forgetfree", *sys.argv[1:]]),
+        "units": {folder: dict(unit.key) for folder, unit in run.units.items()},
+        "options": {name: run.config["options"][name] for name in job.config.strategies},
+    }
+    write_json(out / "config.json", config)
+    shared = job.common.cache
+    if shared is None and job.common.scenario != "class":  # where readouts know all labels
+        _take_models(run.directory / "fine-tuned", out / "fine-tuned", set(tasks))
+    for each in carried.values():
+        if each.is_complete:
+            each.write(out, config["command"], action, task)
+    done = [str(each.unit) for each in carried.values() if each.is_complete]
+    trained = [str(each.unit) for each in carried.values() if not each.is_complete]
+    results = job.perform(**how | {"resume": True}) if trained else assemble(out, ended=True)
+    return Revised(task, done, trained, run.left_out, shared, results)
+
+
+class _RevisedRun(RunJob):
+    """The run of another stream, whose units begin with what is carried over."""
+
+    def __init__(
+        self, config: RunConfig, run: _Run, action: str, task: str, tasks: Sequence[str], rows: str | None
+    ) -> None:
+        super().__init__(config)
+        self._of, self._action, self._task, self._stream_tasks, self._rows = run, action, task, tasks, rows
+        self._carried: dict[str, Carried] = {}
+
+    @cached_property
+    def tasks(self) -> list[TaskRows]:
+        """Return the tasks with all their rows; those of a new version may lie elsewhere."""
+        from forgetfree.data.sources import load_tasks
+
+        data, place = self.config.data, self.common.evaluate_on
+        if self._rows is None:
+            return load_tasks(self.config.stream, data, place, self.config.columns)
+        old = load_tasks(list(self._of.tasks), data, place, self.config.columns)
+        (new,) = load_tasks([self._task], self._rows, place, self.config.columns)
+        return [*old, new]
+
+    def carried(self, key: Mapping[str, Any]) -> Carried:
+        """Return what is carried over from a unit."""
+        from forgetfree.continual.regions import RegionStrategy
+
+        name, folder = key["strategy"], f"{key['strategy']}/seed-{key['seed']}"
+        if folder not in self._carried:
+            ours = name in registry.STRATEGIES and issubclass(self.checked.classes[name], RegionStrategy)
+            on_ledger = ours and self.common.scenario == "task"
+            unit = self._of.units[folder]
+            self._carried[folder] = Carried(unit, self._of.tasks, self._stream_tasks, on_ledger=on_ledger)
+        return self._carried[folder]
+
+    def begun(self, name: str, strategy: ContinualStrategy, answers: StreamAnswers, directory: Path | None) -> Learned:
+        """Put in place what is carried over, and return that."""
+        carried = self.carried({"strategy": name, "seed": strategy.seed})
+        if not carried.tasks or directory is None:
+            return super().begun(name, strategy, answers, directory)
+        write_atomically(directory / HISTORY, carried.history)
+        learned = strategy.stream.tasks[: len(carried.tasks)]
+        rows: list[Row] = [{} for _ in learned]
+        new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
+        if new and self.common.upper_triangle:  # what the others left was not asked about it yet
+            for count in range(len(learned)):
+                self._stand(strategy, carried, count, directory)
+                rows[count] = strategy.evaluate(new)
+        self._stand(strategy, carried, len(learned), directory)
+        rows.append(answers.begun(learned))
+        for task in learned:
+            if not torch.equal(
+                torch.from_numpy(rows[-1][task.name].logits), carried.predictions[f"{task.name}/logits"]
+            ):
+                raise RunError(
+                    f"This machine does not answer {task.name} bit for bit as {carried.unit.directory} did, so later "
+                    "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
+                )
+        return Learned(strategy, rows, answers.broken, carried.kept_bytes, carried.seconds)
+
+    @staticmethod
+    def _stand(strategy: ContinualStrategy, carried: Carried, count: int, directory: Path) -> None:
+        """Put the strategy where it stood after some of the tasks."""
+        carried.ledger.of_tasks(carried.tasks[:count]).save(directory / LEDGER)
+        strategy.load(directory)
+
+    def scored(self, key: Mapping[str, Any]) -> list[Score]:
+        """Return the scores from before the last task that is carried over."""
+        carried = self.carried(key)
+        return [score for score in carried.scores if score.after < len(carried.tasks)]
+
+    def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
+        """Learn what comes after, and note it."""
+        details = super().measure(key, directory, monitor)
+        self.carried(key).note(directory, self._action, self._task)
+        return details
+
+
+def _without(config: Json, tasks: Sequence[str]) -> Json:
+    """Return the config.json of a run without some of its tasks; of a stream that tells the task."""
+
+    def rest(named: Mapping[str, Any]) -> Json:
+        return {name: value for name, value in named.items() if name not in tasks}
+
+    about = config["about"]
+    kept = [name not in tasks for name in about["tasks"]]
+    names = [name for name, keep in zip(about["tasks"], kept, strict=True) if keep]
+    floors = {
+        name: [value for value, keep in zip(values, kept, strict=True) if keep]
+        for name, values in about["floors"].items()
+    }
+    rows = about["data"] | {key: rest(about["data"][key]) for key in ("fingerprints", "test_rows")}
+    about |= {"stream": ",".join(names), "tasks": names, "floors": floors, "data": rows}
+    about["shared_rows"] = rest(about["shared_rows"])
+    definitions = [each for each in config["tasks"] if each["name"] not in tasks]
+    return config | {"about": about, "tasks": definitions, "data": rest(config["data"])}
+
+
+def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
+    """Take over the fine-tuned models of some tasks: by links where the disk has them, else as copies."""
+    for path in sorted(store.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                held = set(parse_json(file.metadata()["tasks"]))
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError):  # a damaged one is made again
+            continue
+        if held <= tasks:
+            make_directory(new)
+            try:
+                os.link(path, new / path.name)
+            except OSError:
+                shutil.copyfile(path, new / path.name)
