@@ -29,6 +29,7 @@ from forgetfree.results.rendering import (
     with_best,
 )
 from forgetfree.results.run_results import Comparison, StrategyRuns, kept_bytes
+from forgetfree.tasks import version_of
 
 __all__ = ["lay_out", "render"]
 
@@ -174,7 +175,24 @@ def _transfer_table(comparison: Comparison) -> Table:
             -1,
             "forgetting of a task",
         ),
+        _versions(comparison),
     )
+
+
+def _versions(comparison: Comparison) -> Columns:
+    """Return columns that say what it brought to meet a task again."""
+    places: dict[str, list[int]] = {}
+    for place, task in enumerate(comparison.tasks):
+        places.setdefault(version_of(task)[0], []).append(place)
+    ends = [(held[0], held[-1]) for held in places.values() if len(held) > 1]
+
+    def brought(run: Json, _: int, i: int) -> float:
+        first, latest = ends[i]
+        scores = run["matrix"]
+        return float(scores[-1][latest] - scores[first + 1][first])
+
+    headers = [f"BWT to {comparison.tasks[latest]}" for _, latest in ends]
+    return Columns(headers, brought, percent, 1, "BWT to a version")
 
 
 def _calibration_table(comparison: Comparison) -> Table:

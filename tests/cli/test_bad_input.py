@@ -195,7 +195,7 @@ CASES = [
     Case("run ,", "The stream names no task. Give a registered stream or task names"),
     Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),
     Case("run sst2,qnly", "Unknown task 'qnly'. Did you mean 'qnli'?"),
-    Case("run sst2,sst2", "The stream names 'sst2' more than once."),
+    Case("run sst2,sst2 --set scenario=class --readout linear", "those of 'sst2@2' are an earlier task's"),
     Case("run ../data/sst2", "Unknown stream or task '../data/sst2'. Did you mean 'sst2'?"),
     Case(f"run {LONG}", "Unknown stream or task 'xxxxxx"),
     Case(r"run \x1b[31m", "Unknown stream or task '\\x1b[31m'."),

@@ -1,4 +1,6 @@
-"""A task that is taken back leaves the run that would have been without it, by the hashes of its files."""
+"""A task that is taken back leaves the run that would have been without it, by the hashes of its files; one that is met again
+gets a further version, and the first keeps every bit.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from forgetfree import Ledger, cli
+from forgetfree import Ledger, Predictor, cli
+from forgetfree.data.sources import load_tasks
 
 #: Unions, entries that later tasks use again, tasks that stand alone; and one model for all tasks.
 STRATEGIES = ("grafting-continual", "packnet", "wsn", "bitfit", "merge-stitch")
@@ -183,3 +187,79 @@ def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, caps
     shutil.copytree(whole, damaged)
     (damaged / "wsn/seed-0/scores.csv").write_text("")
     assert "is not finished, or its files are not as they were" in refusal(1, damaged, "sst2")
+
+
+# -- A task met again ------------------------------------------------------------------------------------
+
+AGAIN: dict[str, Any] = {"strategies": ("grafting-continual", "bitfit")}
+LEDGER = Path("grafting-continual/seed-0/ledger.safetensors")
+
+
+def update(run: Path, task: str, out: Path, *more: str) -> int:
+    with redirect_stdout(io.StringIO()):
+        return cli.main(["ledger", "update", str(run), "--task", task, "--out", str(out), "--quiet", *more])
+
+
+def test_every_version_keeps_its_bits_and_builds_on_what_was_learned_since(
+    run: MakeRun, data_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = run("qnli", "ag_news", **AGAIN), run("qnli", "ag_news", "qnli", **AGAIN)
+    ledger = Ledger.load(after / LEDGER)
+    assert ledger.tasks == ["qnli", "ag_news", "qnli@2"]
+    first, _, second = (set(record.owned.region.indices.tolist()) for record in ledger.records)
+    assert second and not second & first  # new entries; the first version's are frozen, and in the union
+    assert ledger.records[2].region == ledger.records[2].owned.region
+
+    predictor, rows = Predictor.of_run(after), load_tasks("qnli", str(data_directory))[0].test
+    for asked, exact in (("qnli@1", "qnli"), ("qnli", "qnli@2"), ("qnli@2", "qnli@2")):
+        stored = load_file(after / "grafting-continual/seed-0/predictions.safetensors")[f"{exact}/logits"]
+        assert torch.equal(predictor.logits(asked, rows), stored)
+    assert not torch.equal(predictor.logits("qnli", rows), predictor.logits("qnli@1", rows))
+    then = load_file(before / "grafting-continual/seed-0/predictions.safetensors")["qnli/logits"]
+    assert torch.equal(predictor.logits("qnli@1", rows), then)
+    (grafting, *_) = results(after)["runs"]
+    assert grafting["summary"]["forgetting"] == 0
+
+    capsys.readouterr()
+    assert cli.main(["report", str(after), "--format", "json"]) == 0
+    (table,) = (each for each in json.loads(capsys.readouterr().out)["report"]["tables"] if "Transfer" in each["title"])
+    matrix = grafting["matrix"]
+    shown = dict(zip(table["header"], table["rows"][0], strict=True))
+    assert shown["BWT to qnli@2"].strip("*") == f"{100 * (matrix[3][2] - matrix[1][0]):.1f}"
+    assert {shown[f"forgetting {task}"].strip("*") for task in ledger.tasks} == {"0.0"}
+
+
+def test_an_update_is_a_run_that_names_the_task_again(run: MakeRun, tmp_path: Path) -> None:
+    two, three, out = run("qnli", "ag_news", **AGAIN), run("qnli", "ag_news", "qnli", **AGAIN), tmp_path / "out"
+    assert update(two, "qnli", out) == 0
+    assert hashes(out) == hashes(three)
+    assert results(out)["runs"] == results(three)["runs"]
+    line = json.loads((out / LEDGER).with_name("audit.jsonl").read_text())
+    assert (line["action"], line["task"], line["trained_again"]) == ("update", "qnli@2", ["qnli@2"])
+    assert remove(out, "qnli@2", tmp_path / "back") == 0
+    same(tmp_path / "back", two)
+    assert remove(out, "qnli", tmp_path / "gone") == 0  # with all versions
+    assert Ledger.load(tmp_path / "gone" / LEDGER).tasks == ["ag_news"]
+
+
+def test_an_update_may_have_rows_of_its_own(
+    run: MakeRun, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(data_directory / "qnli", tmp_path / "data" / "qnli")
+    (train,) = (tmp_path / "data" / "qnli").glob("train.*")
+    lines = train.read_text().splitlines(keepends=True)
+    train.write_text("".join(lines[:-3]))
+    two, out = run("qnli", "ag_news", **AGAIN), tmp_path / "out"
+    assert update(two, "qnli", out, "--data", str(tmp_path / "data")) == 0
+    rows = json.loads((out / "config.json").read_text())["data"]
+    assert rows["qnli@2"]["fingerprint"] != rows["qnli"]["fingerprint"]
+    capsys.readouterr()
+    assert cli.main(["export", str(out), "--task", "qnli@1", "--out", str(tmp_path / "model")]) == 0
+    assert update(two, "qnly", tmp_path / "other") == 1
+    assert "did not learn a task 'qnly'. Did you mean 'qnli'?" in capsys.readouterr().err
+
+
+def test_one_model_for_all_tasks_is_trained_on_it_again(run: MakeRun) -> None:
+    out = run("sst2", "qnli", "sst2", strategies=("continual-ft",), options=OPTIONS[:6])
+    (entry,) = results(out)["runs"]
+    assert [len(row) for row in entry["matrix"]] == [3] * 4
