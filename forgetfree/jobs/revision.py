@@ -241,22 +241,23 @@ class _RevisedRun(RunJob):
             self._carried[folder] = Carried(unit, self._of.tasks, self._stream_tasks, on_ledger=on_ledger)
         return self._carried[folder]
 
-    def begun(self, name: str, strategy: ContinualStrategy, answers: StreamAnswers, directory: Path | None) -> Learned:
-        """Put in place what is carried over, and return that."""
+    def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
+        """Put in place what is carried over, measure it, and return of how many tasks that is."""
+        strategy = learned.strategy
         carried = self.carried({"strategy": name, "seed": strategy.seed})
         if not carried.tasks or directory is None:
-            return super().begun(name, strategy, answers, directory)
+            return super().begin(name, learned, answers, directory)
         write_atomically(directory / HISTORY, carried.history)
-        learned = strategy.stream.tasks[: len(carried.tasks)]
-        rows: list[Row] = [{} for _ in learned]
+        tasks = strategy.stream.tasks[: len(carried.tasks)]
+        rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
         if new and self.common.upper_triangle:  # what the others left was not asked about it yet
-            for count in range(len(learned)):
+            for count in range(len(tasks)):
                 self._stand(strategy, carried, count, directory)
                 rows[count] = strategy.evaluate(new)
-        self._stand(strategy, carried, len(learned), directory)
-        rows.append(answers.begun(learned))
-        for task in learned:
+        self._stand(strategy, carried, len(tasks), directory)
+        rows.append(answers.begun(tasks))
+        for task in tasks:
             if not torch.equal(
                 torch.from_numpy(rows[-1][task.name].logits), carried.predictions[f"{task.name}/logits"]
             ):
@@ -264,7 +265,8 @@ class _RevisedRun(RunJob):
                     f"This machine does not answer {task.name} bit for bit as {carried.unit.directory} did, so later "
                     "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
                 )
-        return Learned(strategy, rows, answers.broken, carried.kept_bytes, carried.seconds)
+        learned.rows, learned.kept_bytes, learned.seconds = rows, carried.kept_bytes, carried.seconds
+        return len(tasks)
 
     @staticmethod
     def _stand(strategy: ContinualStrategy, carried: Carried, count: int, directory: Path) -> None:

@@ -215,10 +215,11 @@ class RunJob(Job[RunConfig]):
             store=StateStore(self.cache),
         )
         answers = StreamAnswers(strategy, upper_triangle=self.common.upper_triangle)
-        learned = self.begun(name, strategy, answers, directory)
+        learned = Learned(strategy, [], answers.broken)
+        done = self.begin(name, learned, answers, directory)
         for row in range(len(learned.rows)):
             on_row(learned.rows[: row + 1])
-        for experience in islice(stream.benchmark.train_stream, len(learned.seconds), None):
+        for experience in islice(stream.benchmark.train_stream, done, None):
             begin = time.perf_counter()
             strategy.train(experience)
             learned.seconds.append(round(time.perf_counter() - begin, 3))
@@ -229,9 +230,10 @@ class RunJob(Job[RunConfig]):
             on_row(learned.rows)
         return learned
 
-    def begun(self, name: str, strategy: ContinualStrategy, answers: StreamAnswers, directory: Path | None) -> Learned:
-        """Return where a strategy begins: before the first task."""
-        return Learned(strategy, [self._before_training(name, answers)], answers.broken)
+    def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
+        """Measure the strategy where it begins, and return after how many tasks that is: before the first one."""
+        learned.rows.append(self._before_training(name, answers))
+        return 0
 
     def _before_training(self, name: str, answers: StreamAnswers) -> Row:
         """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
