@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from forgetfree import registry
-from forgetfree.errors import RunError, TaskError, nearest
+from forgetfree.errors import RunError, TaskError, UsageError, nearest
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.carried import Carried
 from forgetfree.jobs.engine import Execution, assemble
@@ -112,9 +112,9 @@ def update(
         RunError, UsageError: as `remove`.
     """
     held = _Run(run)
-    base = version_of(task)[0]
-    held.check_learned(base)
-    version = next_version(base, held.tasks)
+    version = next_version(task, held.tasks)
+    if version_of(version)[1] == 1 or task != version:  # which may be named itself
+        held.check_learned(chosen_version(task, held.tasks))
     places = held.located(None, model)
     return _revised(held, "update", version, [*held.tasks, version], out, places, data, how)
 
@@ -188,6 +188,8 @@ def _revised(
     job = _RevisedRun(run.asked(tasks, out, places), run, action, task, tasks, rows)
     refuse_held(out, make_directory(out), "Give a new directory.")
     carried = {folder: job.carried(unit.key) for folder, unit in run.units.items()}
+    if not all(each.is_complete for each in carried.values()):
+        job.stream(job.config.seeds[0])  # before anything is written
     config = _without(run.config, [name for name in run.tasks if name not in tasks]) | {
         "run": as_json(job.asked()),
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
@@ -203,7 +205,11 @@ def _revised(
             each.write(out, config["command"], action, task)
     done = [str(each.unit) for each in carried.values() if each.is_complete]
     trained = [str(each.unit) for each in carried.values() if not each.is_complete]
-    results = job.perform(**how | {"resume": True}) if trained else assemble(out, ended=True)
+    try:
+        results = job.perform(**how | {"resume": True}) if trained else assemble(out, ended=True)
+    except (RunError, UsageError):  # data, model or versions are not those of the run
+        shutil.rmtree(out)
+        raise
     return Revised(task, done, trained, run.left_out, shared, results)
 
 

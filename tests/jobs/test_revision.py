@@ -255,8 +255,21 @@ def test_an_update_may_have_rows_of_its_own(
     assert rows["qnli@2"]["fingerprint"] != rows["qnli"]["fingerprint"]
     capsys.readouterr()
     assert cli.main(["export", str(out), "--task", "qnli@1", "--out", str(tmp_path / "model")]) == 0
-    assert update(two, "qnly", tmp_path / "other") == 1
-    assert "did not learn a task 'qnly'. Did you mean 'qnli'?" in capsys.readouterr().err
+    for words, code, message in (
+        (("qnly",), 1, "did not learn a task 'qnly'. Did you mean 'qnli'?"),
+        (("qnli@4",), 1, "did not learn a task 'qnli@4'."),
+        (("qnli", "--data", "/nowhere"), 2, "'/nowhere' does not exist"),
+    ):
+        assert update(two, words[0], tmp_path / "other", *words[1:]) == code
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "other").exists()
+    shutil.copytree(two, tmp_path / "older")
+    config = json.loads((tmp_path / "older" / "config.json").read_text())
+    config["versions"]["torch"] = "1.0"
+    (tmp_path / "older" / "config.json").write_text(json.dumps(config))
+    assert update(tmp_path / "older", "qnli", tmp_path / "other") == 1
+    assert "the version of torch (was 1.0" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_one_model_for_all_tasks_is_trained_on_it_again(run: MakeRun) -> None:
