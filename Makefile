@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test check lint types fast slow install clean
+.PHONY: demo test check lint types fast slow kill install clean
 
 # A stream on the embedded model and data: under three minutes on two cores.
 DEMO_OUT ?= runs/demo
@@ -37,6 +37,11 @@ fast: $(BIN)/.installed
 
 slow: $(BIN)/.installed
 	$(BIN)/pytest -m slow -n logical --maxprocesses 4 --dist worksteal
+
+# Runs that are killed at every rename and at 100 random moments, and resumed: half an hour.
+MOMENTS ?= 100
+kill: $(BIN)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/kill --moments $(MOMENTS)
 
 install: $(BIN)/.installed
 

@@ -81,7 +81,7 @@ def convert(gguf: Path, out: Path) -> None:
     with quiet(transformers):
         read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         del read.config.quantization_config  # the weights are plain numbers now
-        fresh = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+        fresh = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         fresh.load_state_dict(read.state_dict())
         fresh.save_pretrained(out)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)

@@ -6,11 +6,12 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,22 +26,65 @@ StrPath = str | os.PathLike[str]
 _Made = TypeVar("_Made")
 
 
+#: Between the name that a temporary file is to have and what makes it unique: eight characters, by `tempfile`.
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+#: The file by which a directory is seen to be writable.
+WRITABLE = ".writable"
+#: As many characters of that name as there is room for, whatever they are.
+_ROOM = 60
+
+
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write ``content`` to a temporary file beside ``path``, sync it, and rename it to ``path``."""
-    data = content.encode() if isinstance(content, str) else content
+    with _replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a file to write; after the block it is ``path``, complete and on the disk, or removed if an error was raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:_ROOM]}.")
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         # mkstemp makes the file private; give it the permissions any new file would have.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
+        _sync_directory(path.parent)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def _sync_directory(path: Path) -> None:
+    """Put the names in a directory on the disk, where the system can."""
+    with suppress(OSError):  # some file systems cannot
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def is_left(name: str) -> bool:
+    """Say whether a name is that of a file that a writer which was killed has left."""
+    return name == WRITABLE or _TEMPORARY.fullmatch(name) is not None
+
+
+def sweep(directory: Path, *, of: str = "") -> None:
+    """Remove what writers that were killed have left in a directory; nobody may be writing there.
+
+    Args:
+        directory: which; there may be none.
+        of: only what was to become the file of this name, whose first 60 characters must be its own.
+    """
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if is_left(path.name) and path.name.startswith(f".{of[:_ROOM]}"):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -52,15 +96,17 @@ def new_directory(path: Path) -> Iterator[Path]:
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:40]}."))
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:_ROOM]}."))
     try:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
+        _sync_directory(temporary)
         os.chmod(temporary, 0o777 & ~_umask())
         os.replace(temporary, path)
+        _sync_directory(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -142,6 +188,15 @@ def signed_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, 
     """Return `tensor_bytes` with a `checksum` in the metadata: of all content but the tensors ``apart``."""
     signed = {name: tensor for name, tensor in tensors.items() if name not in apart}
     return tensor_bytes(tensors, {**metadata, "checksum": checksum(signed, metadata)})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write what `read_signed` reads, atomically, and without a copy of it in memory; equal content may give other bytes."""
+    from safetensors.torch import save_file
+
+    held = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    with _replacing(path) as temporary:
+        save_file(held, temporary, {**metadata, "checksum": checksum(held, metadata)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

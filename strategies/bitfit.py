@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
@@ -18,6 +18,8 @@ class BitFit(RegionStrategy):
     times √(N/s), about 20 to 30 for a transformer: what the paper's rates for biases are to those for whole models.
     Difference: embeddings, pooler and LM head are no part of the parameter space, so that their biases stay.
     """
+
+    resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

@@ -17,6 +17,7 @@ class ContinualFT(ContinualStrategy):
     """
 
     online: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
 
     def begin(self, task: EncodedTask) -> Training:
         """Train everything."""

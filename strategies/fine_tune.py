@@ -32,6 +32,7 @@ class FineTune(ContinualStrategy):
     taskwise: ClassVar[bool] = True
     #: What a task takes beside evaluation, for an estimate beforehand; default: train.
     phases: ClassVar[tuple[Phase, ...]] = ("fine_tune",)
+    resumable: ClassVar[bool] = True
 
     def setup(self) -> None:
         """Keep a model per task."""

@@ -36,6 +36,7 @@ class GraftRetrain(RegionStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = GraftRetrainOptions
     phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize", "train")
+    resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

@@ -51,6 +51,7 @@ class GraftingContinual(RegionStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
     phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize", "train")
+    resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -90,7 +91,9 @@ class GraftingContinual(RegionStrategy):
         self.localized[task.name] = replace(found, scores=found.scores.new_empty(0))
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        values, self.scales[task.name] = starting_values(self, task, self.regions.ledger.free(found.region), fine_tuned, start)
+        values, self.scales[task.name] = starting_values(
+            self, task, self.regions.ledger.free(found.region), fine_tuned, start
+        )
         return self.regions.training(
             task,
             found.region,

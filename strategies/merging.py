@@ -54,6 +54,7 @@ class Merging(ContinualStrategy):
 
     taskwise: ClassVar[bool] = True
     phases: ClassVar[tuple[Phase, ...]] = ("fine_tune",)
+    resumable: ClassVar[bool] = True
     rule: ClassVar[MergeRule]
 
     def setup(self) -> None:

@@ -52,6 +52,7 @@ class PackNet(RegionStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = PackNetOptions
+    resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
@@ -122,6 +123,7 @@ class PackNet(RegionStrategy):
                 seed=self.phase_seed("fine_tune", task),
                 on_step=after_update,
                 trained=WholeTensors(tensors[i] for i in weight_matrices(self.space)),
+                checkpoint=self.monitor.checkpoint(),
             )
             return self.space.flatten(model.backbone).cpu(), tensors_of(readout)
 

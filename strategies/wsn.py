@@ -57,6 +57,7 @@ class WSN(RegionStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = WSNOptions
+    resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

@@ -16,9 +16,11 @@ from forgetfree.files import (
     read_signed,
     read_tensors,
     signed_bytes,
+    sweep,
     tensor_bytes,
     write_atomically,
     write_json,
+    write_tensors,
 )
 
 
@@ -56,13 +58,38 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert os.listdir(tmp_path) == []
 
 
-def test_the_new_name_appears_only_after_the_content_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_new_name_appears_only_after_the_content_is_synced_and_is_synced_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     sync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append("sync"), sync(handle)))
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
     write_atomically(tmp_path / "file", "new")
-    assert done == ["sync", "rename"]
+    assert done == ["sync", "rename", "sync"]
+
+
+def test_what_killed_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    kept = ["file", ".lock", ".hidden", ".gitignore", ".a.b.c", ".config.json.TOOLONG99"]
+    for name in (*kept, ".config.json.a1b2_3d4", ".other.safetensors.abcdefgh"):
+        (tmp_path / name).touch()
+    (tmp_path / ".learned-3.abcd_fgh").mkdir()
+    (tmp_path / ".learned-3.abcd_fgh" / "ledger.safetensors").touch()
+    sweep(tmp_path, of="config.json")
+    assert not (tmp_path / ".config.json.a1b2_3d4").exists() and (tmp_path / ".other.safetensors.abcdefgh").exists()
+    sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+    sweep(tmp_path / "nowhere")
+
+
+def test_tensors_are_written_as_they_are_signed(tmp_path: Path) -> None:
+    """Views of one storage, a matrix that is not contiguous, one without entries, and several dtypes."""
+    vector = torch.arange(8, dtype=torch.float64)
+    tensors = {"a": vector[:3], "b": vector[3:], "c": torch.ones(2, 3, dtype=torch.bfloat16).t(), "d": torch.empty(0)}
+    write_tensors(tmp_path / "file", tensors, {"format": "x", "about": "Grüße"})
+    header, back = read_signed(tmp_path / "file", RunError, "", format="x")
+    assert header["about"] == "Grüße" and all(torch.equal(back[name], tensors[name]) for name in tensors)
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])

@@ -46,6 +46,7 @@ def run(
     device: str = "auto",
     out: Any = None,
     resume: bool = False,
+    allow_changed: bool = False,
     jobs: int = 1,
     cluster: str | None = None,
     progress: bool = True,
@@ -71,6 +72,7 @@ def run(
         device: where to train; ``auto``: on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
         resume: go on in ``out``; what is finished there is kept.
+        allow_changed: resume with other versions or on another device, too.
         jobs: how many units run at a time, more than one as worker processes: a script then calls this below
             ``if __name__ == "__main__":``.
         cluster: run units as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
@@ -113,7 +115,8 @@ def run(
         _tell(progress, f"Running {config.stream}", config)
         return RunJob(config, replace(objects, call=_call(config, values)))
 
-    return _performed(make, values, out, progress, {"resume": resume, "jobs": jobs, "cluster": cluster, "debug": debug})
+    how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "cluster": cluster, "debug": debug}
+    return _performed(make, values, out, progress, how)
 
 
 def graft(
@@ -132,6 +135,7 @@ def graft(
     device: str = "auto",
     out: Any = None,
     resume: bool = False,
+    allow_changed: bool = False,
     jobs: int = 1,
     cluster: str | None = None,
     progress: bool = True,
@@ -155,6 +159,7 @@ def graft(
         device: see `run`.
         out: see `run`.
         resume: see `run`.
+        allow_changed: see `run`.
         jobs: see `run`.
         cluster: see `run`.
         progress: see `run`.
@@ -183,7 +188,8 @@ def graft(
         _tell(progress, f"Grafting {config.task}", config)
         return GraftJob(config, replace(objects, call=_call(config, values)))
 
-    return _performed(make, values, out, progress, {"resume": resume, "jobs": jobs, "cluster": cluster, "debug": debug})
+    how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "cluster": cluster, "debug": debug}
+    return _performed(make, values, out, progress, how)
 
 
 def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress: bool, how: Json) -> Results:

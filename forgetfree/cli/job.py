@@ -53,7 +53,8 @@ _GROUPS = {
     **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _LEARNING),
     **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
     **dict.fromkeys(
-        ("device", "out", "cache", "threads", "test_limit", "config", "resume", "jobs", "processes"), _RUNNING
+        ("device", "out", "cache", "threads", "test_limit", "config", "resume", "allow_changed", "jobs", "processes"),
+        _RUNNING,
     ),
     **dict.fromkeys(("cluster", "check", "json", "quiet", "log"), _RUNNING),
 }
@@ -81,6 +82,8 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
             raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {config.command} --help'.")
         if given.get("resume") and "out" not in given:
             raise UsageError("--resume needs --out DIR. Give the directory to continue.")
+        if given.get("allow_changed") and not given.get("resume"):
+            raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
         if (jobs := given.get("jobs", 1)) < 1:
             raise UsageError(f"--jobs must be at least 1, got {jobs}.")
         values = _values(config, given | dict(zip([subject], subjects, strict=False)))
@@ -115,6 +118,8 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
             return 0
         progress = Progress() if given.get("quiet") else make_progress(sys.stderr)
         how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
+        if given.get("allow_changed"):
+            how["allow_changed"] = True
         if "jobs" in given:
             how["jobs"] = jobs
         if processes is not None:
@@ -153,6 +158,7 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
         yield _flag(name, str, text)
     yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
     yield _flag("resume", bool, "continue in --out; what is finished is kept")
+    yield _flag("allow_changed", bool, "resume with other versions or on another device, too; config.json says so")
     yield _flag("jobs", int, "how many units run at a time")
     yield _flag("processes", int, "how many processes train each unit together: the same bits for 1, 2 and 4")
     yield _flag("cluster", str, "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
+from avalanche.training.utils import cycle
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from forgetfree.continual.task_training import Training
 from forgetfree.core.examples import Examples
 from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.learning.parts import WHOLE, Part
 from forgetfree.results.metrics import Predictions
 
 
@@ -30,6 +33,25 @@ def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any
         num_workers=num_workers,
         generator=torch.Generator(),  # the loader must draw neither from dropout's generator nor during training
     )
+
+
+def in_turn(strategy: Any, planned: Any, parts: Sequence[Part], updates: int, done: int) -> Iterator[tuple[Any, Part]]:
+    """Return the mini-batches of a phase, with the part of a batch that each is.
+
+    Args:
+        strategy: in training; its data loader is the planned one, or a plugin's own.
+        planned: the loader of ``parts``.
+        parts: of all batches.
+        updates: of the phase.
+        done: those that a checkpoint says are done.
+    """
+    if strategy.dataloader is not planned:  # a plugin's own, such as replay's: round and round, for as many steps
+        return ((batch, WHOLE) for batch in islice(cycle(strategy.dataloader), updates))
+    if done:
+        ends = [number for number, part in enumerate(parts, 1) if part.last]
+        parts = parts[ends[done - 1] :]
+        planned = loader(strategy.adapted_dataset, [part.rows for part in parts], planned.num_workers)
+    return zip(planned, parts, strict=False)
 
 
 def answers_in_order(

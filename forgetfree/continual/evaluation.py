@@ -29,6 +29,7 @@ class StreamAnswers:
 
     Attributes:
         answers: the latest, by the names of the tasks that were evaluated.
+        sampled: the answers to samples of learned tasks, from right after they were learned.
         broken: a phrase for each time that ``forget_free`` was claimed and did not hold.
     """
 
@@ -37,7 +38,13 @@ class StreamAnswers:
         self.answers: dict[str, Predictions] = {}
         self.broken: list[str] = []
         self._learned: list[EncodedTask] = []
-        self._sampled: dict[str, Predictions] = {}  # answers to the samples, from right after learning
+        self.sampled: dict[str, Predictions] = {}
+
+    def resume(
+        self, learned: Sequence[EncodedTask], answers: dict[str, Predictions], sampled: dict[str, Predictions]
+    ) -> None:
+        """Go on after the tasks ``learned``, with ``answers`` and ``sampled`` as they were then."""
+        self._learned, self.answers, self.sampled = list(learned), dict(answers), sampled
 
     def before(self, known: dict[str, Predictions] | None = None) -> dict[str, Predictions]:
         """Return the answers before the first task, on all tasks or on none.
@@ -54,7 +61,7 @@ class StreamAnswers:
         self._learned = list(learned)
         self.answers = dict(self._strategy.evaluate(None if self._upper else learned))
         if self._claims:
-            self._sampled = self._answer_sample(learned)
+            self.sampled = self._answer_sample(learned)
         return dict(self.answers)
 
     def after(self, task: EncodedTask) -> dict[str, Predictions]:
@@ -76,7 +83,7 @@ class StreamAnswers:
             )
         self.answers |= strategy.evaluate([each for each in wanted if each not in proved or each in changed])
         if self._claims:
-            self._sampled |= self._answer_sample([task, *changed])
+            self.sampled |= self._answer_sample([task, *changed])
         return dict(self.answers)
 
     @property
@@ -88,7 +95,7 @@ class StreamAnswers:
     def _changed(self, tasks: Sequence[EncodedTask]) -> list[EncodedTask]:
         """Return the tasks whose sample is answered otherwise than right after they were learned, in any bit."""
         again = self._answer_sample(tasks)
-        return [task for task in tasks if not _same(self._sampled[task.name], again[task.name])]
+        return [task for task in tasks if not _same(self.sampled[task.name], again[task.name])]
 
     def _answer_sample(self, tasks: Sequence[EncodedTask]) -> dict[str, Predictions]:
         self._strategy.choose_batches = lambda task, batches: sample(batches)

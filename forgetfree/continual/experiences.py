@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import UsageError
+
+if TYPE_CHECKING:
+    from forgetfree.learning.encoded_task import EncodedTask
 
 
 def check_experiences(given: Any) -> None:
@@ -89,3 +92,13 @@ def task_label(experience: Any) -> int:
             "experience one task label, or none."
         )
     return int(labels.pop())
+
+
+def check_whole(strategy: str, task: EncodedTask, experience: Any) -> None:
+    """Raise ``UsageError`` for a part of a task, where the strategy of this name learns whole tasks."""
+    if (part := part_of(experience)) is not None:
+        raise UsageError(
+            f"{strategy} learns a task at once, from all of its rows, got part {part} of {task.name} "
+            f"({len(experience.dataset)} of {len(task.train)} rows). Train on the experience that it was cut from, or by a "
+            "strategy that learns in parts: continual-ft, replay, der, cumulative."
+        )

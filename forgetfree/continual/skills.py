@@ -64,6 +64,7 @@ def learn_region(
             sparsities=[options.sparsity],
             seed=seed,
             on_step=on_step,
+            checkpoint=strategy.monitor.checkpoint(),
         )[0]
 
 

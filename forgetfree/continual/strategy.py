@@ -64,7 +64,9 @@ class ContinualStrategy(StrategyTemplate):
     forget_free: ClassVar[bool] = False
     #: True where each task is answered by a model of its own, chosen by the task; `Options` are `TaskwiseOptions` then.
     taskwise: ClassVar[bool] = False
-    #: True where a task may be learned in parts, which Avalanche's online streams cut it into, one `train` after another.
+    #: True where later tasks depend on nothing but what `kept` saves, and steps only on what `Training` names: see `--resume`.
+    resumable: ClassVar[bool] = False
+    #: True where a task may be learned in parts, as Avalanche's online streams cut it, one `train` after another.
     online: ClassVar[bool] = False
     #: What is kept to answer later: saved, loaded, counted. Set another in `setup` if the model is not all, or not kept.
     kept: Kept
@@ -151,12 +153,11 @@ class ContinualStrategy(StrategyTemplate):
         """
 
         def make() -> ModelState:
-            seed, steps = self.phase_seed("fine_tune", task), self.full_steps(task)
+            seed, steps, kept = self.phase_seed("fine_tune", task), self.full_steps(task), self.monitor.checkpoint()
             with self.phase("fine_tune", task, steps) as on_step:
                 self.monitor.learning_rate(scheduled_rate(self.options, steps))
-                return fine_tuned_state(
-                    self.stream.loaded, task, start or self.pre_trained, self.options, seed, on_step
-                )
+                how = start or self.pre_trained, self.options, seed, on_step, kept
+                return fine_tuned_state(self.stream.loaded, task, *how)
 
         return make() if start or not self.shares_store else self.store.get_or_make(self.fine_tuned_key(task), make)
 
@@ -258,7 +259,6 @@ class ContinualStrategy(StrategyTemplate):
         self.stream = stream
         #: What this strategy left in the model, while it is another's turn.
         self.set_aside: ModelState | None = None
-        #: Whether it is training or evaluating.
         self.is_busy = False
         stream.turn.take(self)
         self.seed = seed

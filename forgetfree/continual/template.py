@@ -9,34 +9,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from typing import Any, ClassVar
 
 import torch
 from avalanche.models import DynamicModule
 from avalanche.training.templates import SupervisedTemplate
-from avalanche.training.utils import cycle
 from torch import Tensor
 
-from forgetfree.continual.batches import alone, answers_in_order, lengths_of, loader, seed_generators, whole_batches
-from forgetfree.continual.experiences import check_experiences, part_of
+from forgetfree.continual.batches import (
+    alone,
+    answers_in_order,
+    in_turn,
+    lengths_of,
+    loader,
+    seed_generators,
+    whole_batches,
+)
+from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import answer_for
 from forgetfree.continual.task_training import Training, checked_training
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.exchange import every, gathered
 from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
-from forgetfree.errors import UsageError
+from forgetfree.learning.in_training import InTraining
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.parts import BatchSum, Part, cut
+from forgetfree.learning.parts import WHOLE, BatchSum, cut
 from forgetfree.learning.training import Update, plan, training_mode
 from forgetfree.results.metrics import Predictions
 from forgetfree.seeds import derive_seed
-
-#: What a forward pass takes of a batch that is not cut.
-_WHOLE = Part((), 1.0, True, True)
 
 
 class StrategyTemplate(SupervisedTemplate):
@@ -51,7 +55,9 @@ class StrategyTemplate(SupervisedTemplate):
     monitor: Monitor
     seconds: dict[Phase, float]
     predictions: dict[str, Predictions]
-    is_busy: bool
+    is_busy: bool  # training or evaluating
+    #: The updates that are done of the present phase.
+    _step: int
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
     #: What `begin` enters is left after `commit`; an error, or an interrupt, passes through it from then on.
@@ -80,13 +86,9 @@ class StrategyTemplate(SupervisedTemplate):
         Raises:
             UsageError: it is none of the stream's training experiences, or part of one, and the strategy is not `online`.
         """
-        task, part = self.stream.task_of(experience, training=True), part_of(experience)
-        if part is not None and not self.online:
-            raise UsageError(
-                f"{type(self).__name__} learns a task at once, from all of its rows, got part {part} of {task.name} "
-                f"({len(experience.dataset)} of {len(task.train)} rows). Train on the experience that it was cut from, or by a "
-                "strategy that learns in parts: continual-ft, replay, der, cumulative."
-            )
+        task = self.stream.task_of(experience, training=True)
+        if not self.online:
+            check_whole(type(self).__name__, task, experience)
         return task
 
     def _before_training_exp(self, **kwargs: Any) -> None:
@@ -119,7 +121,7 @@ class StrategyTemplate(SupervisedTemplate):
         seed = self.phase_seed(training.phase, training.task)
         batches = plan(lengths, training.options, self._updates, seed)
         self._parts = [part for batch in batches for part in cut(batch, training.options, counts)]
-        self._planned = self.dataloader = loader(data, [list(part.rows) for part in self._parts], num_workers)
+        self._planned = self.dataloader = loader(data, [part.rows for part in self._parts], num_workers)
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
         """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
@@ -139,18 +141,16 @@ class StrategyTemplate(SupervisedTemplate):
         self.optimizer = self._update.optimizer
         self._batch_sum = BatchSum(self.model, training.trained, self._update.trained, training.options)
         self.scope.enter_context(in_training(self.model, training.trained, readout, sampling=alone(self)))
+        self._course = InTraining(self.model, training.trained, self._update, training.options.cache_lower_layers)
+        self._checkpoint = self.monitor.checkpoint() if alone(self) and self.resumable else Checkpoint()
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Take all steps of one task, with Avalanche's callbacks around each.
 
         An iteration is one forward pass; with ``accumulation`` several of them make one update.
         """
-        if self.dataloader is self._planned:
-            batches: Iterator[tuple[Any, Part]] = zip(self.dataloader, self._parts, strict=False)
-        else:  # a plugin's own loader, such as replay's: round and round, for as many steps
-            batches = ((batch, _WHOLE) for batch in islice(cycle(self.dataloader), self._updates))
         with self.training_steps():
-            for batch, part in batches:
+            for batch, part in in_turn(self, self._planned, self._parts, self._updates, self._step):
                 self._part = part
                 part.seed_(self._seed, self._step + 1)
                 if self._stop_training:
@@ -177,15 +177,17 @@ class StrategyTemplate(SupervisedTemplate):
                     self.optimizer_step()
                     self._after_update(**kwargs)
                 self._after_training_iteration(**kwargs)
+                if self._part.last:
+                    self._course.after(self._step)
 
     @contextmanager
     def training_steps(self) -> Iterator[None]:
-        """Set up all steps of one task: the mode, the draws of dropout, and what the monitor hears."""
+        """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor hears."""
         training = _training_of(self)
         training_mode(self.model, training.options.dropout)
         self._seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(self._seed, "dropout"))
-        self._part, self._step = _WHOLE, 0
+        self._part, self._step = WHOLE, self._course.begin(self._checkpoint, self._updates, self._seed)
         showing = self.phase(training.phase, training.task, self._updates)
         with lower_layers_kept(self.model, training.options.cache_lower_layers), showing as self._on_step:
             self.monitor.learning_rate(lambda step: self._update.rate)
@@ -203,8 +205,7 @@ class StrategyTemplate(SupervisedTemplate):
         answer = _training_of(self).answer if self.is_training else self._answer
         task_labels = self.mbatch[-1] if len(self.mbatch) > 2 else 0
         if answer is None and hasattr(self.experience, "task_labels"):
-            logits: Tensor = super().forward()
-            return logits
+            return torch.as_tensor(super().forward())
         # Avalanche would call the model without task labels, even where the batch has them.
         return (answer or self.model)(self.mb_x, task_labels)
 
@@ -233,8 +234,7 @@ class StrategyTemplate(SupervisedTemplate):
         """Evaluate on one experience, or on several in turn; see Avalanche."""
         check_experiences(experiences)
         current = self.model.current_task  # during training, that in training
-        # Asked once: to look through all modules for every task takes longer with every further readout.
-        self.model.to(self.device)
+        self.model.to(self.device)  # once: to look through all modules for every task takes longer with every readout
         self._grows = any(isinstance(module, DynamicModule) for module in self.model.modules())
         try:
             with _at_work(self):

@@ -60,3 +60,10 @@ def find_device(name: str) -> str:
 def kind_of_device(name: str) -> str:
     """Return ``cuda`` for ``cuda:1``."""
     return name.partition(":")[0]
+
+
+def processor_of(device: str) -> str:
+    """Return what else than its kind the bits of a device depend on: the instructions of a CPU, or the model of a GPU."""
+    if device == "cpu":
+        return torch.backends.cpu.get_cpu_capability()
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device

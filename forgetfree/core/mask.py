@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree.core.base_regions import budget, top
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.examples import Batch
 from forgetfree.core.exchange import PartSum, owned
 from forgetfree.core.graft import Graft, grafted
@@ -106,8 +107,8 @@ class MaskSearch:
         self._pre, self._ft = theta_pre, theta_ft
         wide = at_least_float32(space.dtype)
         # S − S_0. What fine-tuning did not move carries nothing: it is at −∞, stays there, and is never taken.
-        self._climbed = torch.zeros(len(space), dtype=wide, device=self.device)
-        self._climbed[theta_ft == theta_pre] = -math.inf
+        self.climbed = torch.zeros(len(space), dtype=wide, device=self.device)
+        self.climbed[theta_ft == theta_pre] = -math.inf
         # float16 gradients of a mean over many rows would vanish without it.
         self._loss_scale = 1024.0 if how.precision == "fp16" else 1.0
         self._added = PartSum(self.tensors, how.parts)
@@ -120,10 +121,10 @@ class MaskSearch:
         if where == self._where:
             return
         held = [tensor.detach() for tensor in self.tensors]
-        flat = zip(held, *map(self._space.views, (self._pre, self._ft, self._climbed)), strict=True)
+        flat = zip(held, *map(self._space.views, (self._pre, self._ft, self.climbed)), strict=True)
         self._stretches = [list(zip(*(_cut(tensor, like[0]) for tensor in like), strict=True)) for like in flat]
         most = max(each[0].numel() for stretches in self._stretches for each in stretches)
-        self._scratch = torch.empty(2, most, dtype=self._climbed.dtype, device=self.device)
+        self._scratch = torch.empty(2, most, dtype=self.climbed.dtype, device=self.device)
         self._where = where
 
     @torch.no_grad()
@@ -138,7 +139,7 @@ class MaskSearch:
         """
         self._cut_()
         start = self._how.score_init
-        gradient_sum = self._climbed.new_zeros(())  # NaN or infinite where a gradient is
+        gradient_sum = self.climbed.new_zeros(())  # NaN or infinite where a gradient is
         if rate:
             for i, local, _ in self._space.split(self._base.indices):
                 if (gradient := self.tensors[i].grad) is not None:
@@ -163,7 +164,7 @@ class MaskSearch:
                 "(or bf16 instead of fp16), or fine-tune with a lower learning rate."
             )
         at = self._base.indices.to(self.device)
-        sigma, wide = torch.sigmoid(self._climbed[at] + start), self._climbed.dtype
+        sigma, wide = torch.sigmoid(self.climbed[at] + start), self.climbed.dtype
         self._space.scatter_(
             self._model, self._base.indices, torch.lerp(self._ft[at].to(wide), self._pre[at].to(wide), sigma)
         )
@@ -192,14 +193,44 @@ class MaskSearch:
     def region(self, step: int, count: int) -> Region:
         """Return the hard mask after ``step`` steps."""
         if step == 0:  # nothing speaks for any entry outside the base region
-            moved = self._climbed[self._base.indices.to(self.device)] > -math.inf
+            moved = self.climbed[self._base.indices.to(self.device)] > -math.inf
             return Region(self._base.indices[moved.cpu()][:count])
-        return hard_region(self._climbed, self._how.score_init, self._base, count)
+        return hard_region(self.climbed, self._how.score_init, self._base, count)
 
     def scores(self) -> Tensor:
         """Return S itself; the search is over then."""
-        climbed = self._climbed.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=0.0)
+        climbed = self.climbed.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=0.0)
         return climbed.add_(self._how.score_init)
+
+
+@dataclass
+class _Course:
+    """How far a search has come; see `forgetfree.core.checkpoint.Resumable`.
+
+    Attributes:
+        search: S.
+        losses: of each step.
+        best: by budget, the score, step and hard mask that are best so far.
+        validation: by budget, the step and score of every hard mask that was evaluated.
+    """
+
+    search: MaskSearch
+    losses: list[float] = field(default_factory=list)
+    best: dict[int, tuple[float, int, Region]] = field(default_factory=dict)
+    validation: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        best = {count: (score, step, region.indices) for count, (score, step, region) in self.best.items()}
+        return {"climbed": self.search.climbed, "losses": self.losses, "best": best, "validation": self.validation}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.search.climbed.copy_(state["climbed"])
+        self.search.in_model = False
+        self.losses += state["losses"]
+        self.best |= {count: (score, step, Region(at)) for count, (score, step, at) in state["best"].items()}
+        self.validation |= state["validation"]
 
 
 def _cut(tensor: Tensor, like: Tensor) -> Sequence[Tensor]:
@@ -220,6 +251,7 @@ def learn_regions(
     options: MaskOptions,
     validate: Callable[[], float] | None = None,
     on_step: OnStep | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[LearnedRegion]:
     """Localize a skill: learn S by SGD on the loss of θ(γ), then take hard regions (paper, eqs. 3 and 4).
 
@@ -239,6 +271,7 @@ def learn_regions(
             ``evaluate_every`` steps, unless there is only one. The best mask wins, the later of equals; without ``validate``,
             the last one. The base region itself is the answer to 0 steps alone: it may be much smaller than the budget.
         on_step: called after every step.
+        checkpoint: keeps where the search stands.
 
     Returns:
         One region a sparsity, each as if it had been asked for alone.
@@ -258,9 +291,9 @@ def learn_regions(
     counts = [budget(len(space), sparsity) for sparsity in sparsities]
     if options.steps <= options.evaluate_every:
         validate = None  # there is one mask, and nothing to choose
-    losses: list[float] = []
-    best: dict[int, tuple[float, int, Region]] = {}  # by budget: score, step and hard mask
-    validation: dict[int, list[tuple[int, float]]] = {count: [] for count in counts}
+    checkpoint = checkpoint or Checkpoint()
+    state = _Course(search, validation={count: [] for count in counts})
+    losses, best, validation = state.losses, state.best, state.validation
 
     def consider(step: int) -> None:
         for count, scores in validation.items():
@@ -276,14 +309,16 @@ def learn_regions(
 
     mode = model.training
     try:
+        done = checkpoint.begin(options.steps, state, theta_ft, base.indices)
         with trainable(model, search.tensors):
-            for step, batch in enumerate(islice(batches, options.steps), 1):
+            for step, batch in enumerate(islice(batches, done, options.steps), done + 1):
                 model.eval()  # validate may have put it back into training mode
                 losses.append(search.step_(batch, forward, step))
                 if on_step:
                     on_step(step, losses[-1])
                 if step % options.evaluate_every == 0 or step == options.steps:
                     consider(step)
+                checkpoint.after(step, options.steps, state)
         if not best:  # there was no step, or there were fewer batches than steps
             model.eval()
             consider(len(losses))

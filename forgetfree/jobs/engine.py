@@ -21,8 +21,9 @@ from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 from forgetfree.core.device import find_device, spread
 from forgetfree.core.exchange import ProcessLost
-from forgetfree.errors import ReportError, RunError, UsageError
-from forgetfree.files import locked, write_json
+from forgetfree.errors import RunError, UsageError
+from forgetfree.files import is_left, locked, sweep, write_json
+from forgetfree.jobs.checkpoints import CHECKPOINT
 from forgetfree.jobs.cluster import Place, RayTasks, check_cluster
 from forgetfree.jobs.config import CommonOptions, JobConfig
 from forgetfree.jobs.environment import (
@@ -31,17 +32,19 @@ from forgetfree.jobs.environment import (
     make_directory,
     refuse_held,
     set_threads,
+    threads_as_before,
+    threads_of_each,
 )
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.loggers import Subject, check_loggers, logged
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.resuming import as_json, continued, grown, read_config
-from forgetfree.jobs.signals import terminable
+from forgetfree.jobs.signals import STOP, terminable
+from forgetfree.jobs.stream_checkpoint import tasks_learned
 from forgetfree.jobs.together import Together, check_processes, threads_each
 from forgetfree.jobs.unit import Json, Unit, named
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.learning.monitor import Monitor
-from forgetfree.results.scores import SCORES_FILE, read_scores
 
 Config = TypeVar("Config", bound=JobConfig)
 SCHEMA = 1
@@ -62,6 +65,7 @@ class Execution(TypedDict, total=False):
 
     Attributes:
         resume: go on in a directory that was begun: what is finished there is kept. Default: the directory must be empty.
+        allow_changed: resume under other versions or on another device, too; config.json says so.
         jobs: how many units run at a time, more than one as worker processes. Default: 1, in this process.
         processes: how many train each unit together; the first unexpected exception then ends the job. Default: this one.
         progress: hears of all units. Default: silence.
@@ -72,6 +76,7 @@ class Execution(TypedDict, total=False):
     """
 
     resume: bool
+    allow_changed: bool
     jobs: int
     processes: int | None
     progress: Progress
@@ -165,6 +170,7 @@ class Job(ABC, Generic[Config]):
         self,
         *,
         resume: bool = False,
+        allow_changed: bool = False,
         jobs: int = 1,
         processes: int | None = None,
         progress: Progress | None = None,
@@ -177,8 +183,8 @@ class Job(ABC, Generic[Config]):
 
         Raises:
             UsageError: the directory is not empty, was begun with another configuration, or there is nothing to resume.
-            RunError: another process works in the directory, it was begun with other data, models or versions, or a
-                worker was killed.
+            RunError: another process works in the directory, it was begun with other data, models or versions, it was
+                deleted, or a worker was killed.
             ForgetfreeError: data or model cannot be loaded.
         """
         if jobs < 1:
@@ -194,7 +200,7 @@ class Job(ABC, Generic[Config]):
             if cluster is not None:
                 raise UsageError("--processes and --cluster are both given. Give one: a task of Ray is one process.")
             check_processes(processes, self.config.settings, self.device, jobs, self.objects)
-        if resume and not os.path.lexists(self.out / "config.json"):
+        if resume and not os.path.lexists(self.out / "config.json") and not _hardly_begun(self.out):
             raise UsageError(
                 f"There is nothing to resume in {str(self.out)!r}. Give the --out that was begun, or leave --resume out."
             )
@@ -202,12 +208,12 @@ class Job(ABC, Generic[Config]):
             jobs = max(1, len(spread(self.config.device)))  # a unit on each device
         check_loggers(log)
         make_directory(self.out)
-        with terminable(), _claimed(self.out):
-            before = self._begun(resume)
+        with terminable(), _claimed(self.out), threads_as_before():
+            before = self._begun(resume and os.path.lexists(self.out / "config.json"), allow_changed)
             if self._cache_is_given or os.path.lexists(self.cache):
                 make_directory(self.cache, "--cache" if self._cache_is_given else "--out")
             set_threads(self.threads or (processes and threads_each(self.config.settings)))
-            config = self._config(before)
+            config = self._config(before, allow_changed, jobs)
             missing = [unit for unit in _units(self.out, self.keys()) if not unit.is_done()]
             for unit in missing:
                 make_directory(unit.directory)
@@ -223,7 +229,7 @@ class Job(ABC, Generic[Config]):
                     return self._run(ThisProcess(progress), missing, debug, log)
                 fresh, arguments = self.__reduce__()
                 self.__dict__ = fresh(*arguments).__dict__  # workers load for themselves: what was loaded here goes
-                workers = WorkerProcesses(jobs, self.threads, progress, spread(self.config.device))
+                workers = WorkerProcesses(jobs, config["machine"]["threads"], progress, spread(self.config.device))
                 return self._run(executor or workers, missing, debug, log)
 
     def _place(self) -> Place:
@@ -242,8 +248,13 @@ class Job(ABC, Generic[Config]):
                 for _ in ended:
                     assemble(self.out)
         except BaseException as error:
+            if not os.path.lexists(self.out / "config.json") and not isinstance(error, KeyboardInterrupt):
+                raise RunError(
+                    f"{self.out} was deleted, or what is in it, while {self.config.command} worked there. Start again, and "
+                    "leave the directory alone until it has ended."
+                ) from error
             with suppress(Exception):  # what is cut short stands in the results, too
-                assemble(self.out, ended=True)
+                assemble(self.out, ended=not STOP.asked)  # figures take longer than a scheduler waits
             if isinstance(error, ProcessLost):
                 raise RunError(
                     f"A process was stopped from outside, perhaps for want of memory. {holdings(self.out)}"
@@ -256,32 +267,40 @@ class Job(ABC, Generic[Config]):
             raise
         return assemble(self.out, ended=True)
 
-    def _begun(self, resume: bool) -> Json:
-        """Return the config.json that the directory was begun with; an empty one where the directory is empty."""
+    def _begun(self, resume: bool, allow_changed: bool) -> Json:
+        """Return the config.json that the directory was begun with; an empty one where nothing was."""
         held = [name for name in make_directory(self.out) if name != LOCK]
+        if resume or _hardly_begun(self.out):
+            for folder in [self.out, *(path for path in self.out.rglob("*") if path.is_dir())]:
+                if folder != self.cache:  # which others may use now
+                    sweep(folder)
         if resume:
-            before = read_config(self.out, self.config.command, self.compared or self.config.command)
+            place = self.compared or self.config.command
+            before = read_config(self.out, self.config.command, place, allow_changed=allow_changed)
             if lacking := [each for each in before.get("objects", ()) if each not in self.objects]:
                 raise UsageError(
                     f"{self.out} was begun from Python with {', '.join(lacking)}, which no file can name. Go on by the "
                     "same call in Python, with resume=True."
                 )
             return before
-        refuse_held(self.out, held, f"Give another directory, or --resume to continue that {self.config.command}.")
+        if not _hardly_begun(self.out):
+            refuse_held(self.out, held, f"Give another directory, or --resume to continue that {self.config.command}.")
         return {}
 
-    def _config(self, before: Json) -> Json:
+    def _config(self, before: Json, allow_changed: bool, jobs: int) -> Json:
         """Return config.json with all that was asked for in this directory, now and before."""
         asked, place = as_json(self.asked()), self.compared or self.config.command
         if before:  # before anything is loaded
             asked = grown(self.out, before[place], asked, self.growing, self.names_all)
-        found = self.describe()
+        found, held = self.describe(), before.get("machine", {}).get("threads")
+        # On them depends the order in which numbers are added, so all units of a directory have as many.
+        set_threads(self.threads or (held if isinstance(held, int) else threads_of_each(min(jobs, len(self.keys())))))
         config = {"schema": SCHEMA, place: asked, **environment(self.device), **found, "units": self.keys()}
         if self.given.call:
             config["command"] = self.given.call
         if self.objects:  # it cannot be repeated from this file alone
             config["objects"] = self.objects
-        return continued(self.out, before, as_json(config)) if before else as_json(config)
+        return continued(self.out, before, as_json(config), allow_changed) if before else as_json(config)
 
 
 def assemble(out: Path, ended: bool = False) -> Json:
@@ -315,20 +334,25 @@ def holdings(out: Path) -> str:
         return ""
     units = [(unit, unit.record()) for unit in _units(out, config["units"])]
     finished = [str(unit) for unit, record in units if record and record["status"] == "done"]
-    begun = [f"{unit}{_progress(unit, config)}" for unit, record in units if record is None and unit.is_begun]
-    parts = [f"finished: {_listed(finished)}", *([f"will start again: {_listed(begun)}"] if begun else [])]
+    begun: dict[str, list[str]] = {"goes on": [], "will start again": []}
+    for unit, record in units:
+        if record is None and unit.is_begun:
+            begun["goes on" if (where := _standing(unit, config)) else "will start again"].append(f"{unit}{where}")
+    parts = [f"finished: {_listed(finished)}"]
+    parts += [f"{what}: {_listed(names)}" for what, names in begun.items() if names]
     return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
 
 
-def _progress(unit: Unit, config: Json) -> str:
-    """Say how far a unit of a run has come; units of other jobs score only at their end."""
-    if "run" not in config:
-        return ""
-    try:
-        learned = max(score.after for score in read_scores(unit.directory / SCORES_FILE))
-    except (ReportError, ValueError):
-        learned = 0
-    return f" ({learned} of {len(config['tasks'])} tasks)"
+def _standing(unit: Unit, config: Json) -> str:
+    """Say from where a unit that was cut short goes on; an empty text where it starts again."""
+    folder, tasks = unit.directory / CHECKPOINT, len(config["tasks"])
+    midst = any(folder.glob("*.safetensors"))
+    if "run" not in config and "sweep" not in config:  # each of its units is about one task
+        return " in the midst of its training" if midst else ""
+    learned = max(map(tasks_learned, folder.iterdir()), default=0) if folder.is_dir() else 0
+    if midst:
+        return f" in the midst of task {learned + 1} of {tasks}"
+    return f" after {learned} of {tasks} tasks" if learned else ""
 
 
 def failures(results: Json) -> list[str]:
@@ -341,6 +365,11 @@ def failures(results: Json) -> list[str]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "nothing" if len(names) <= _NAMED else f"{len(names)} units"
+
+
+def _hardly_begun(out: Path) -> bool:
+    """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
+    return out.is_dir() and all(is_left(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir())
 
 
 def _units(out: Path, keys: Mapping[str, Json]) -> list[Unit]:

@@ -7,8 +7,8 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from errno import EACCES, EEXIST, ENOTDIR
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from forgetfree import __version__
 from forgetfree.display import brief, escaped
 from forgetfree.errors import UsageError, first_line
+from forgetfree.files import WRITABLE
 
 if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
@@ -44,6 +45,25 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+def threads_of_each(processes: int) -> int:
+    """Return the CPU threads of each of several processes."""
+    import torch
+
+    return max(1, torch.get_num_threads() // processes)
+
+
+@contextmanager
+def threads_as_before() -> Iterator[None]:
+    """Have as many CPU threads after the block as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def quiet_libraries() -> None:
     """Silence third-party warnings and bars, which would break up the progress display; errors still come through."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -66,13 +86,29 @@ def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
             print(escaped(f"note: {note}"), file=sys.stderr)
 
 
+def circumstances(device: str) -> dict[str, Any]:
+    """Return what the bits that a unit computes may depend on, beside the unit."""
+    from forgetfree.core.device import kind_of_device
+
+    about = environment(device)
+    machine = {key: value for key, value in about["machine"].items() if key != "system"}
+    return {"versions": about["versions"], "machine": machine | {"device": kind_of_device(device)}}
+
+
 def environment(device: str) -> dict[str, Any]:
     """Return what config.json says of versions, machine and command."""
     import torch
 
+    from forgetfree.core.device import processor_of
+
     return {
         "versions": versions(),
-        "machine": {"device": device, "system": platform.platform(), "threads": torch.get_num_threads()},
+        "machine": {
+            "device": device,
+            "system": platform.platform(),
+            "threads": torch.get_num_threads(),
+            "processor": processor_of(device),
+        },
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
     }
 
@@ -101,7 +137,7 @@ def make_directory(path: Path, flag: str = "--out") -> list[str]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         held = sorted(each.name for each in path.iterdir())
-        probe = path / ".writable"
+        probe = path / WRITABLE
         probe.touch()
         probe.unlink(missing_ok=True)
         with suppress(FileNotFoundError):

@@ -31,13 +31,14 @@ _BESIDE = {"fine_tuned": "the fine-tuned model", "base_file": "the graft of --ba
 _REMEDY = "Start again with another --out."
 
 
-def read_config(out: Path, kind: str | None = None, *more: str) -> Json:
+def read_config(out: Path, kind: str | None = None, *more: str, allow_changed: bool = False) -> Json:
     """Read the config.json of a job, and check it.
 
     Args:
         out: its directory.
         kind: the kind of job that is to go on with it; default: it is only read.
         more: objects that it must hold for that.
+        allow_changed: go on with other versions, too.
 
     Raises:
         RunError: it is missing or damaged, or another version or kind of job wrote it.
@@ -47,7 +48,7 @@ def read_config(out: Path, kind: str | None = None, *more: str) -> Json:
         check_fields("", config, {kind: dict} if kind else {})
         if kind:
             check_fields("", {"versions": {}} | config, {"versions": dict})
-            refuse_changes(out, _changed_versions(config))
+            refuse_changes(out, [], [] if allow_changed else _changed_versions(config))
         check_fields("", config, _CONFIG | dict.fromkeys(more, dict))
         for key in ("data", "units"):
             right = all(isinstance(value, dict) for value in config[key].values())
@@ -134,13 +135,22 @@ def _differing(before: Json, now: Json, growing: Collection[str]) -> list[str]:
     return found
 
 
-def continued(out: Path, before: Json, now: Json) -> Json:
+def continued(out: Path, before: Json, now: Json, allow_changed: bool = False) -> Json:
     """Return the config.json of a job that goes on, with the earlier units.
 
+    Args:
+        out: its directory.
+        before: its config.json.
+        now: what that would be if it began now.
+        allow_changed: go on with other versions and on another device, too, and say so under ``changed``.
+
     Raises:
-        RunError: data, model or versions are not those that it was begun with.
+        RunError: data, model, versions or device are not those that it was begun with.
     """
-    refuse_changes(out, _changed(before, now))
+    circumstances = _changed_circumstances(before, now)
+    refuse_changes(out, _changed(before, now), [] if allow_changed else circumstances)
+    if changes := [*before.get("changed", []), *circumstances]:
+        now["changed"] = changes
     model, begun = now["about"].get("model"), before["about"].get("model")
     if isinstance(model, dict) and isinstance(begun, dict):
         model["name"] = begun.get("name")  # the weights identify it, not where they lie
@@ -153,21 +163,33 @@ def continued(out: Path, before: Json, now: Json) -> Json:
     return now | {"units": before["units"] | now["units"]}
 
 
-def refuse_changes(out: Path, changed: Collection[str]) -> None:
-    """Raise ``RunError`` if anything has changed since a directory was begun."""
-    if changed:
+def refuse_changes(out: Path, changed: Collection[str], circumstances: Collection[str]) -> None:
+    """Raise ``RunError`` if anything has changed since a directory was begun.
+
+    Args:
+        out: the directory.
+        changed: what cannot be gone on with.
+        circumstances: what can, by a flag.
+    """
+    both = [*changed, *circumstances]
+    if both:
+        how = "put the old files back" if changed else "give --allow-changed: then config.json names the change"
         raise RunError(
-            f"{out} cannot be resumed: {' and '.join(changed)} changed since it was begun. {_REMEDY[:-1]}, or put the old "
-            "files back."
+            f"{out} cannot be resumed: {' and '.join(both)} changed since it was begun. {_REMEDY[:-1]}, or {how}."
         )
 
 
+def _changed_circumstances(before: Json, now: Json) -> list[str]:
+    found, was, is_now = _changed_versions(before), before["machine"], now["machine"]
+    if kind_of_device(str(was.get("device"))) != kind_of_device(is_now["device"]):  # which of several does not count
+        return [*found, f"the device (was {was.get('device')}, is {is_now['device']})"]
+    if was.get("processor", is_now["processor"]) != is_now["processor"]:
+        found.append(f"the processor (was {was['processor']}, is {is_now['processor']})")
+    return found
+
+
 def _changed(before: Json, now: Json) -> list[str]:
-    found = _changed_versions(before)
-    device = before["machine"].get("device")
-    if kind_of_device(str(device)) != kind_of_device(now["machine"]["device"]):  # which of several does not count
-        found.append(f"the device (was {device}, is {now['machine']['device']})")
-    found += [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]
+    found = [what for key, what in _BESIDE.items() if before.get(key) != now.get(key)]
     model, held = before["model"], now["model"]
     same_weights = model.get("fingerprint") == held["fingerprint"]
     if not same_weights:

@@ -27,7 +27,8 @@ from forgetfree.jobs.engine import Execution, assemble
 from forgetfree.jobs.environment import make_directory, refuse_held
 from forgetfree.jobs.resuming import as_json, read_config
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.runner import Learned, Row, RunJob
+from forgetfree.jobs.runner import RunJob
+from forgetfree.jobs.stream_checkpoint import Learned, Row
 from forgetfree.jobs.unit import HISTORY, Json, Unit
 from forgetfree.json_file import parse_json
 from forgetfree.learning.monitor import Monitor

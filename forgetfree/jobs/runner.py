@@ -11,9 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -28,6 +26,7 @@ from forgetfree.jobs.given import Given
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.resuming import described
 from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.stream_checkpoint import Learned, Row, StreamCheckpoint
 from forgetfree.jobs.unit import Json, Unit
 from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.options import recorded
@@ -40,7 +39,6 @@ from forgetfree.tasks import readout_for
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
     from forgetfree.learning.training import TrainingOptions
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
 
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
 _OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario")
-#: The answers on every task's test rows.
-Row = dict[str, "Predictions"]
 
 
 def run(config: RunConfig, **how: Unpack[Execution]) -> Json:
@@ -68,25 +64,6 @@ def run(config: RunConfig, **how: Unpack[Execution]) -> Json:
         ForgetfreeError: data or model cannot be loaded.
     """
     return RunJob(config).perform(**how)
-
-
-@dataclass
-class Learned:
-    """What a strategy made of a stream.
-
-    Attributes:
-        strategy: after the last task.
-        rows: its answers before training, and after each task.
-        broken: see `StreamAnswers`.
-        kept_bytes: after each task.
-        seconds: that each task took to learn.
-    """
-
-    strategy: ContinualStrategy
-    rows: list[Row]
-    broken: list[str]
-    kept_bytes: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
 
 
 class RunJob(Job[RunConfig]):
@@ -216,18 +193,28 @@ class RunJob(Job[RunConfig]):
         )
         answers = StreamAnswers(strategy, upper_triangle=self.common.upper_triangle)
         learned = Learned(strategy, [], answers.broken)
-        done = self.begin(name, learned, answers, directory)
-        for row in range(len(learned.rows)):
-            on_row(learned.rows[: row + 1])
-        for experience in islice(stream.benchmark.train_stream, done, None):
-            begin = time.perf_counter()
-            strategy.train(experience)
-            learned.seconds.append(round(time.perf_counter() - begin, 3))
-            if directory is not None:
+        kept = StreamCheckpoint(monitor.checkpoint(), name, learned, answers)
+        done = kept.restore()
+        new = not learned.rows
+        if new:
+            done = self.begin(name, learned, answers, directory)
+        for count in range(1, len(learned.rows) + 1):
+            on_row(learned.rows[:count])
+        if new:
+            kept.answer()
+        for number, experience in enumerate(stream.benchmark.train_stream, 1):
+            if number > done:
+                begin = time.perf_counter()
+                strategy.train(experience)
+                learned.seconds.append(round(time.perf_counter() - begin, 3))
+                kept.learn(number)
+            if directory is not None and number >= done:
                 strategy.save(directory)
-            learned.rows.append(answers.after(stream.task_of(experience)))
-            learned.kept_bytes.append(strategy.bytes_kept())
-            on_row(learned.rows)
+            if number == len(learned.rows):
+                learned.rows.append(answers.after(stream.task_of(experience)))
+                learned.kept_bytes.append(strategy.bytes_kept())
+                on_row(learned.rows)
+                kept.answer()
         return learned
 
     def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:

@@ -2,6 +2,7 @@
 
 scores.csv       its scores, see `forgetfree.results.scores`
 history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
+.checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.checkpoints`
 …                what else it makes: a ledger, predictions, a graft
 unit.json        written last: how it ended, with the size and SHA-256 of each file beside it
 """
@@ -14,15 +15,18 @@ import json
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
-from forgetfree.files import write_json
-from forgetfree.jobs.environment import environment
+from forgetfree.files import write_atomically, write_json
+from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases
+from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.traffic import Traffic
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.learning.monitor import Follower, Monitor, Phase
@@ -83,7 +87,7 @@ class Unit:
         debug: bool = False,
         also: Callable[[Monitor], AbstractContextManager[Monitor]] = nullcontext,
     ) -> None:
-        """Run it from the start: what is in its folder goes.
+        """Run it: from where it was cut short under the same circumstances, else from the start: what is in its folder goes.
 
         What goes wrong in it (a loss that diverges, a fault of a strategy) is put down in unit.json, and the others go on.
 
@@ -99,13 +103,15 @@ class Unit:
                 written: the other units would fail, too.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        kept = KeptPhases(self.directory, circumstances(device))
         for path in self.directory.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        (self.directory / HISTORY).touch()
-        begin = time.perf_counter()
+            if not kept.goes_on or path.name not in (CHECKPOINT, HISTORY):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        kept.start()
+        history = History(monitor, self.directory, kept)
         details, error, sent = {}, None, {}
         try:
-            with also(History(monitor, self.directory, begin)) as heard:
+            with also(history) as heard:
                 traffic = Traffic(heard)
                 details = measure(self.key, self.directory, traffic)
                 sent = traffic.of_phases
@@ -118,7 +124,8 @@ class Unit:
                 reason = f"{type(fault).__name__}: {first_line(fault)}"
                 error = f"It stopped with {reason}. Run it alone with --debug to see where."
         made = environment(device) | ({"sent": sent} if sent else {})
-        self.end(made, details, error, time.perf_counter() - begin)
+        self.end(made, details, error, history.seconds)
+        kept.end()
 
     def end(self, made: Json, details: Json, error: str | None = None, seconds: float = 0.0) -> None:
         """Write unit.json: the unit has ended, with the files that are in its folder.
@@ -134,7 +141,7 @@ class Unit:
             "unit": self.key,
             "status": "done" if error is None else "failed",
             "error": error,
-            "seconds": round(seconds, 3),
+            "seconds": seconds,
             **made,
             "details": details,
             "files": described_files(self.directory),
@@ -154,11 +161,12 @@ def named(key: Mapping[str, Any], separator: str) -> str:
 
 
 def described_files(directory: Path) -> Json:
-    """Return size and SHA-256 of every file of a unit, by name, but of unit.json and temporary files."""
+    """Return size and SHA-256 of every file of a unit, by name, but of unit.json, temporary files and checkpoints."""
+    files = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
     return {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path != directory / RECORD and not path.name.startswith(".")
+        name.as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for name, path in files.items()
+        if name.parts != (RECORD,) and not any(part.startswith(".") for part in name.parts)
     }
 
 
@@ -179,24 +187,52 @@ def _check_record(record: Any) -> None:
 
 
 class History(Follower):
-    """Passes everything on to another monitor, and appends losses to history.jsonl.
+    """Passes everything on to another monitor, and appends losses to history.jsonl, those that stand there already but once.
 
     Args:
         monitor: hears of everything.
         directory: of the unit.
-        begin: the value of `time.perf_counter` when the unit began.
+        kept: where the phases of the unit stand.
     """
 
-    def __init__(self, monitor: Monitor, directory: Path, begin: float) -> None:
+    def __init__(self, monitor: Monitor, directory: Path, kept: Checkpoint) -> None:
         super().__init__(monitor)
-        self._path, self._begin = directory / HISTORY, begin
+        self._path, self._kept = directory / HISTORY, kept
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one
+        write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in met))
+        self._met = Counter(map(_timeless, met))
+        self._begin = time.perf_counter() - max((line["seconds"] for line in met), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the unit has taken so far, as far as they were told."""
+        return round(time.perf_counter() - self._begin, 3)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the unit's."""
+        return self._kept
 
     def met(self, task: str, phase: Phase, step: int, steps: int, loss: float, rate: float) -> None:
         """Log the step, if it is one of about a hundred."""
         if math.isfinite(loss) and (step % max(1, steps // _LOGGED) == 0 or step in (1, steps)):
-            seconds = round(time.perf_counter() - self._begin, 3)
-            line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": seconds}
+            line = {"task": task, "phase": phase, "step": step, "loss": loss, "rate": rate, "seconds": self.seconds}
             if math.isnan(rate):
                 del line["rate"]
+            if self._met[_timeless(line)]:  # before the unit was cut short
+                self._met[_timeless(line)] -= 1
+                return
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def _parsed(line: str) -> Json | None:
+    try:
+        parsed: Json = json.loads(line)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) and isinstance(parsed.get("seconds"), float) else None
+
+
+def _timeless(line: Mapping[str, Any]) -> str:
+    return json.dumps({key: value for key, value in line.items() if key != "seconds"}, sort_keys=True)

@@ -6,14 +6,18 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Collection, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from typing import Protocol
 
 from forgetfree.core.device import give_device
-from forgetfree.jobs.environment import quiet_libraries, set_threads
+from forgetfree.jobs.environment import quiet_libraries, set_threads, threads_of_each
 from forgetfree.jobs.progress import Ended, Event, Progress, Teller
+from forgetfree.jobs.signals import GRACE, terminable
 from forgetfree.jobs.unit import Unit
 from forgetfree.learning.monitor import Monitor
 
@@ -75,10 +79,8 @@ class WorkerProcesses:
         Raises:
             BrokenProcessPool: a worker was killed, or could not start.
         """
-        import torch
-
         jobs = min(self._jobs, len(units))
-        threads = self._threads or max(1, torch.get_num_threads() // jobs)
+        threads = self._threads or threads_of_each(jobs)
         others = set(multiprocessing.active_children())
         spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         told: SimpleQueue[Event | None] = spawn.SimpleQueue()
@@ -100,11 +102,7 @@ class WorkerProcesses:
                 listener.join()
             except BaseException:
                 workers.shutdown(wait=False, cancel_futures=True)
-                ours = set(multiprocessing.active_children()) - others
-                for process in ours:
-                    process.kill()
-                for process in ours:
-                    process.join()
+                _end(set(multiprocessing.active_children()) - others)
                 raise
 
     def _listen(self, told: SimpleQueue[Event | None]) -> None:
@@ -117,6 +115,17 @@ def dealt(devices: Sequence[int], jobs: int) -> list[int | None]:
     return [devices[i % len(devices)] if devices else None for i in range(jobs)]
 
 
+def _end(processes: Collection[BaseProcess]) -> None:
+    """End workers: each may finish its step and write a checkpoint."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + GRACE + 1
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
+
+
 def usual_jobs(device: str) -> int:
     """Return how many units of an experiment run at a time by default: two where there are two cores, one on a GPU."""
     return min(_USUAL, cores()) if device == "cpu" else 1
@@ -125,13 +134,15 @@ def usual_jobs(device: str) -> int:
 #: What this process does to units, if it is a worker, and where it tells of it.
 _work: Work
 _told: SimpleQueue[Event | None]
+_handlers: AbstractContextManager[None]
 
 
 def _begin(work: Work, threads: int, told: SimpleQueue[Event | None], numbers: SimpleQueue[int | None]) -> None:
     """Make this process a worker."""
-    global _work, _told
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it is the parent's to stop
+    global _work, _told, _handlers
+    _handlers = terminable(lambda: os._exit(1))
+    _handlers.__enter__()  # for good
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to stop
     threading.Thread(target=end_with_parent, daemon=True).start()
     quiet_libraries()
     set_threads(threads)

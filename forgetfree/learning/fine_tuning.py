@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forgetfree import __version__
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.steps import OnStep
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, paper_steps
@@ -70,6 +71,7 @@ def fine_tuned_state(
     options: TrainingOptions,
     seed: int,
     on_step: OnStep | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> ModelState:
     """Fine-tune θ_pre on ``task``.
 
@@ -82,11 +84,13 @@ def fine_tuned_state(
         options: how to train.
         seed: for batches and dropout.
         on_step: called after every update.
+        checkpoint: keeps where the training stands.
     """
     model = loaded.model
     pre.load_(model, [task.name])
     try:
-        fine_tune(model, task.train, options, steps=full_steps(options, task), seed=seed, on_step=on_step)
+        steps = full_steps(options, task)
+        fine_tune(model, task.train, options, steps=steps, seed=seed, on_step=on_step, checkpoint=checkpoint)
         return ModelState.of(model, [task.name])
     finally:
         pre.load_(model, [task.name])

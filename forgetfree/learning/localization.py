@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.base_regions import BaseKind, base_region, budget, most_moved, top
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.examples import Batch, Examples
 from forgetfree.core.fisher import diagonal_fisher
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
@@ -158,6 +159,7 @@ def localize(
     seed: int,
     base: Region | None = None,
     on_step: OnStep | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[LearnedRegion]:
     """Find γ of one task by eqs. 3 and 4, with the fine-tuned readout: one for each sparsity.
 
@@ -174,13 +176,20 @@ def localize(
         seed: for a random base and for the batches.
         base: γ_base, cut to its most moved entries if it is too large. Default: of the kind that the options name.
         on_step: called after every step.
+        checkpoint: keeps where the search stands.
     """
     space = model.space()
     if searches(options, sparsities, base, len(space)) > 1:
         found = []
         for i, each in enumerate(sparsities):
             told = on_step and partial(_later, on_step, i * mask.steps)
-            how: dict[str, Any] = {"sparsities": [each], "seed": seed, "base": base, "on_step": told}
+            how: dict[str, Any] = {
+                "sparsities": [each],
+                "seed": seed,
+                "base": base,
+                "on_step": told,
+                "checkpoint": checkpoint,
+            }
             found += localize(model, task, pre, fine_tuned, options, mask, **how)
         return found
     device = next(model.parameters()).device
@@ -212,6 +221,7 @@ def localize(
             options=mask,
             validate=score,
             on_step=on_step,
+            checkpoint=checkpoint,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.results.scores import Score
 
 Phase = Literal["fine_tune", "localize", "train", "evaluate"]
@@ -44,6 +45,10 @@ class Monitor:
     def scored(self, scores: Sequence[Score]) -> None:
         """Hear what was measured: of a stream, on every task before the first is learned, and after each."""
 
+    def checkpoint(self) -> Checkpoint:
+        """Return what keeps where a phase stands."""
+        return Checkpoint()
+
 
 class Relay(Monitor):
     """Passes everything on to another monitor."""
@@ -64,6 +69,10 @@ class Relay(Monitor):
     def scored(self, scores: Sequence[Score]) -> None:
         """Pass them on."""
         self._monitor.scored(scores)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return that of the other monitor."""
+        return self._monitor.checkpoint()
 
 
 class Follower(Relay):

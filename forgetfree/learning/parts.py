@@ -47,6 +47,10 @@ class Part:
             torch.manual_seed(derive_seed(seed, "dropout", step, self.number))
 
 
+#: What a forward pass takes of a batch that is not cut.
+WHOLE = Part((), 1.0, True, True)
+
+
 def cut(batch: Sequence[int], options: Cutting, counts: Sequence[int] | None = None) -> Iterator[Part]:
     """Cut a batch as the options say, and yield those parts that this process computes; arguments as those of `parts`.
 

@@ -92,7 +92,8 @@ class SingleTask:
             steps = full_steps(options, self.task)
             with self.monitor.phase(self.task.name, "fine_tune", steps) as on_step:
                 self.monitor.learning_rate(scheduled_rate(options, steps))
-                return fine_tuned_state(self.loaded, self.task, self.pre, options, seed, on_step)
+                kept = self.monitor.checkpoint()
+                return fine_tuned_state(self.loaded, self.task, self.pre, options, seed, on_step, kept)
 
         return self._store.get_or_make(self.key(options), make)
 
@@ -136,6 +137,7 @@ class SingleTask:
                 seed=seed,
                 base=base,
                 on_step=on_step,
+                checkpoint=self.monitor.checkpoint(),
             )
 
     def base(self, kind: BaseKind, fine_tuned: ModelState, count: int, fisher_rows: int = 256) -> Region:
@@ -204,7 +206,14 @@ class SingleTask:
             with self.monitor.phase(self.task.name, "train", steps) as on_step:
                 self.monitor.learning_rate(scheduled_rate(options, steps))
                 fine_tune(
-                    self.model, self.task.train, options, steps=steps, seed=seed, on_step=on_step, trained=trained
+                    self.model,
+                    self.task.train,
+                    options,
+                    steps=steps,
+                    seed=seed,
+                    on_step=on_step,
+                    trained=trained,
+                    checkpoint=self.monitor.checkpoint(),
                 )
             return ModelState.of(self.model, [self.task.name])
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgetfree import registry
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.examples import Examples
 from forgetfree.core.exchange import every, gathered
 from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel, autocast, native_precision
@@ -23,6 +24,7 @@ from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import Trained, WholeTensors, in_training
 from forgetfree.data.sampling import by_length, plan_batches
 from forgetfree.errors import OptionError
+from forgetfree.learning.in_training import InTraining
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.parts import BatchSum, cut
 from forgetfree.options import Function, Options, build, name_of_function, option
@@ -294,6 +296,24 @@ class Update:
         if self._scaler.get_scale() >= scale:  # else the gradients overflowed and the step was skipped
             self._schedule.step()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the parameters in training, and what the optimiser, the schedule and the scale of losses remember."""
+        return {
+            "parameters": [parameter.detach() for parameter in self.trained],
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self._schedule.last_epoch,
+            "scaler": self._scaler.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for parameter, held in zip(self.trained, state["parameters"], strict=True):
+            parameter.copy_(held)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._schedule.last_epoch = state["schedule"]
+        self._scaler.load_state_dict(state["scaler"])
+
 
 def plan(lengths: Sequence[int], options: TrainingOptions, steps: int, seed: int) -> list[list[int]]:
     """Return the row numbers of every batch of a training phase."""
@@ -318,6 +338,7 @@ def fine_tune(
     seed: int,
     on_step: OnStep | None = None,
     trained: Trained | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> None:
     """Fine-tune graftable entries and the task's readout in place, from the weights that the model has.
 
@@ -329,6 +350,7 @@ def fine_tune(
         seed: for batches and dropout.
         on_step: called after every update.
         trained: what is trained of the backbone; default: all graftable tensors.
+        checkpoint: keeps where the training stands.
 
     Raises:
         TrainingError: the loss is not finite.
@@ -342,7 +364,9 @@ def fine_tune(
         batch_sum = BatchSum(model, trained, update.trained, options)
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
-        for step, batch in enumerate(plan(rows.lengths, options, steps, seed), 1):
+        course = InTraining(model, trained, update, options.cache_lower_layers)
+        done = course.begin(checkpoint, steps, seed)
+        for step, batch in enumerate(plan(rows.lengths, options, steps, seed)[done:], done + 1):
             update.optimizer.zero_grad()
             for part in cut(batch, options, rows.counts):
                 part.seed_(seed, step)
@@ -358,6 +382,7 @@ def fine_tune(
             trained.write()
             if on_step:
                 on_step(step, total)
+            course.after(step)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief, is_text
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, locked, read_signed, signed_bytes, write_atomically
+from forgetfree.files import StrPath, locked, read_signed, signed_bytes, sweep, write_atomically
 from forgetfree.json_file import check, parse_json
 
 _REMEDY = "Restore it from a copy, or run the stream again."
@@ -194,10 +194,15 @@ class StateStore:
         if rank():
             yield self.get(key) if from_first(False) else None
             return
-        state = self.get(key)
-        with (
-            nullcontext() if state is not None or self._directory is None else locked(self._directory / f".{key}.lock")
-        ):
+        state, lock = self.get(key), None if self._directory is None else self._directory / f".{key}.lock"
+        if (
+            state is not None and lock is not None and lock.exists()
+        ):  # of a process that was killed, unless one is at work
+            with suppress(BlockingIOError), locked(lock, wait=False):
+                pass
+        with nullcontext() if state is not None or lock is None else locked(lock):
+            if state is None and self._directory is not None:
+                sweep(self._directory, of=f"{key}.safetensors")
             state = state if state is not None else self.get(key)  # another process may have made it before
             from_first(state is not None)
             yield state

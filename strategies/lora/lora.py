@@ -28,6 +28,7 @@ class LoRA(ContinualStrategy):
     Options: ClassVar[type[TrainingOptions]] = LoRAOptions
     forget_free: ClassVar[bool] = True
     taskwise: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

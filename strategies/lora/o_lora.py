@@ -37,6 +37,7 @@ class OLoRA(ContinualStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = OLoRAOptions
+    resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:

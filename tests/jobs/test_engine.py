@@ -361,13 +361,15 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     out = tmp_path / "out"
     process = start(command.words(out, *ENDLESS, "--jobs", jobs))
     wait_for(process, out / command.units[0] / "history.jsonl")
+    asked = time.monotonic()
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in error
     last = error.strip().splitlines()[-1]
     assert last.startswith(
-        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; will start again: "
+        f"forgetfree: error: Interrupted. {out} holds what was computed (finished: nothing; goes on: "
     )
+    assert " in the midst of " in last and time.monotonic() - asked < 10
     assert last.endswith(f"the same command with --resume --out {out} goes on.")
     assert not (out / LOCK).exists()
 

@@ -1,0 +1,159 @@
+"""Where a unit stands, in ``.checkpoint`` in its folder, which goes when the unit has ended.
+
+circumstances.json    threads, versions and device it is computed with: under others the unit starts again
+PHASE.safetensors     where a phase of training stands: a file for each phase since the last task that was learned
+STRATEGY/             what of a stream is learned, see `forgetfree.jobs.stream_checkpoint`
+
+A phase is known by the digest of all that it starts from. So none goes on from another's state, and one that ended is passed
+over: its last state is kept, too.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from forgetfree.core.checkpoint import Checkpoint, Resumable
+from forgetfree.errors import RunError
+from forgetfree.files import checksum, read_signed, write_json, write_tensors
+from forgetfree.jobs.signals import STOP
+from forgetfree.json_file import read_json
+
+#: The folder.
+CHECKPOINT = ".checkpoint"
+_CIRCUMSTANCES, _FORMAT = "circumstances.json", "forgetfree.checkpoint"
+#: Seconds between two writes of a phase, at least.
+INTERVAL = 60.0
+#: The share of the time that writing may take.
+SHARE = 0.02
+#: Bytes a second that a file is taken to be written at, before one was; and the seconds that any takes.
+_SPEED, _LEAST = 2e8, 0.02
+
+
+class KeptPhases(Checkpoint):
+    """Keeps where each phase of a unit stands.
+
+    Args:
+        directory: of the unit.
+        circumstances: what the bits depend on beside the unit itself.
+
+    Attributes:
+        folder: of the checkpoints.
+        goes_on: whether there were checkpoints of the same circumstances.
+    """
+
+    def __init__(self, directory: Path, circumstances: Mapping[str, Any]) -> None:
+        self.directory = self.folder = directory / CHECKPOINT
+        self.goes_on = _read(self.folder) == json.loads(json.dumps(circumstances))
+        self._circumstances = circumstances
+        self._path: Path | None = None  # of the phase that is under way
+        self._written, self._seconds = time.monotonic(), 0.0
+
+    def start(self) -> None:
+        """Make the folder; an empty one, unless the unit goes on."""
+        if not self.goes_on:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            write_json(self.folder / _CIRCUMSTANCES, self._circumstances)
+
+    def begin(self, steps: int, state: Resumable, *about: Any) -> int:
+        """Bring the phase to where it was kept."""
+        try:  # without the generators: what they are started from stands in ``about``
+            text, tensors = pack([steps, state.state_dict() | {"generators": None}, about])
+        except TypeError:  # an optimiser with a state of another kind: nothing is kept
+            self._path = None
+            return 0
+        self._path = self.folder / f"{checksum(tensors, {'state': text})[:24]}.safetensors"
+        self._seconds = max(_LEAST, sum(tensor.nbytes for tensor in tensors.values()) / _SPEED)
+        step = 0
+        try:
+            header, tensors = read_signed(self._path, RunError, "", format=_FORMAT)
+        except RunError:  # none, or damaged: the phase starts again
+            pass
+        else:
+            step, kept = unpack(header["state"], tensors)
+            state.load_state_dict(kept)
+        STOP.awaited = step < steps
+        return int(step)
+
+    def after(self, step: int, steps: int, state: Resumable) -> None:
+        """Write the state, if a minute has passed or the phase is done, and writing takes at most its share of the time."""
+        STOP.awaited = step < steps and self._path is not None
+        if self._path is None:
+            return
+        since, least = time.monotonic() - self._written, INTERVAL if step < steps else 0.0
+        if STOP.asked or since >= max(least, self._seconds / SHARE):
+            begin = time.monotonic()
+            text, tensors = pack([step, state.state_dict()])
+            write_tensors(self._path, tensors, {"format": _FORMAT, "state": text})
+            self._written = time.monotonic()
+            self._seconds = max(_LEAST, self._written - begin)
+        if STOP.asked:
+            STOP.end()
+
+    def forget(self) -> None:
+        """Remove the states of all phases."""
+        for path in self.folder.glob("*.safetensors"):
+            path.unlink()
+
+    def end(self) -> None:
+        """Remove the folder: the unit has ended."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def in_a_phase(directory: Path) -> bool:
+    """Say whether a unit was cut short in a phase that goes on from where it was."""
+    return any((directory / CHECKPOINT).glob("*.safetensors"))
+
+
+def _read(directory: Path) -> Any:
+    try:
+        return read_json(directory / _CIRCUMSTANCES, RunError, "")
+    except RunError:
+        return None
+
+
+# -- A state as tensors and one text ---------------------------------------------------------------------
+
+
+def pack(state: Any) -> tuple[str, dict[str, Tensor]]:
+    """Return a state as JSON, in which tensors stand as their numbers, and those tensors.
+
+    Raises:
+        TypeError: it holds something else than tensors, numbers, texts and ``None`` in dictionaries, lists and tuples.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            name = str(len(tensors))
+            tensors[name] = value.detach().cpu()
+            return {"tensor": name}
+        if isinstance(value, Mapping):
+            return {"dict": [[plain(key), plain(each)] for key, each in value.items()]}
+        if isinstance(value, tuple):
+            return {"tuple": [plain(each) for each in value]}
+        return [plain(each) for each in value] if isinstance(value, list) else value
+
+    return json.dumps(plain(state)), tensors
+
+
+def unpack(text: str, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state that `pack` was given."""
+
+    def rich(value: Any) -> Any:
+        if isinstance(value, list):
+            return [rich(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        ((kind, content),) = value.items()
+        if kind == "tensor":
+            return tensors[content]
+        return tuple(map(rich, content)) if kind == "tuple" else {rich(key): rich(each) for key, each in content}
+
+    return rich(json.loads(text))

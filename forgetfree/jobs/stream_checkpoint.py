@@ -1,0 +1,151 @@
+"""What a unit has learned of a stream, task by task, in a folder of its checkpoints: no finished task is learned again.
+
+learned-K/                what the strategy keeps after K tasks, by its `save`: of the newest K alone
+answers-K.safetensors     the answers that are new after K tasks, and what was measured beside them
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forgetfree.core.checkpoint import Checkpoint
+from forgetfree.errors import ForgetfreeError, RunError
+from forgetfree.files import new_directory, read_signed, write_json, write_tensors
+from forgetfree.json_file import parse_json, read_json
+from forgetfree.results.metrics import Predictions
+
+if TYPE_CHECKING:
+    from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.strategy import ContinualStrategy
+
+_FORMAT, _MEASURED = "forgetfree.answers", "measured.json"
+#: The answers on every task's test rows.
+Row = dict[str, Predictions]
+
+
+@dataclass
+class Learned:
+    """What a strategy made of a stream so far.
+
+    Attributes:
+        strategy: after the last task.
+        rows: its answers before training, and after each task.
+        broken: see `StreamAnswers`.
+        kept_bytes: after each task.
+        seconds: that each task took to learn.
+    """
+
+    strategy: ContinualStrategy
+    rows: list[Row]
+    broken: list[str]
+    kept_bytes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class StreamCheckpoint:
+    """Keeps what a strategy has learned, if it is `resumable`.
+
+    Args:
+        checkpoint: that of the unit.
+        name: of the strategy.
+        learned: what is kept; the strategy is new, and has no row.
+        answers: that bring the rows up to date.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, learned: Learned, answers: StreamAnswers) -> None:
+        self._phases, self._learned, self._answers = checkpoint, learned, answers
+        kept = checkpoint.directory if learned.strategy.resumable else None
+        self._directory = kept and kept / name
+        self._sampled: Row = {}
+
+    def restore(self) -> int:
+        """Bring all to where it was kept, and return the number of tasks that are learned.
+
+        That may be one more than there are rows after the first: it is to be answered.
+        """
+        if self._directory is None:
+            return 0
+        try:
+            return self._restore(self._directory)
+        except (ForgetfreeError, ValueError, KeyError):  # damaged: all tasks are learned again
+            shutil.rmtree(self._directory, ignore_errors=True)
+            return 0
+
+    def _restore(self, directory: Path) -> int:
+        learned, strategy = self._learned, self._learned.strategy
+        done = tasks_learned(directory)
+        rows, sampled, about = list[Row](), Row(), dict[str, Any]()
+        while (path := directory / f"answers-{len(rows)}.safetensors").exists():
+            header, tensors = read_signed(path, RunError, "", format=_FORMAT)
+            tasks = {task.name: task for task in strategy.stream.tasks}
+            new, about = {"answers": Row(), "samples": Row()}, parse_json(header["about"])
+            for kind, task, number in about["held"]:
+                logits, labels = (tensors[f"{number}/{part}"].numpy() for part in ("logits", "labels"))
+                sentences = tasks[task].sentences(tasks[task].test) if kind == "answers" else None
+                new[kind][task] = Predictions(logits, labels, sentences)
+            rows.append((rows[-1] if rows else {}) | new["answers"])
+            sampled |= new["samples"]
+        if done not in (len(rows) - 1, len(rows)) or not rows:
+            raise RunError(f"{directory} has answers after {len(rows) - 1} tasks, and {done} are learned.")
+        if done:
+            measured = read_json(directory / f"learned-{done}" / _MEASURED, RunError, "")
+            strategy.load(directory / f"learned-{done}")
+            strategy.seconds |= about["phases"] | measured["phases"]
+            learned.seconds += measured["seconds"]
+        learned.rows += rows
+        learned.kept_bytes += about["kept_bytes"]
+        learned.broken += about["broken"]
+        self._sampled = dict(sampled)
+        experiences = strategy.stream.benchmark.train_stream[: len(rows) - 1]
+        self._answers.resume([strategy.stream.task_of(each) for each in experiences], rows[-1], sampled)
+        return done
+
+    def learn(self, done: int) -> None:
+        """Keep what the strategy has learned from so many tasks."""
+        if self._directory is None:
+            return
+        with new_directory(self._directory / f"learned-{done}") as directory:
+            self._learned.strategy.save(directory)
+            measured = {"seconds": self._learned.seconds, "phases": self._learned.strategy.seconds}
+            write_json(directory / _MEASURED, measured)
+        shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
+        self._phases.forget()
+
+    def answer(self) -> None:
+        """Keep the newest row."""
+        if self._directory is None:
+            return
+        rows, sampled, learned = self._learned.rows, self._answers.sampled, self._learned
+        held = _new("answers", rows[-1], rows[-2] if len(rows) > 1 else {}) + _new("samples", sampled, self._sampled)
+        self._sampled = dict(sampled)
+        about = {
+            "held": [[kind, task, number] for number, (kind, task, _) in enumerate(held)],
+            "kept_bytes": learned.kept_bytes,
+            "broken": learned.broken,
+            "phases": learned.strategy.seconds,
+        }
+        tensors = {
+            f"{number}/{part}": torch.from_numpy(getattr(answers, part))
+            for number, (_, _, answers) in enumerate(held)
+            for part in ("logits", "labels")
+        }
+        path = self._directory / f"answers-{len(rows) - 1}.safetensors"
+        write_tensors(path, tensors, {"format": _FORMAT, "about": json.dumps(about)})
+
+
+def tasks_learned(directory: Path) -> int:
+    """Return how many tasks of a stream a folder of `StreamCheckpoint` says are learned."""
+    return max((int(path.name.removeprefix("learned-")) for path in directory.glob("learned-*")), default=0)
+
+
+def _new(
+    kind: str, now: Mapping[str, Predictions], before: Mapping[str, Predictions]
+) -> list[tuple[str, str, Predictions]]:
+    return [(kind, task, answers) for task, answers in now.items() if before.get(task) is not answers]

@@ -1,0 +1,532 @@
+"""Where a unit stands is kept, and it goes on from there; all in one process, by interrupts at chosen steps."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forgetfree import cli
+from forgetfree.errors import RunError, UsageError
+from forgetfree.files import locked
+from forgetfree.jobs import checkpoints, environment, resuming, unit
+from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
+from forgetfree.jobs.engine import holdings
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.runner import run
+from forgetfree.jobs.signals import STOP, terminable
+from forgetfree.learning.in_training import generators, set_generators
+from forgetfree.models.state import ModelState, StateStore
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write after every step."""
+    monkeypatch.setattr(checkpoints, "INTERVAL", 0.0)
+    monkeypatch.setattr(checkpoints, "SHARE", math.inf)
+
+
+# -- A state as tensors and one text ---------------------------------------------------------------------
+
+
+def test_a_state_comes_back_with_its_kinds() -> None:
+    state = {0: {"a": torch.arange(3), "b": None}, "c": (1, 2.5, [True, "x", {}]), "d": -math.inf, "e": torch.ones(0)}
+    text, tensors = pack(state)
+    back = unpack(text, tensors)
+    assert torch.equal(back[0].pop("a"), torch.arange(3)) and len(back.pop("e")) == 0
+    assert back == {0: {"b": None}, "c": (1, 2.5, [True, "x", {}]), "d": -math.inf}
+    with pytest.raises(TypeError):
+        pack({"a": object()})
+
+
+def test_generators_go_on_where_they_were() -> None:
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(3)
+    np.random.randn()  # the second of a pair is kept
+    held = unpack(*pack(generators()))
+
+    def draws() -> list[float]:
+        return [random.random(), np.random.randn(), np.random.rand(), float(torch.rand(())), float(torch.randn(()))]
+
+    first = draws()
+    assert draws() != first
+    set_generators(held)
+    assert draws() == first
+
+
+# -- When is written -------------------------------------------------------------------------------------
+
+
+class Counter:
+    """A phase whose steps count."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.value = torch.tensor([float(start)])
+
+    def state_dict(self) -> Json:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Json) -> None:
+        self.value.copy_(state["value"])
+
+    def step(self) -> None:
+        self.value += 1
+
+
+class Clock:
+    """A clock that is set by hand, and how many files were written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_a_write: float) -> None:
+        self.now, self.written, write = 1000.0, list[float](), checkpoints.write_tensors
+
+        def slow(*args: Any) -> None:
+            self.written.append(self.now)
+            self.now += seconds_a_write
+            write(*args)
+
+        monkeypatch.setattr(checkpoints.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(checkpoints, "write_tensors", slow)
+
+
+@pytest.mark.parametrize(("seconds", "between"), [(0.125, 60.0), (3.0, 150.0)])
+def test_a_phase_is_written_once_a_minute_and_for_two_percent_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, between: float
+) -> None:
+    clock, kept, state = Clock(monkeypatch, seconds), KeptPhases(tmp_path, {}), Counter()
+    kept.start()
+    assert kept.begin(2000, state) == 0
+    for step in range(1, 1000):
+        clock.now += 1.0
+        kept.after(step, 2000, state)
+    gaps = [later - sooner - seconds for sooner, later in zip(clock.written, clock.written[1:], strict=False)]
+    assert min(gaps) >= between and max(gaps) <= between + 1
+    assert seconds * len(clock.written) <= 0.02 * 1000 + seconds
+
+
+def test_a_phase_that_ended_is_passed_over_and_another_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, kept = Clock(monkeypatch, 0.01), KeptPhases(tmp_path, {"threads": 1})
+    kept.start()
+    state = Counter()
+    for step in range(kept.begin(5, state) + 1, 6):
+        state.step()
+        clock.now += 1.0
+        kept.after(step, 5, state)
+    assert clock.written == [1005.0]  # where it ended: a minute has not passed before
+    again = KeptPhases(tmp_path, {"threads": 1})
+    assert again.goes_on and not KeptPhases(tmp_path, {"threads": 2}).goes_on
+    later = Counter()
+    assert again.begin(5, later) == 5 and later.value == 5
+    assert again.begin(6, Counter()) == again.begin(5, Counter(1)) == again.begin(5, Counter(), "other") == 0
+    again.forget()
+    assert again.begin(5, Counter()) == 0
+
+
+def test_a_damaged_file_of_a_phase_counts_as_none(tmp_path: Path, often: None) -> None:
+    kept, state = KeptPhases(tmp_path, {}), Counter()
+    kept.start()
+    kept.begin(5, state)
+    state.step()
+    kept.after(1, 5, state)
+    (path,) = kept.folder.glob("*.safetensors")
+    assert kept.begin(5, Counter()) == 1
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    fresh = Counter()
+    assert kept.begin(5, fresh) == 0 and fresh.value == 0
+
+
+def test_an_optimiser_whose_state_no_file_holds_is_not_kept(tmp_path: Path) -> None:
+    class Odd(Counter):
+        def state_dict(self) -> Json:
+            return {"value": object()}
+
+    kept = KeptPhases(tmp_path, {})
+    kept.start()
+    assert kept.begin(5, Odd()) == 0
+    kept.after(1, 5, Odd())
+    assert not list(kept.folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_waits_for_the_step_in_a_phase_alone(tmp_path: Path, number: int) -> None:
+    kept, state = KeptPhases(tmp_path, {}), Counter()
+    kept.start()
+    with pytest.raises(KeyboardInterrupt), terminable():
+        os.kill(os.getpid(), number)
+    with terminable():
+        kept.begin(5, state)
+        os.kill(os.getpid(), number)
+        state.step()
+        with pytest.raises(KeyboardInterrupt):
+            kept.after(1, 5, state)
+    assert kept.begin(5, Counter()) == 1 and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    STOP.awaited = False
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    kept = KeptPhases(tmp_path, {})
+    kept.start()
+    with terminable():
+        kept.begin(5, Counter())
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # a scheduler may send it to a group twice
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+# -- Runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(data_directory: Path, model_directory: Any, tmp_path: Path) -> Callable[..., RunConfig]:
+    """A run of one strategy on two tasks."""
+
+    def make(strategy: str, out: str, **settings: Any) -> RunConfig:
+        usual = {"steps": 6, "threads": 1, "optimizer": "adamw"}
+        if strategy in ("grafting-continual", "graft-retrain", "merge-stitch"):
+            usual |= {"mask_steps": 4, "mask_batch_size": 8, "sparsity": 0.05}
+        return RunConfig(
+            stream="sst2,qnli",
+            data=str(data_directory),
+            model=str(model_directory("bert")),
+            strategies=(strategy,),
+            shots=4,
+            readout="linear",
+            settings={**usual, **settings},
+            out=str(tmp_path / out),
+        )
+
+    return make
+
+
+def outcome(out: Path) -> Json:
+    """Numbers, tensors and losses of a run."""
+    found: Json = {p.relative_to(out): p.read_bytes() for p in out.rglob("*.safetensors")}
+    for path in out.rglob("scores.csv"):
+        found[path.relative_to(out)] = path.read_text()
+    for path in out.rglob("history.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        found[path.relative_to(out)] = [{**line, "seconds": 0} for line in lines]
+    return found
+
+
+class Cut:
+    """Interrupts a run at a step of a phase of a task, and counts the steps that it sees."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, task: str = "", phase: str = "", step: int = 0) -> None:
+        self.steps: list[tuple[str, str, int]] = []
+        met = unit.History.met
+
+        def meets(history: Any, at: str, name: Any, number: int, *args: Any) -> None:
+            met(history, at, name, number, *args)
+            self.steps.append((at, name, number))
+            if (at, name, number) == (task, phase, step):
+                STOP.asked = True
+
+        monkeypatch.setattr(unit.History, "met", meets)
+
+
+#: Strategy, and where it is cut short: task, phase and step.
+CUTS = [
+    ("grafting-continual", "sst2", "fine_tune", 3),
+    ("grafting-continual", "qnli", "localize", 2),
+    ("grafting-continual", "qnli", "train", 5),
+    ("fine-tune", "qnli", "fine_tune", 2),
+    ("continual-ft", "qnli", "train", 1),
+    ("packnet", "qnli", "fine_tune", 4),
+    ("packnet", "qnli", "train", 2),
+    ("lora", "qnli", "train", 4),
+    ("o-lora", "qnli", "train", 4),
+    ("bitfit", "qnli", "train", 4),
+    ("graft-retrain", "qnli", "train", 3),
+    ("merge-ties", "qnli", "fine_tune", 3),
+    ("merge-stitch", "qnli", "localize", 3),
+]
+
+
+@pytest.mark.parametrize(("strategy", "task", "phase", "step"), CUTS)
+def test_a_run_goes_on_in_the_midst_of_a_phase(
+    strategy: str,
+    task: str,
+    phase: str,
+    step: int,
+    config: Callable[..., RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(config(strategy, "whole"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "SHARE", math.inf)  # that phases which ended are kept, however short they were
+        Cut(patch, task, phase, step)
+        run(config(strategy, "cut"))
+    where = "in the midst of task 2 of 2" if task == "qnli" else "in the midst of task 1 of 2"
+    assert f"goes on: {strategy} seed 0 {where}" in holdings(tmp_path / "cut")
+    with monkeypatch.context() as patch:
+        done = Cut(patch).steps
+        run(config(strategy, "cut"), resume=True)
+    assert done[0] == (task, phase, step + 1)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert not list(tmp_path.rglob(CHECKPOINT))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"accumulation": 3, "dropout": True, "momentum": 0.9, "optimizer": "sgd"}, "sgd"),
+        ({"l1": 1e-4, "warmup": 0.5, "max_gradient_norm": 1.0, "precision": "bf16"}, "penalty"),
+        ({"optimizer": "torch.optim:Adagrad", "schedule": "constant"}, "another"),
+    ],
+)
+def test_all_ways_of_training_go_on(
+    changes: Json, name: str, config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config("continual-ft", "whole", **changes))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        Cut(patch, "sst2", "train", 4)
+        run(config("continual-ft", "cut", **changes))
+    with monkeypatch.context() as patch:
+        done = Cut(patch).steps
+        run(config("continual-ft", "cut", **changes), resume=True)
+    assert done[0] == ("sst2", "train", 5)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "first", "told"),
+    [
+        ("wsn", ("qnli", "train", 1), "goes on: wsn seed 0 after 1 of 2 tasks"),
+        ("ewc", ("sst2", "train", 1), "will start again: ewc seed 0"),
+    ],
+)
+def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
+    strategy: str,
+    first: Any,
+    told: str,
+    config: Callable[..., RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(config(strategy, "whole"))
+
+    met = unit.History.met
+
+    def stop(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
+        met(history, task, phase, step, *args)
+        if (task, phase, step) == ("qnli", "train", 3):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(unit.History, "met", stop)
+        run(config(strategy, "cut"))
+    assert told in holdings(tmp_path / "cut")
+    with monkeypatch.context() as patch:
+        done = Cut(patch).steps
+        run(config(strategy, "cut"), resume=True)
+    assert next(step for step in done if step[1] != "evaluate") == first
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+# -- The directory ---------------------------------------------------------------------------------------
+
+
+def test_a_kill_during_the_first_write_leaves_a_directory_that_starts_anew(
+    config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    for number, resume in enumerate((False, True)):
+        out = tmp_path / f"out-{number}"
+        (out / "bitfit" / "seed-0").mkdir(parents=True)
+        for name in (".lock", ".writable", ".config.json.abcd1234"):
+            (out / name).touch()
+        run(config("bitfit", out.name), resume=resume)
+        assert not [path for path in out.rglob(".*")]
+    assert outcome(tmp_path / "out-0") == outcome(tmp_path / "out-1")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / ".notes.txt.abcd1234").touch()
+    (tmp_path / "theirs" / "notes.txt").touch()
+    with pytest.raises(UsageError, match="is not empty"):
+        run(config("bitfit", "theirs"))
+    assert (tmp_path / "theirs" / ".notes.txt.abcd1234").exists()
+
+
+def test_what_killed_writers_left_is_removed_and_a_lost_file_costs_its_unit_alone(
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = replace(config("bitfit", "out"), strategies=("bitfit", "continual-ft"))
+    run(both)
+    out = tmp_path / "out"
+    before, kept = outcome(out), (out / "continual-ft" / "seed-0" / "unit.json").read_bytes()
+    (out / ".results.json.abcd1234").touch()
+    (out / "bitfit" / "seed-0" / ".scores.csv.abcd1234").touch()
+    (out / "bitfit" / "seed-0" / "ledger.safetensors").unlink()
+    run(both, resume=True)
+    assert outcome(out) == before and not [path for path in out.rglob(".*")]
+    assert (out / "continual-ft" / "seed-0" / "unit.json").read_bytes() == kept
+
+
+def test_leftovers_in_a_shared_cache_go_when_the_model_is_made(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    for key in ("sst2-0123456789abcdef", "qnli-0123456789abcdef"):
+        (tmp_path / f".{key}.safetensors.abcd1234").touch()
+    (tmp_path / ".sst2-0123456789abcdef.lock").touch()
+    with store.making("sst2-0123456789abcdef") as state:
+        assert state is None
+        assert [path.name for path in tmp_path.glob("*.abcd1234")] == [".qnli-0123456789abcdef.safetensors.abcd1234"]
+    store.put("sst2-0123456789abcdef", ModelState(torch.zeros(2), {}, {}))
+    lock = tmp_path / ".sst2-0123456789abcdef.lock"
+    lock.touch()  # of a process that was killed after it had put the model there
+    with store.making("sst2-0123456789abcdef") as state:
+        assert state is not None and not lock.exists()
+    with locked(lock), store.making("sst2-0123456789abcdef"):
+        assert lock.exists()  # somebody is at work
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: None
+) -> None:
+    run(config("continual-ft", "whole"))
+    fsync, left = os.fsync, 30
+
+    def full(handle: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(os, "fsync", full)
+        run(config("continual-ft", "cut"))
+    out = tmp_path / "cut"
+    assert not [path for path in out.rglob(".*") if path.is_file()] and "goes on: " in holdings(out)
+    run(config("continual-ft", "cut"), resume=True)
+    assert outcome(out) == outcome(tmp_path / "whole")
+
+
+def test_the_clock_decides_nothing(
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes back by a day at every look, and files come from the future."""
+    run(config("continual-ft", "whole"))
+    now = time.time()
+
+    def back() -> float:
+        nonlocal now
+        now -= 86400
+        return now
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(time, "time", back)
+        Cut(patch, "qnli", "train", 3)
+        run(config("continual-ft", "cut"))
+    for path in (tmp_path / "cut").rglob("*"):
+        os.utime(path, (4e9, 4e9))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", back)
+        done = Cut(patch).steps
+        run(config("continual-ft", "cut"), resume=True)
+    assert done[0] == ("qnli", "train", 4)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_a_directory_that_is_deleted_in_the_midst_is_told(
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = unit.History.met
+
+    def deletes(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
+        if (phase, step) == ("train", 3):
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        met(history, task, phase, step, *args)
+
+    monkeypatch.setattr(unit.History, "met", deletes)
+    with pytest.raises(RunError, match=r"out was deleted, or what is in it, while run worked there\. Start again"):
+        run(config("continual-ft", "out"))
+
+
+def test_a_directory_that_cannot_be_written_is_told_before_anything(
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, *args: Any, **how: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "touch", refused)
+    with pytest.raises(UsageError, match=r"--out .* cannot be written: .*Read-only file system"):
+        run(config("continual-ft", "out"))
+
+
+# -- Other circumstances ---------------------------------------------------------------------------------
+
+
+def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_ways(
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = replace(config("bitfit", "out"), strategies=("bitfit", "continual-ft"))
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        met, count = unit.History.met, 0
+
+        def stop(history: Any, task: str, phase: Any, step: int, *args: Any) -> None:
+            nonlocal count
+            met(history, task, phase, step, *args)
+            count += (task, phase, step) == ("qnli", "train", 3)
+            STOP.asked = count == 2
+
+        patch.setattr(unit.History, "met", stop)
+        run(both)
+    finished = (out / "bitfit" / "seed-0" / "unit.json").read_bytes()
+    versions = environment.versions()
+    for module in (environment, resuming):
+        monkeypatch.setattr(module, "versions", lambda: versions | {"torch": "9.9"})
+    with pytest.raises(
+        RunError, match=r"the version of torch .* or give --allow-changed: then config.json names the change"
+    ):
+        run(both, resume=True)
+    done = Cut(monkeypatch).steps
+    run(both, resume=True, allow_changed=True)
+    assert next(step for step in done if step[1] == "train") == ("sst2", "train", 1)
+    assert (out / "bitfit" / "seed-0" / "unit.json").read_bytes() == finished
+    record = json.loads((out / "continual-ft" / "seed-0" / "unit.json").read_text())
+    assert record["versions"]["torch"] == "9.9"
+    (changed,) = json.loads((out / "config.json").read_text())["changed"]
+    assert changed.startswith("the version of torch (was ") and changed.endswith("is 9.9)")
+
+
+def test_units_have_as_many_threads_as_the_first(config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    usual = config("bitfit", "out")
+    settings = {key: value for key, value in usual.settings.items() if key != "threads"}
+    run(replace(usual, settings=settings))
+    torch.set_num_threads(1)
+    run(replace(usual, settings=settings, seeds=(0, 1)), resume=True)
+    assert torch.get_num_threads() == 1
+    records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("unit.json")]
+    assert [record["machine"]["threads"] for record in records] == [2, 2]
+
+
+def test_allow_changed_is_about_what_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "sst2", "--allow-changed"]) == 2
+    assert "--allow-changed is about what is resumed. Add --resume" in capsys.readouterr().err

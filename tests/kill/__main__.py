@@ -1,0 +1,77 @@
+"""All kills by one command: ``python tests/kill --moments 100``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kill.harness import Harness, World
+
+
+def main() -> int:
+    """Kill at every rename, then at random moments with one worker and with two."""
+    parser = argparse.ArgumentParser(prog="python tests/kill", description=__doc__)
+    parser.add_argument("--moments", type=int, default=100, help="SIGKILLs at random moments; a third with two workers")
+    parser.add_argument(
+        "--signals", type=int, default=6, help="SIGTERMs at random moments, with one worker and with two each"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--renames", type=int, default=10**6, help="kill at the first N renames alone")
+    given = parser.parse_args()
+    folder, begin = Path(tempfile.mkdtemp(prefix="kill-")), time.monotonic()
+    failures: list[str] = []
+
+    def told(what: str, before: int) -> None:
+        seconds = time.monotonic() - begin
+        print(f"{what}: {len(failures) - before} differ from the run that was not killed ({seconds:.0f} s)", flush=True)
+
+    try:
+        for jobs, count in ((1, given.moments - given.moments // 3), (2, given.moments // 3)):
+            harness, places, before = Harness(World(folder, jobs=jobs)), Counter[str](), len(failures)
+            for moment, delay in harness.moments(count, given.seed):
+                place = attempt(failures, f"moment {moment} + {delay:.4f}", harness.killed_at, moment, delay)
+                places[str(place)] += 1
+            told(f"SIGKILL at {count} random moments, {jobs} at a time, {dict(places)}", before)
+            before = len(failures)
+            for moment, _ in harness.moments(given.signals, given.seed + 1):
+                attempt(failures, f"SIGTERM at {moment}", harness.killed_at, moment, 0.0, signal.SIGTERM)
+            told(f"SIGTERM at {given.signals} random moments, {jobs} at a time, each ended within 10 s", before)
+        one, number, before = Harness(World(folder)), 1, len(failures)
+        while number <= given.renames and attempt(
+            failures, f"rename {number}", partial(one.killed_at_replace, after=number % 2 == 0), number
+        ):
+            number += 1
+        told(f"SIGKILL at the first {number - 1} renames", before)
+    finally:
+        if not failures:
+            shutil.rmtree(folder, ignore_errors=True)
+    for failure in failures:
+        print(failure)
+    return 1 if failures else 0
+
+
+def attempt(failures: list[str], what: str, kill: Callable[..., Any], *given: Any) -> Any:
+    """Return what ``kill`` returns; where it raises, put that down and return a note."""
+    try:
+        return kill(*given)
+    except AssertionError as error:
+        failures.append(f"{what}: {error}")
+        return "differs"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""Runs that are killed and resumed, and compared with one that was not.
+
+A run is the command line in a forked child of a process that has imported all: what is killed is the run, not the imports.
+It tells what it is doing (`PLACES`) through shared memory, so that kills can be spread over it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import multiprocessing
+import os
+import random
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+
+from forgetfree import cli, files
+from forgetfree.jobs import checkpoints, engine, unit, workers
+from forgetfree.jobs.runner import RunJob  # with all that it needs
+from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
+
+Json = dict[str, Any]
+#: What a run is doing.
+PLACES = ("else", "fine_tune", "localize", "train", "evaluate", "reports")
+STRATEGIES = ("fine-tune", "grafting-continual", "continual-ft")
+_IMPORTED = RunJob, fine_tune, grafting_continual, continual_ft
+#: The longest that a child may take.
+_PATIENCE = 300.0
+
+
+@dataclass
+class World:
+    """A tiny model, tiny data, and where runs write.
+
+    Attributes:
+        folder: of all.
+        strategies: that a run trains.
+        jobs: how many units at a time.
+        settings: of a run.
+    """
+
+    folder: Path
+    strategies: Sequence[str] = STRATEGIES
+    jobs: int = 1
+    settings: Sequence[str] = ("steps=24", "mask_steps=8", "mask_batch_size=8", "optimizer=adamw", "threads=1")
+
+    def __post_init__(self) -> None:
+        self.model, self.data = self.folder / "model", self.folder / "data"
+        if not self.data.exists():
+            tiny.write_model("bert", self.model)
+            tiny.write_data(self.data)
+
+    def words(self, out: Path, *more: str) -> list[str]:
+        """Return the command line of a run."""
+        strategies = [word for name in self.strategies for word in ("--strategy", name)]
+        settings = [word for text in self.settings for word in ("--set", text)]
+        given = ["--data", str(self.data), "--model", str(self.model), "--shots", "4", "--readout", "linear"]
+        given += ["--sparsity", "0.05", "--jobs", str(self.jobs), "--out", str(out), "--quiet"]
+        return ["run", "sst2,qnli", *strategies, *given, *settings, *more]
+
+
+@dataclass
+class Watch:
+    """What a child tells: how many events there were, and of which place the last one is."""
+
+    shared: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 16))
+
+    def tell(self, place: str) -> None:
+        """Tell of an event."""
+        count, _ = self.read()
+        self.shared[:16] = struct.pack("qq", count + 1, PLACES.index(place))
+
+    def read(self) -> tuple[int, str]:
+        """Return the number of events, and the place."""
+        count, place = struct.unpack("qq", self.shared[:16])
+        return count, PLACES[place]
+
+
+@contextmanager
+def told(watch: Watch, log: list[str] | None = None) -> Iterator[None]:
+    """Let phases and reports tell of themselves, inside."""
+    phase, assemble = unit.History.phase, engine.assemble
+
+    def tell(place: str) -> None:
+        watch.tell(place)
+        if log is not None:
+            log.append(place)
+
+    @contextmanager
+    def telling(self: Any, task: str, name: str, steps: int) -> Iterator[Callable[[int, float], None]]:
+        with phase(self, task, name, steps) as on_step:  # type: ignore[arg-type]
+
+            def after(step: int, loss: float) -> None:
+                on_step(step, loss)
+                tell(name)
+
+            tell(name)
+            yield after
+        tell("else")
+
+    def assembling(*args: Any, **how: Any) -> Json:
+        tell("reports")
+        made = assemble(*args, **how)
+        tell("else")
+        return made
+
+    unit.History.phase, engine.assemble = telling, assembling  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        unit.History.phase, engine.assemble = phase, assemble  # type: ignore[method-assign]
+
+
+class Child:
+    """A run in a forked process with a group of its own.
+
+    Args:
+        words: the command line.
+        watch: what it tells.
+        before: called in it, before the run.
+        often: write a checkpoint after every step.
+    """
+
+    def __init__(
+        self, words: Sequence[str], watch: Watch, before: Callable[[], None] = lambda: None, *, often: bool = True
+    ) -> None:
+        self.log = Path(f"{words[words.index('--out') + 1]}.log")
+        self.events = self.log.with_suffix(".events")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        self.code: int | None = None
+        if self.pid == 0:
+            code = 70
+            try:
+                code = self._run(words, watch, before, often)
+            finally:
+                os._exit(code)
+
+    def _run(self, words: Sequence[str], watch: Watch, before: Callable[[], None], often: bool) -> int:
+        os.setsid()
+        handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        random.seed(os.getpid())  # of no consequence
+        # Workers are forked, too: spawned, each would import all again.
+        context = multiprocessing.get_context
+        workers.multiprocessing.get_context = lambda kind: context("fork")  # type: ignore[attr-defined, assignment]
+        if often:
+            checkpoints.INTERVAL, checkpoints.SHARE = 0.0, math.inf
+        log: list[str] = []
+        with told(watch, log):
+            before()
+            code = cli.main(list(words))
+        self.events.write_text("\n".join(log))
+        return int(code)
+
+    def running(self) -> bool:
+        """Say whether it runs."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code is None
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        deadline = time.monotonic() + _PATIENCE
+        while self.running():
+            if time.monotonic() > deadline:
+                self.signal(signal.SIGKILL)
+                raise AssertionError(f"it did not end: {self.log.read_text()[-2000:]}")
+            time.sleep(0.005)
+        assert self.code is not None
+        return self.code
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and its workers."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+def digest(out: Path, *, shared: bool = False) -> Json:
+    """Return what must be equal: the SHA-256 of every file, of those with seconds without them."""
+    found = {}
+    for path in sorted(path for path in out.rglob("*") if path.is_file()):
+        name = path.relative_to(out).as_posix()
+        if path.name in ("report.html", "report.md", "seconds-per-task.json", "unit.json", "config.json"):
+            found[name] = "made of the others"
+        elif path.suffix in (".json", ".jsonl"):
+            lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+            parsed = [timeless(json.loads(line)) for line in lines]
+            # Of two workers that need one model, whichever comes first fine-tunes it.
+            content = json.dumps([each for each in parsed if not (shared and each.get("phase") == "fine_tune")])
+            found[name] = hashlib.sha256(content.encode()).hexdigest()
+        else:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def timeless(value: Any) -> Any:
+    """Return a JSON value without seconds."""
+    if isinstance(value, dict):
+        return {key: timeless(each) for key, each in value.items() if key != "seconds"}
+    return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+class Harness:
+    """One run that was not interrupted, and many that are.
+
+    Args:
+        world: what is run.
+    """
+
+    def __init__(self, world: World) -> None:
+        assert torch.get_num_threads() == 1, "a process with threads cannot be forked: set OMP_NUM_THREADS=1"
+        self.world, self.count = world, 0
+        out = self.out()
+        child = Child(world.words(out), Watch(), often=False)
+        assert child.wait() == 0, child.log.read_text()
+        self.events, self.expected = child.events.read_text().split("\n"), digest(out, shared=self.world.jobs > 1)
+
+    def out(self) -> Path:
+        """Return a new directory."""
+        self.count += 1
+        out = self.world.folder / f"jobs-{self.world.jobs}-{self.count}"
+        return self.out() if out.exists() else out
+
+    def resume(self, out: Path, *more: str) -> None:
+        """Go on, and compare.
+
+        Raises:
+            AssertionError: it failed, or something differs.
+        """
+        resuming = ["--resume"] if out.exists() else []
+        child = Child(self.world.words(out, *resuming, *more), Watch(), often=False)
+        code = child.wait()
+        assert code == 0, f"exit code {code}: {child.log.read_text()[-2000:]}"
+        got = digest(out, shared=self.world.jobs > 1)
+        differ = [name for name in {**got, **self.expected} if got.get(name) != self.expected.get(name)]
+        assert not differ, f"{out} differs in {differ}"
+        assert not [path for path in out.rglob(".*") if path.name != ".gitignore"], "leftovers"
+
+    def killed_at_replace(self, number: int, *, after: bool) -> bool:
+        """Kill a run at its rename of this number, before it or after, and resume; return whether it got so far."""
+        out, replace, done = self.out(), os.replace, 0
+
+        def kill() -> None:
+            def replacing(*names: Any, **how: Any) -> None:
+                nonlocal done
+                done += 1
+                if done == number and not after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                replace(*names, **how)
+                if done == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            files.os.replace = replacing  # type: ignore[assignment]
+
+        child = Child(self.world.words(out), Watch(), kill, often=False)
+        if child.wait() == 0:
+            return False
+        assert child.code == -signal.SIGKILL, child.log.read_text()
+        self.resume(out)
+        return True
+
+    def killed_at(self, moment: int, delay: float, number: int = signal.SIGKILL) -> str:
+        """Kill a run a little after its event of this number, resume it, and return where it was killed.
+
+        Args:
+            moment: the number of the event.
+            delay: seconds after it.
+            number: the signal.
+        """
+        out, watch = self.out(), Watch()
+        child = Child(self.world.words(out), watch)
+        while child.running() and watch.read()[0] < moment:
+            time.sleep(0.0005)
+        time.sleep(delay)
+        place = watch.read()[1] if watch.read()[0] else "else"
+        asked = time.monotonic()
+        child.signal(number)
+        child.wait()
+        took = time.monotonic() - asked
+        assert took < 10, f"it ended {took:.1f} s after signal {number}"
+        if number != signal.SIGKILL and child.code not in (0, 1):
+            raise AssertionError(f"exit code {child.code}: {child.log.read_text()[-2000:]}")
+        self.resume(out)
+        return place
+
+    def moments(self, count: int, seed: int) -> Iterator[tuple[int, float]]:
+        """Yield random moments: an event, those of all places equally often, and a little time after it."""
+        draw = random.Random(seed)
+        by_place = {place: [n for n, each in enumerate(self.events, 1) if each == place] for place in PLACES}
+        places = [place for place in PLACES if by_place[place]]
+        for number in range(count):
+            yield draw.choice(by_place[places[number % len(places)]]), draw.expovariate(200)

@@ -1,0 +1,24 @@
+"""A small part of ``python tests/kill``: a few renames and moments, with one worker and with two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_runs_that_are_killed_end_as_one_that_is_not(tmp_path: Path) -> None:
+    given = ["--moments", "6", "--renames", "4", "--signals", "2"]
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).parent), *given],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count(": 0 differ from the run that was not killed") == 5
