@@ -68,7 +68,7 @@ class GraftingContinual(RegionStrategy):
         #: γ_n of each task as it was localized.
         self.localized: dict[str, LearnedRegion] = {}
         #: How far along fine-tuning's move each task's region started.
-        self.scales: dict[str, float] = {}
+        self.noted: dict[str, float] = {}
         #: The task whose union answers for all tasks, while the final union is evaluated.
         self._answers_all: EncodedTask | None = None
 
@@ -91,7 +91,7 @@ class GraftingContinual(RegionStrategy):
         self.localized[task.name] = replace(found, scores=found.scores.new_empty(0))
 
         # (2) Starting from the union graft so far, train only γ_n \ ∪_{i<n} γ_i: from θ_ft or θ_pre, as the options say.
-        values, self.scales[task.name] = starting_values(
+        values, self.noted[task.name] = starting_values(
             self, task, self.regions.ledger.free(found.region), fine_tuned, start
         )
         return self.regions.training(
@@ -120,7 +120,7 @@ class GraftingContinual(RegionStrategy):
 
     def extra_results(self) -> dict[str, Any]:
         """Return scaled starts, and the scores of the one final union on all tasks: what the union per task buys."""
-        extra = {"scales": self.scales} if self.options.region_start == "scaled" else {}
+        extra = {"scales": self.noted} if self.options.region_start == "scaled" else {}
         if not self.options.final_union:
             return extra
         self._answers_all = self.learned[-1]

@@ -23,7 +23,7 @@ from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.progress import make_progress
 from forgetfree.jobs.run_config import RunConfig, strategies_of
-from forgetfree.learning.training import refuse_made
+from forgetfree.learning.own_optimizers import refuse_made
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.results.table import Results, load_results
 

@@ -76,23 +76,12 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
 
     def command(*subjects: str, debug: bool = False, **typed: Any) -> int:
         given: Json = {name: str(value) if isinstance(value, Path) else value for name, value in typed.items()}
-        if len(subjects) > 1:
-            hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if subject == "stream" else ""
-            more = " ".join(subjects[1:])
-            raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {config.command} --help'.")
-        if given.get("resume") and "out" not in given:
-            raise UsageError("--resume needs --out DIR. Give the directory to continue.")
-        if given.get("allow_changed") and not given.get("resume"):
-            raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
-        if (jobs := given.get("jobs", 1)) < 1:
-            raise UsageError(f"--jobs must be at least 1, got {jobs}.")
+        _check_flags(config.command, subject, subjects, given)
         values = _values(config, given | dict(zip([subject], subjects, strict=False)))
         if subject != "name" and (held := only_task(values.get("data", default_data()))):
             values.setdefault(subject, *held)
         if not values.get(subject):
             raise _lacks_subject(config.command, subject, given)
-        if launched() and "processes" in given:
-            raise UsageError(f"torchrun has started {launched()} processes already. Leave --processes out.")
         processes = launched() or given.get("processes")
         if processes is not None:
             values["settings"] = {"parts": str(PARTS)} | values.get("settings", {})
@@ -103,13 +92,7 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         from forgetfree.jobs.progress import Progress, make_progress
 
         check_loggers(given.get("log", ()))
-        if "cluster" in given:
-            from forgetfree.jobs.cluster import check_cluster
-
-            check_cluster(given["cluster"], jobs)
-        if given.get("check") or given.get("json"):
-            if not given.get("check"):
-                raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
+        if given.get("check"):
             from forgetfree.cli.plan import show_plan
 
             quiet_libraries()
@@ -117,17 +100,10 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
                 show_plan(build(config, values, config.command), bool(given.get("resume")), bool(given.get("json")))
             return 0
         progress = Progress() if given.get("quiet") else make_progress(sys.stderr)
-        how: Execution = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
-        if given.get("allow_changed"):
-            how["allow_changed"] = True
-        if "jobs" in given:
-            how["jobs"] = jobs
+        how: Any = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
+        how |= {key: given[key] for key in ("allow_changed", "jobs", "log", "cluster") if key in given}
         if processes is not None:
             how["processes"] = processes
-        if "log" in given:
-            how["log"] = given["log"]
-        if "cluster" in given:
-            how["cluster"] = given["cluster"]
         quiet_libraries()
         asked, begun = build(config, values, config.command), Path(str(values["out"])) / "config.json"
         new = not how["resume"] and not os.path.lexists(begun)
@@ -144,6 +120,28 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
     command.__signature__ = Signature([*_arguments(config, subject)])  # type: ignore[attr-defined]
     command.__annotations__ = {}
     return command
+
+
+def _check_flags(command: str, subject: str, subjects: Sequence[str], given: Json) -> None:
+    """Raise ``UsageError`` where flags do not go together, whatever the configuration is."""
+    if len(subjects) > 1:
+        hint = f"Join the tasks of a stream by commas: {','.join(subjects)}. " if subject == "stream" else ""
+        more = " ".join(subjects[1:])
+        raise UsageError(f"Unrecognized arguments: {more}. {hint}See 'forgetfree {command} --help'.")
+    if given.get("resume") and "out" not in given:
+        raise UsageError("--resume needs --out DIR. Give the directory to continue.")
+    if given.get("allow_changed") and not given.get("resume"):
+        raise UsageError("--allow-changed is about what is resumed. Add --resume, or leave it out.")
+    if given.get("jobs", 1) < 1:
+        raise UsageError(f"--jobs must be at least 1, got {given['jobs']}.")
+    if given.get("json") and not given.get("check"):
+        raise UsageError("--json prints the plan of --check. Give --check, too, or leave --json out.")
+    if launched() and "processes" in given:
+        raise UsageError(f"torchrun has started {launched()} processes already. Leave --processes out.")
+    if "cluster" in given:
+        from forgetfree.jobs.cluster import check_cluster
+
+        check_cluster(given["cluster"], given.get("jobs", 1))
 
 
 def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:

@@ -12,7 +12,8 @@ from avalanche.training.plugins import LRSchedulerPlugin
 from forgetfree import registry
 from forgetfree.display import brief, escaped
 from forgetfree.errors import OptionError
-from forgetfree.learning.training import TrainingOptions, refuse_made
+from forgetfree.learning.own_optimizers import refuse_made
+from forgetfree.learning.training import TrainingOptions
 
 
 def recipe_options(strategy: Any, model: str) -> TrainingOptions:

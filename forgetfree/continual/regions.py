@@ -22,7 +22,8 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, Trained
 from forgetfree.errors import LedgerError, OptionError
-from forgetfree.learning.training import TrainingOptions, sets_rates
+from forgetfree.learning.own_optimizers import sets_rates
+from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import (
     Composition,
     Ledger,

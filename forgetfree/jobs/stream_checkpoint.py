@@ -50,7 +50,7 @@ class Learned:
 
 
 class StreamCheckpoint:
-    """Keeps what a strategy has learned, if it is `resumable`.
+    """Keeps what a strategy has learned, if it is `resumable`, and its dict ``noted`` of what it tells at the end, if any.
 
     Args:
         checkpoint: that of the unit.
@@ -99,6 +99,7 @@ class StreamCheckpoint:
             strategy.load(directory / f"learned-{done}")
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
+            _noted(strategy).update(measured["noted"])
         learned.rows += rows
         learned.kept_bytes += about["kept_bytes"]
         learned.broken += about["broken"]
@@ -112,8 +113,9 @@ class StreamCheckpoint:
         if self._directory is None:
             return
         with new_directory(self._directory / f"learned-{done}") as directory:
-            self._learned.strategy.save(directory)
-            measured = {"seconds": self._learned.seconds, "phases": self._learned.strategy.seconds}
+            strategy = self._learned.strategy
+            strategy.save(directory)
+            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "noted": _noted(strategy)}
             write_json(directory / _MEASURED, measured)
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
         self._phases.forget()
@@ -138,6 +140,11 @@ class StreamCheckpoint:
         }
         path = self._directory / f"answers-{len(rows) - 1}.safetensors"
         write_tensors(path, tensors, {"format": _FORMAT, "about": json.dumps(about)})
+
+
+def _noted(strategy: ContinualStrategy) -> dict[str, Any]:
+    noted: dict[str, Any] = getattr(strategy, "noted", {})
+    return noted
 
 
 def tasks_learned(directory: Path) -> int:
