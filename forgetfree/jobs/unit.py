@@ -28,7 +28,7 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.traffic import Traffic
-from forgetfree.json_file import check, check_fields, read_json
+from forgetfree.json_file import check, check_fields, parse_json, read_json
 from forgetfree.learning.monitor import Follower, Monitor, Phase
 
 Json = dict[str, Any]
@@ -228,8 +228,8 @@ class History(Follower):
 
 def _parsed(line: str) -> Json | None:
     try:
-        parsed: Json = json.loads(line)
-    except ValueError:
+        parsed: Any = parse_json(line)
+    except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) and isinstance(parsed.get("seconds"), float) else None
 

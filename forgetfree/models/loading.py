@@ -192,7 +192,8 @@ def sized(path: str, name: str, readout: str, graftable: str | None = None) -> t
     body, kind = body_loader(config, name), _choose_readout(config, readout, name)
     loader = getattr(transformers, LANGUAGE_MODELS.get(kind, body))
     with explained(name), quiet(transformers), torch.device("meta"):
-        network = loader.from_config(config, **(_without_pooler(config) if kind == "linear" else {}))
+        more = _without_pooler(config) if kind == "linear" else {}
+        network = loader.from_config(config, trust_remote_code=False, **more)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return kind, config, parameters, len(ParameterSpace.of(network, include=(graftable or ".",)))
 

@@ -33,7 +33,18 @@ ROOT = Path(__file__).parents[2]
 #: What the author of a strategy may write: three methods about a task, and at most ten names beside them.
 THREE = {"begin", "commit", "answering"}
 MORE = {
-    *("Options", "check", "setup", "kept", "forget_free", "taskwise", "online", "changed_by", "extra_results"),
+    *(
+        "Options",
+        "check",
+        "setup",
+        "kept",
+        "forget_free",
+        "taskwise",
+        "resumable",
+        "online",
+        "changed_by",
+        "extra_results",
+    ),
 }
 BASES = [
     ContinualStrategy,

@@ -620,10 +620,12 @@ def test_a_stream_is_a_registered_name_or_task_names(tmp_path: Path) -> None:
     assert [bool(rows.train.second) for rows in demo] == [True, False, False]
 
 
-def test_a_stream_names_a_task_once(tmp_path: Path) -> None:
-    task_folder(tmp_path, "mine", SINGLES)
-    with pytest.raises(UsageError, match=r"names 'mine' more than once.*second name"):
-        load_tasks("mine,sst2,mine", str(tmp_path))
+def test_a_stream_that_names_a_task_again_meets_its_next_version(tmp_path: Path) -> None:
+    for name in ("mine", "sst2"):
+        task_folder(tmp_path, name, SINGLES)
+    first, _, second = load_tasks("mine,sst2,mine", str(tmp_path))
+    assert (first.task.name, second.task.name) == ("mine", "mine@2")
+    assert first.train == second.train
 
 
 @pytest.mark.parametrize("stream", ["", " , "])

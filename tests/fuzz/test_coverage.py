@@ -34,6 +34,8 @@ PARSERS = {
     "results/unit_files": "answers for a figure, which must have the scores in results.json: tests/results/test_page.py",
     "results/run_results": "options that were written in the same call",
     "jobs/resuming": "what was written in the same call",
+    "jobs/checkpoints": "headers of checkpoints that `read_signed` has checked",
+    "jobs/revision": "what was written in the same call",
     "jobs/loggers": "options that were written in the same call",
 }
 

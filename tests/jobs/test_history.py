@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.jobs.unit import HISTORY, History
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.training import rate_at
@@ -34,7 +35,7 @@ def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
     how |= {"mask_steps": 2, "mask_learning_rate": 5.0, "region_steps": 5}
     options = build(cls.Options, {key: how[key] for key in how if key in cls.Options.__dataclass_fields__}, name)
     stream = tiny_stream()
-    made = cls(stream=stream, options=options, monitor=Stopwatch(History(Monitor(), tmp_path, 0.0)))
+    made = cls(stream=stream, options=options, monitor=Stopwatch(History(Monitor(), tmp_path, Checkpoint())))
     made.train(stream.benchmark.train_stream[0])
     made.evaluate()
     region = getattr(options, "region_steps", None) is not None
@@ -47,7 +48,7 @@ def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
 
 
 def test_a_phase_that_tells_no_rate_has_none(tmp_path: Path) -> None:
-    history = History(Monitor(), tmp_path, 0.0)
+    history = History(Monitor(), tmp_path, Checkpoint())
     with history.phase("a", "train", 2) as on_step:
         history.learning_rate(lambda step: step / 10)
         on_step(1, 0.5)
