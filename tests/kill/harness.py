@@ -204,7 +204,8 @@ def digest(out: Path, *, shared: bool = False) -> Json:
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             parsed = [timeless(json.loads(line)) for line in lines]
             # Of two workers that need one model, whichever comes first fine-tunes it.
-            content = json.dumps([each for each in parsed if not (shared and each.get("phase") == "fine_tune")])
+            raced = [isinstance(each, dict) and each.get("phase") == "fine_tune" for each in parsed]
+            content = json.dumps([each for each, other in zip(parsed, raced, strict=True) if not (shared and other)])
             found[name] = hashlib.sha256(content.encode()).hexdigest()
         else:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
