@@ -144,8 +144,6 @@ MODELS: dict[str, ModelEntry] = {
             "mask_batch_size": 256,
             "mask_evaluations": 2,
             "validation_rows": 128,
-            # No loss over five seeds: see docs/results.md, "bf16 beside fp32".
-            "precision": "auto",
             # Chosen on validation rows of QNLI and AG News: see docs/results.md, "The baselines".
             "ewc.ewc_lambda": 1e5,
             "online-ewc.ewc_lambda": 1e5,
