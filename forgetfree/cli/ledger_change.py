@@ -87,6 +87,7 @@ def merge_ledgers(
         raise UsageError(f"Merging takes two different ledgers or more, got {len(set(given))}.")
     quiet_libraries()
     from forgetfree.jobs.audit import note
+    from forgetfree.jobs.unit import described
     from forgetfree.ledger import Ledger, joined_ledger
 
     files = {str(path): _ledger_file(path) for path in given}
@@ -111,7 +112,7 @@ def merge_ledgers(
     note(
         out,
         "merge",
-        *({str(path): _described(path) for path in paths} for paths in (files.values(), [out])),
+        *({str(path): described(path) for path in paths} for paths in (files.values(), [out])),
         tasks=rows,
     )
     if as_json:
@@ -152,9 +153,3 @@ def _model_of(given: Sequence[Path]) -> str:
     if not runs:
         raise UsageError("--data scores the tasks, and a ledger does not name its base model. Give --model, too.")
     return located(load_run(runs[0])["model"]["name"], runs[0])
-
-
-def _described(path: Path) -> dict[str, Any]:
-    from forgetfree.jobs.unit import sha256
-
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}

@@ -9,6 +9,7 @@ from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.display import escaped
 from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.given import Given
+from forgetfree.results.rendering import size
 
 #: The most units that are printed.
 _SHOWN = 12
@@ -54,9 +55,9 @@ def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:
         print(f"… and {len(found['units']) - _SHOWN} more units")
     seconds = "unknown" if total["seconds"] is None else f"about {_time(total['seconds'])}"
     print(f"Time: {seconds}, one unit at a time; an estimate {found['estimated']}")
-    print(f"Memory: about {_size(total['memory_bytes'])}, an estimate by sizes")
+    print(f"Memory: about {size(total['memory_bytes'])}, an estimate by sizes")
     print(
-        escaped(f"Disk: about {_size(total['disk_bytes'])} of {_size(total['disk_free_bytes'])} free at {found['out']}")
+        escaped(f"Disk: about {size(total['disk_bytes'])} of {size(total['disk_free_bytes'])} free at {found['out']}")
     )
     for note in found["notes"]:
         print(escaped(f"Note: {note}"))
@@ -67,7 +68,3 @@ def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -134,7 +134,7 @@ def command(
             empty += not any(text.strip() for text in row.texts)
         sys.stdout.flush()
     if empty:
-        say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty; an answer to nothing says nothing.")
+        say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing.")
 
 
 def _plain(row: Asked, answer: Answer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from avalanche.models import DynamicModule
@@ -205,7 +205,7 @@ class StrategyTemplate(SupervisedTemplate):
         answer = _training_of(self).answer if self.is_training else self._answer
         task_labels = self.mbatch[-1] if len(self.mbatch) > 2 else 0
         if answer is None and hasattr(self.experience, "task_labels"):
-            return torch.as_tensor(super().forward())
+            return cast(Tensor, super().forward())
         # Avalanche would call the model without task labels, even where the batch has them.
         return (answer or self.model)(self.mb_x, task_labels)
 

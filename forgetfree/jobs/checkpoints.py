@@ -44,13 +44,13 @@ class KeptPhases(Checkpoint):
         circumstances: what the bits depend on beside the unit itself.
 
     Attributes:
-        folder: of the checkpoints.
+        directory: of the checkpoints.
         goes_on: whether there were checkpoints of the same circumstances.
     """
 
     def __init__(self, directory: Path, circumstances: Mapping[str, Any]) -> None:
-        self.directory = self.folder = directory / CHECKPOINT
-        self.goes_on = _read(self.folder) == json.loads(json.dumps(circumstances))
+        self.directory: Path = directory / CHECKPOINT
+        self.goes_on = _read(self.directory) == json.loads(json.dumps(circumstances))
         self._circumstances = circumstances
         self._path: Path | None = None  # of the phase that is under way
         self._written, self._seconds = time.monotonic(), 0.0
@@ -58,8 +58,8 @@ class KeptPhases(Checkpoint):
     def start(self) -> None:
         """Make the folder; an empty one, unless the unit goes on."""
         if not self.goes_on:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            write_json(self.folder / _CIRCUMSTANCES, self._circumstances)
+            shutil.rmtree(self.directory, ignore_errors=True)
+            write_json(self.directory / _CIRCUMSTANCES, self._circumstances)
 
     def begin(self, steps: int, state: Resumable, *about: Any) -> int:
         """Bring the phase to where it was kept."""
@@ -68,7 +68,7 @@ class KeptPhases(Checkpoint):
         except TypeError:  # an optimiser with a state of another kind: nothing is kept
             self._path = None
             return 0
-        self._path = self.folder / f"{checksum(tensors, {'state': text})[:24]}.safetensors"
+        self._path = self.directory / f"{checksum(tensors, {'state': text})[:24]}.safetensors"
         self._seconds = max(_LEAST, sum(tensor.nbytes for tensor in tensors.values()) / _SPEED)
         step = 0
         try:
@@ -98,12 +98,12 @@ class KeptPhases(Checkpoint):
 
     def forget(self) -> None:
         """Remove the states of all phases."""
-        for path in self.folder.glob("*.safetensors"):
+        for path in self.directory.glob("*.safetensors"):
             path.unlink()
 
     def end(self) -> None:
         """Remove the folder: the unit has ended."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def in_a_phase(directory: Path) -> bool:

@@ -111,7 +111,7 @@ def memory_bytes(config: Any, parameters: int, graftable: int, options: Training
     return round(4 * parameters + 4 * graftable * (1 + state + 3) + activations)
 
 
-def peak_memory(device: str) -> int:
+def device_memory(device: str) -> int:
     """Return the bytes of memory that the device has."""
     import os
 

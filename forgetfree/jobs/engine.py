@@ -23,7 +23,7 @@ from forgetfree.core.device import find_device, spread
 from forgetfree.core.exchange import ProcessLost
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_left, locked, sweep, write_json
-from forgetfree.jobs.checkpoints import CHECKPOINT
+from forgetfree.jobs.checkpoints import CHECKPOINT, in_a_phase
 from forgetfree.jobs.cluster import Place, RayTasks, check_cluster
 from forgetfree.jobs.config import CommonOptions, JobConfig
 from forgetfree.jobs.environment import (
@@ -346,7 +346,7 @@ def holdings(out: Path) -> str:
 def _standing(unit: Unit, config: Json) -> str:
     """Say from where a unit that was cut short goes on; an empty text where it starts again."""
     folder, tasks = unit.directory / CHECKPOINT, len(config["tasks"])
-    midst = any(folder.glob("*.safetensors"))
+    midst = in_a_phase(unit.directory)
     if "run" not in config and "sweep" not in config:  # each of its units is about one task
         return " in the midst of its training" if midst else ""
     learned = max(map(tasks_learned, folder.iterdir()), default=0) if folder.is_dir() else 0

@@ -205,10 +205,8 @@ def _model(asked: Asked, given: Given, tasks: Sequence[TaskDefinition], notes: l
 
 
 def _plan(config: JobConfig, found: _Found) -> Json:
-    asked, rows, definitions, model, device, notes = (
-        *(found.asked, found.rows, found.definitions),
-        *(found.model, found.device, found.notes),
-    )
+    asked, rows, definitions = found.asked, found.rows, found.definitions
+    model, device, notes = found.model, found.device, found.notes
     set_threads(asked.common.threads)
     lengths = {name: _lengths(model, each) for name, each in rows.items()}
     rates = _rates(asked, rows, model, device, notes)
@@ -228,7 +226,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
         )
         for each in asked.learners
     ]
-    most, there = max(memory, default=0), costs.peak_memory(device)
+    most, there = max(memory, default=0), costs.device_memory(device)
     if most > there:
         notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
     _tell_room(asked, model, notes)

@@ -162,11 +162,9 @@ class _Run:
         """Return the configuration of a run of some tasks by the strategies with a ledger."""
         section = self.config["run"] | places
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
+        left = [definitions[version_of(name)[0]] for name in tasks if name in definitions]
         was = readout_for(section["readout"], definitions.values())
-        if (
-            readout_for(section["readout"], [definitions[version_of(name)[0]] for name in tasks if name in definitions])
-            != was
-        ):
+        if readout_for(section["readout"], left) != was:
             section["readout"] = was  # the other tasks alone would be read out otherwise
         strategies = {unit.key["strategy"] for unit in self.units.values()}
         values = {

@@ -87,7 +87,7 @@ class Unit:
         debug: bool = False,
         also: Callable[[Monitor], AbstractContextManager[Monitor]] = nullcontext,
     ) -> None:
-        """Run it: from where it was cut short under the same circumstances, else from the start: what is in its folder goes.
+        """Run it from where it was cut short, if the circumstances are the same; else from the start, in an empty folder.
 
         What goes wrong in it (a loss that diverges, a fault of a strategy) is put down in unit.json, and the others go on.
 
@@ -164,10 +164,15 @@ def described_files(directory: Path) -> Json:
     """Return size and SHA-256 of every file of a unit, by name, but of unit.json, temporary files and checkpoints."""
     files = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
     return {
-        name.as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        name.as_posix(): described(path)
         for name, path in files.items()
         if name.parts != (RECORD,) and not any(part.startswith(".") for part in name.parts)
     }
+
+
+def described(path: Path) -> Json:
+    """Return size and SHA-256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def sha256(path: Path) -> str:
@@ -187,7 +192,7 @@ def _check_record(record: Any) -> None:
 
 
 class History(Follower):
-    """Passes everything on to another monitor, and appends losses to history.jsonl, those that stand there already but once.
+    """Passes everything on to another monitor, and appends to history.jsonl the losses that do not stand there already.
 
     Args:
         monitor: hears of everything.

@@ -30,7 +30,7 @@ class GraftOptions(LocalizationOptions):
     largest_scale: float = option(
         1.0,
         "a graft's values are θ_pre + c·(θ_ft − θ_pre), with the c of 0, 1, 2, 4, … up to this that answers training "
-        "rows best; 1: no c is tried but the paper's, 1",
+        "rows best; 1: the paper's c, and no other is tried",
         at_least=1,
     )
 
@@ -76,7 +76,7 @@ def choose_scale(
 
     def quality(scale: float) -> tuple[float, float, float]:
         with grafted(model.backbone, space, Graft(region, interpolate(pre, ft, scale))):
-            logits = predict(model, asked, batch_size=options.evaluation_batch_size, precision=options.precision)
+            logits = predict(model, asked, batch_size=options.rows_at_once, precision=options.precision)
         if not bool(logits.isfinite().all()):  # too far
             return -math.inf, -math.inf, -scale
         answers = task.predictions(logits, asked)

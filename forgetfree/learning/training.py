@@ -62,7 +62,8 @@ class TrainingOptions(Options):
     parts: int | None = option(
         None,
         "numbered parts of a batch, a power of two: each draws dropout by its number, and their gradients are added in a fixed "
-        "order, so that several processes (--processes) compute the same bits as one; none: 4 with --processes, else not so",
+        "order, so that several processes (--processes) compute the same bits as one; none: 4 with --processes, else batches "
+        "are not cut",
         at_least=1,
     )
     steps: int | None = option(
@@ -87,7 +88,7 @@ class TrainingOptions(Options):
     deterministic: bool = option(
         False,
         "answer each row in a forward pass of its own: its logits have the same bits whatever rows are answered beside it, "
-        "in any order and any batch size. Evaluation of short rows takes about twice as long on a CPU",
+        "in any order and any batch size. Evaluation of short rows takes longer",
     )
 
     def __post_init__(self) -> None:

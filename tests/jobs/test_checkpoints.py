@@ -10,7 +10,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,9 @@ from forgetfree.jobs.signals import STOP, terminable
 from forgetfree.learning.in_training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Json = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -152,7 +146,7 @@ def test_a_damaged_file_of_a_phase_counts_as_none(tmp_path: Path, often: None) -
     kept.begin(5, state)
     state.step()
     kept.after(1, 5, state)
-    (path,) = kept.folder.glob("*.safetensors")
+    (path,) = kept.directory.glob("*.safetensors")
     assert kept.begin(5, Counter()) == 1
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     fresh = Counter()
@@ -168,7 +162,7 @@ def test_an_optimiser_whose_state_no_file_holds_is_not_kept(tmp_path: Path) -> N
     kept.start()
     assert kept.begin(5, Odd()) == 0
     kept.after(1, 5, Odd())
-    assert not list(kept.folder.glob("*.safetensors"))
+    assert not list(kept.directory.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny import last_of_each
 
 from forgetfree import cli
@@ -33,6 +32,8 @@ from forgetfree.jobs.runner import run
 from forgetfree.jobs.unit import RECORD, Unit
 from forgetfree.jobs.workers import ThisProcess
 from forgetfree.learning.monitor import Monitor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Json = dict[str, Any]
 
@@ -87,14 +88,6 @@ class Command:
         sets = [word for key, value in config.settings.items() for word in ("--set", f"{key}={value}")]
         cache = ["--set", f"cache={out.parent / f'{out.name}-models'}"]
         return last_of_each([*words, *fixed, *sets, *cache, "--jobs", "1", "--out", str(out), *more], "--jobs")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["run", "graft", "experiment"])

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny import last_of_each
 
 from forgetfree import cli, errors
@@ -26,14 +25,7 @@ from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.jobs.experiments import ExperimentConfig, run_experiment, usual_jobs
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """What each of two workers has on two cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
