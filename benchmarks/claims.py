@@ -1,0 +1,236 @@
+"""Judge the claims of claims.md: ``python -m forgetfree.benchmarks.claims NAME RUN...``.
+
+The thresholds stand in claims.md alone; here stands how each quantity is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forgetfree.errors import ReportError
+from forgetfree.results.evidence import Answers, Evidence, Interval
+from forgetfree.results.metrics import reliability
+from forgetfree.results.rendering import NULL, Page, Table, render_page
+from forgetfree.results.run_results import StrategyRuns, load_run_results, merge
+from forgetfree.results.unit_files import answers_of
+
+CLAIMS = Path(__file__).resolve().with_name("claims.md")
+#: Draws of rows and seeds for calibration, which is slower to compute than accuracy.
+_CALIBRATION_DRAWS = 200
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A line of claims.md.
+
+    Attributes:
+        name: the claim in words.
+        compared: ``>``, ``<`` or ``=``.
+        threshold: as a fraction: 98 % and 98 points are 0.98.
+    """
+
+    name: str
+    compared: str
+    threshold: float
+
+    def verdict(self, found: Interval) -> str:
+        """Return ``holds``, ``does not``, or ``undecided`` because the interval holds the threshold."""
+        if self.compared == "=":
+            return "holds" if found.low == found.high == self.threshold else "does not"
+        if found.low <= self.threshold <= found.high:
+            return "undecided"
+        return "holds" if (found.low > self.threshold) == (self.compared == ">") else "does not"
+
+
+def claims(name: str) -> list[Claim]:
+    """Return the claims of one table of claims.md.
+
+    Raises:
+        ReportError: there is no such table.
+    """
+    text = CLAIMS.read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(name)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    if found is None:
+        known = ", ".join(re.findall(r"^## (\S+)$", text, re.MULTILINE))
+        raise ReportError(f"{CLAIMS.name} has no claims of {name!r}. It has those of: {known}.")
+    lines = re.findall(r"^\| (.+?) \| .+ \| ([<>=]) (\S+) (?:%|points) \|$", found[1], re.MULTILINE)
+    return [Claim(claim, compared, float(number) / 100) for claim, compared, number in lines]
+
+
+class Runs:
+    """The runs that judge: their answers on the test rows, and what they cost.
+
+    Args:
+        directories: of `forgetfree run`, on the same rows.
+
+    Raises:
+        ReportError: as `merge`; or the answers of a run are missing.
+    """
+
+    def __init__(self, directories: Sequence[str]) -> None:
+        comparison = merge([load_run_results(directory) for directory in directories])
+        self.metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
+        self.entries = {_role(entry): entry for entry in comparison.strategies}
+        if len(self.entries) < len(comparison.strategies):
+            labels = ", ".join(entry.label for entry in comparison.strategies)
+            raise ReportError(f"Each strategy is judged in one configuration, got {labels}. Leave some runs out.")
+        self.answers: dict[str, Answers] = {
+            role: {run["seed"]: answers_of(run, comparison.tasks) for run in entry.runs}
+            for role, entry in self.entries.items()
+        }
+        self._evidence: dict[tuple[str, ...], Evidence] = {}
+        for role, found in self.answers.items():
+            if not all(found.values()):
+                raise ReportError(f"The answers of {role} are missing. Give directories with predictions.safetensors.")
+
+    def evidence(self, *tasks: str) -> Evidence:
+        """Return the evidence on some tasks, or on all."""
+        chosen = tasks or tuple(self.metrics)
+        if chosen not in self._evidence:
+            self._evidence[chosen] = Evidence(self.answers, {task: self.metrics[task] for task in chosen})
+        return self._evidence[chosen]
+
+
+def _role(entry: StrategyRuns) -> str:
+    run = entry.runs[0]
+    return str(run["options"]["composition"] if run["strategy"] == "grafting-continual" else run["strategy"])
+
+
+# ---- what is measured ---------------------------------------------------------------------------------
+
+
+def changed(role: str, runs: Runs) -> Interval:
+    """Return the most that any score changes after its task was learned, over all tasks and seeds."""
+    changes = []
+    for run in runs.entries[role].runs:
+        matrix = np.array(run["matrix"][1:], dtype=np.float64)  # the first row is that before training
+        changes += [np.abs(matrix[task:, task] - matrix[task, task]).max() for task in range(len(matrix))]
+    return Interval(max(changes), min(changes), max(changes))
+
+
+def kept(role: str, task: str, runs: Runs) -> Interval | None:
+    """Return the score on a task divided by the fine-tuned one."""
+    return runs.evidence(task).retention(role, "fine-tune", 0.0)
+
+
+def above_naive(runs: Runs) -> Interval | None:
+    """Return how far the average of ``union`` is above naive fine-tuning."""
+    return runs.evidence().difference("union", "continual-ft")
+
+
+def cost_of_the_union(runs: Runs) -> Interval | None:
+    """Return how far ``alone`` is above ``union`` on SST-2."""
+    return runs.evidence("sst2").difference("alone", "union")
+
+
+def final_union(runs: Runs) -> Interval:
+    """Return the average under the one final union minus that under the union of each task; the range over seeds."""
+    return _range(
+        float(np.mean(run["union"]["accuracy"]) - np.mean(run["matrix"][-1])) for run in runs.entries["union"].runs
+    )
+
+
+def calibration(runs: Runs) -> Interval:
+    """Return the mean ECE of ``union`` minus the fine-tuned one, over rows and seeds drawn together."""
+    ours, theirs = runs.answers["union"], runs.answers["fine-tune"]
+    seeds = sorted(set(ours) & set(theirs))
+    random = np.random.default_rng(len(seeds))
+
+    def gap(task: str, chosen: Sequence[int], rows: Any) -> float:
+        return float(
+            np.mean(
+                [
+                    reliability(a.logits[rows], a.labels[rows]).ece - reliability(b.logits[rows], b.labels[rows]).ece
+                    for a, b in ((ours[seed][task], theirs[seed][task]) for seed in chosen)
+                ]
+            )
+        )
+
+    everything = slice(None)
+    drawn = []
+    for _ in range(_CALIBRATION_DRAWS):
+        chosen = random.choice(seeds, len(seeds)).tolist()
+        sizes = {task: len(ours[seeds[0]][task].labels) for task in runs.metrics}
+        drawn.append(np.mean([gap(task, chosen, random.integers(n, size=n)) for task, n in sizes.items()]))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(float(np.mean([gap(task, seeds, everything) for task in runs.metrics])), float(low), float(high))
+
+
+def cost(runs: Runs) -> Interval:
+    """Return the seconds of localizing and training a region, divided by those of fine-tuning; the range over seeds."""
+    fine_tuning = {run["seed"]: run["seconds"]["fine_tune"] for run in runs.entries["fine-tune"].runs}
+    return _range(
+        (run["seconds"]["localize"] + run["seconds"]["train"]) / fine_tuning[run["seed"]]
+        for run in runs.entries["union"].runs
+    )
+
+
+def _range(values: Any) -> Interval:
+    found = list(values)
+    return Interval(float(np.median(found)), min(found), max(found))
+
+
+_TASKS = {"QNLI": "qnli", "AG News": "ag_news", "SST-2": "sst2"}
+#: How the quantity of each claim is measured.
+MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
+    "nothing is forgotten": partial(changed, "union"),
+    "nothing is forgotten, alone": partial(changed, "alone"),
+    **{f"{title} is kept": partial(kept, "union", task) for title, task in _TASKS.items()},
+    **{f"{title} is kept, alone": partial(kept, "alone", task) for title, task in _TASKS.items()},
+    "grafting beats naive fine-tuning": above_naive,
+    "the union costs the last task": cost_of_the_union,
+    "the final union mixes": final_union,
+    "grafting is better calibrated": calibration,
+    "grafting is cheap": cost,
+}
+
+
+def judged(name: str, directories: Sequence[str]) -> Table:
+    """Return the claims of a table with what the runs say of each.
+
+    Raises:
+        ReportError: there is no such table, or the runs cannot be judged together.
+    """
+    runs, rows = Runs(directories), []
+    for claim in claims(name):
+        try:
+            found = MEASURED[claim.name](runs)
+        except KeyError as missing:  # a strategy that none of the runs has
+            measured, verdict = f"no {missing.args[0]} among the runs", NULL
+        else:
+            measured, verdict = (NULL, NULL) if found is None else (_shown(found), claim.verdict(found))
+        rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", measured, verdict))
+    return Table(
+        f"Claims of {name}, judged (in % or percentage points, as claims.md says)",
+        ("claim", "threshold", "measured", "verdict"),
+        tuple(rows),
+    )
+
+
+def _shown(found: Interval) -> str:
+    return f"{100 * found.value:.2f} [{100 * found.low:.2f}, {100 * found.high:.2f}]"
+
+
+def main() -> None:
+    """Print the verdicts as markdown."""
+    parser = argparse.ArgumentParser(prog="python -m forgetfree.benchmarks.claims", description=__doc__)
+    parser.add_argument("name", help="a table of claims.md, such as main-job")
+    parser.add_argument("runs", nargs="+", help="run directories")
+    arguments = parser.parse_args()
+    try:
+        table = judged(arguments.name, arguments.runs)
+    except ReportError as error:
+        parser.exit(2, f"forgetfree: error: {error}\n")
+    print(render_page(Page(f"{arguments.name}: claims", (), (table,)), "markdown"))
+
+
+if __name__ == "__main__":
+    main()

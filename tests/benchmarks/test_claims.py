@@ -1,0 +1,133 @@
+"""Claims are judged by what runs say: each by a measure of its own, against runs whose figures are known."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reported import make_run
+from safetensors.numpy import save_file
+
+from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, judged, main
+from forgetfree.errors import ReportError
+from forgetfree.results.evidence import Interval
+from forgetfree.results.metrics import Predictions
+
+TASKS = ["qnli", "ag_news", "sst2"]
+ROWS = 400
+
+
+def wrong_every(nth: int) -> Predictions:
+    """Answers on rows with rising labels of two, of which every nth is wrong; all equally sure."""
+    labels = np.arange(ROWS) % 2
+    predicted = np.where(np.arange(ROWS) % nth == 0, 1 - labels, labels)
+    return Predictions(4 * np.eye(2, dtype=np.float32)[predicted], labels)
+
+
+def make(out: Path, wrong: dict[str, int], seeds: tuple[int, ...] = (0, 1), **of_run: Any) -> Path:
+    """A run directory whose strategies answer every nth row wrongly, on all tasks and seeds."""
+    make_run(out, TASKS, dict.fromkeys(wrong, 0.0), seeds)
+    results = json.loads((out / "results.json").read_text())
+    for run in results["runs"]:
+        found = wrong_every(wrong[run["strategy"]])
+        held = {f"{task}/{key}": getattr(found, key) for task in TASKS for key in ("logits", "labels")}
+        save_file(held, out / run["strategy"] / f"seed-{run['seed']}" / "predictions.safetensors")
+        run["matrix"][1:] = [[found.score("accuracy")] * 3] * 3
+        run["ece"][1:] = [[found.ece] * 3] * 3
+        run |= of_run
+    (out / "results.json").write_text(json.dumps(results))
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Fine-tuned 95 %, naive 75 %; the union 90 %, alone 95 %."""
+    out = tmp_path_factory.mktemp("claims")
+    seconds = {"fine_tune": 10.0, "localize": 1.0, "train": 3.0, "evaluate": 1.0}
+    union = {"accuracy": [0.9, 0.9, 0.5], "ece": [0.1, 0.1, 0.1]}
+    return [
+        str(make(out / "whole", {"fine-tune": 20, "continual-ft": 4}, seconds=seconds)),
+        str(
+            make(
+                *(out / "union", {"grafting-continual": 10}),
+                **{"options": {"composition": "union"}, "seconds": seconds, "union": union},
+            )
+        ),
+        str(make(out / "alone", {"grafting-continual": 20}, options={"composition": "alone"}, seconds=seconds)),
+    ]
+
+
+def test_every_claim_has_a_measure_and_every_measure_a_claim() -> None:
+    tables = re.findall(r"^## (\S+)$", CLAIMS.read_text(), re.MULTILINE)
+    lines = re.findall(r"^\| (?!claim|---)", CLAIMS.read_text(), re.MULTILINE)
+    found = [claim for table in tables for claim in claims(table)]
+    assert len(found) == len(lines) > 10
+    assert {claim.name for claim in found} == set(MEASURED)
+
+
+def test_the_command_judges_claims_by_hand_worked_figures(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["claims", "main-job", *runs])
+    main()
+    lines = [line.replace("\\", "").strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    found = {line[0]: tuple(line[1:]) for line in lines}
+    assert found["nothing is forgotten"] == ("= 0", "0.00 [0.00, 0.00]", "holds")
+    threshold, measured, verdict = found["QNLI is kept"]
+    assert (threshold, verdict) == ("> 98", "does not")
+    assert measured.startswith(f"{100 * 0.9 / 0.95:.2f} [")
+    # Nothing varies between answers that are equal.
+    assert found["QNLI is kept, alone"][1:] == ("100.00 [100.00, 100.00]", "holds")
+    assert found["grafting beats naive fine-tuning"][1].startswith("15.00 [")
+    assert found["grafting beats naive fine-tuning"][2] == "holds"
+    assert found["the union costs the last task"][1].startswith("5.00 [")
+    assert found["the final union mixes"] == ("> -5", "-13.33 [-13.33, -13.33]", "does not")
+    assert found["grafting is cheap"] == ("< 50", "40.00 [40.00, 40.00]", "holds")
+    # Confidence is 1 / (1 + e⁻⁴) = 0.982: 0.032 above 95 %, 0.082 above 90 %.
+    assert found["grafting is better calibrated"][1].startswith("5.00 [")
+    assert found["grafting is better calibrated"][2] == "does not"
+
+
+@pytest.mark.parametrize(
+    ("compared", "interval", "verdict"),
+    [
+        (">", (0.5, 0.4, 0.6), "holds"),
+        (">", (0.5, 0.2, 0.6), "undecided"),
+        (">", (0.2, 0.1, 0.25), "does not"),
+        ("<", (0.2, 0.1, 0.25), "holds"),
+        ("<", (0.5, 0.4, 0.6), "does not"),
+        ("=", (0.3, 0.3, 0.3), "holds"),
+        ("=", (0.3, 0.2, 0.4), "does not"),
+    ],
+)
+def test_the_whole_interval_decides(compared: str, interval: tuple[float, float, float], verdict: str) -> None:
+    assert Claim("", compared, 0.3).verdict(Interval(*interval)) == verdict
+
+
+def test_a_score_that_changes_is_forgetting(runs: list[str]) -> None:
+    held = Runs(runs)
+    held.entries["union"].runs[0]["matrix"][-1][0] += 1e-9
+    found = MEASURED["nothing is forgotten"](held)
+    assert found is not None
+    assert Claim("", "=", 0.0).verdict(found) == "does not"
+
+
+def test_what_the_runs_lack_is_said(runs: list[str]) -> None:
+    found = {row[0]: row[1:] for row in judged("smollm2", runs[1:2]).rows}
+    assert found["QNLI is kept"][1:] == ("no fine-tune among the runs", "—")
+    assert found["nothing is forgotten"][2] == "holds"
+
+
+def test_wrong_input_is_told(runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    with pytest.raises(ReportError, match="It has those of: main-job"):
+        judged("nothing", runs)
+    monkeypatch.setattr(sys, "argv", ["claims", "main-job", "/nowhere"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "does not exist" in capsys.readouterr().err
