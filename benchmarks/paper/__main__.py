@@ -1,8 +1,8 @@
-"""Write the sections of docs/results.md that hold the experiments: ``python -m forgetfree.benchmarks.paper``.
+"""Write the pages of docs/results/paper/, one for each run of an experiment: ``python -m forgetfree.benchmarks.paper``.
 
-They are made of the run files beside this one, and of nothing else, their figures too; a test holds the document to them. A
+They are made of the run files beside this one, and of nothing else, their figures too; a test holds the pages to them. A
 run file is called by its experiment; of a further run, with another model or readout, the name goes on after a dash. Those in
-``choices`` were scored on validation rows, to choose the presets' options.
+``choices`` were scored on validation rows, to choose the presets' options; docs/results/paper.md shows them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from forgetfree.benchmarks.paper.presets import SMALL
 from forgetfree.jobs.experiments import (
     SCORE,
     draw_outcome,
+    load_experiment,
     load_experiment_results,
     outcome,
     pivot,
@@ -36,15 +37,18 @@ def run_files() -> list[Path]:
     return [each for file in files for each in (file, *sorted(RESULTS.glob(f"{file.stem}-*.csv"))) if each.is_file()]
 
 
-def section() -> str:
-    """The outcome of every run file with its figure."""
-    parts = []
-    for file in run_files():
-        run = load_experiment_results(file)
-        page = re.sub(r"^#", "###", render_page(outcome(run), "markdown"), flags=re.MULTILINE)
-        title, rest = page.replace(run["experiment"], file.stem, 1).split("\n", 1)
-        parts.append(f"{title}\n\n![{file.stem}](figures/{file.stem}.png)\n{rest.rstrip()}")
-    return _marked("experiments", "\n\n".join(parts))
+def page(file: Path) -> str:
+    """Return the outcome of a run file with its figure."""
+    run = load_experiment_results(file)
+    title, rest = render_page(outcome(run), "markdown").replace(run["experiment"], file.stem, 1).split("\n", 1)
+    return f"{title}\n\n![{file.stem}](../../figures/{file.stem}.png)\n{rest.rstrip()}\n"
+
+
+def contents() -> str:
+    """Return a line for each page, with what it asks."""
+    asked = {file.stem: load_experiment(load_experiment_results(file)["experiment"]).question for file in run_files()}
+    lines = [f"- [{name}](paper/{name}.md): {question}" for name, question in asked.items()]
+    return _marked("pages", "\n".join(lines))
 
 
 def choices() -> str:
@@ -68,15 +72,16 @@ def _marked(name: str, text: str) -> str:
 
 
 def main() -> None:
-    """Put sections and figures where they belong, in the checkout this file is part of."""
+    """Put pages and figures where they belong, in the checkout this file is part of."""
     documents = HERE.parents[1] / "docs"
-    results, figures = documents / "results.md", documents / "figures"
-    text = results.read_text(encoding="utf-8")
-    for name, made in (("experiments", section()), ("choices", choices())):
+    overview, figures = documents / "results" / "paper.md", documents / "figures"
+    text = overview.read_text(encoding="utf-8")
+    for name, made in (("pages", contents()), ("choices", choices())):
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         text = text[: text.index(begin)] + made + text[text.index(end) + len(end) :]
-    results.write_text(text, encoding="utf-8")
+    overview.write_text(text, encoding="utf-8")
     for file in run_files():
+        (overview.with_suffix("") / f"{file.stem}.md").write_text(page(file), encoding="utf-8")
         run = load_experiment_results(file)
         with tempfile.TemporaryDirectory() as drawn:
             draw_outcome(run, Path(drawn))

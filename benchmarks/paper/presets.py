@@ -12,7 +12,7 @@ SGD = {
     key: _RECIPE[key]
     for key in ("optimizer", "learning_rate", "readout_learning_rate", "momentum", "max_gradient_norm")
 }
-#: AdamW moves everything by little, ℓ1 makes its moves few (§3.2). What other rates on S give: docs/results.md.
+#: AdamW moves everything by little, ℓ1 makes its moves few (§3.2). What other rates on S give: docs/results/paper.md.
 ADAMW = {"optimizer": "adamw", "learning_rate": 1e-4, "readout_learning_rate": 1e-3, "mask_learning_rate": 1e10}
 ADAMW_L1 = {**ADAMW, "l1": 1e-4}
 
