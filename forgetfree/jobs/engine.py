@@ -200,10 +200,8 @@ class Job(ABC, Generic[Config]):
             if cluster is not None:
                 raise UsageError("--processes and --cluster are both given. Give one: a task of Ray is one process.")
             check_processes(processes, self.config.settings, self.device, jobs, self.objects)
-        if resume and not os.path.lexists(self.out / "config.json") and not _hardly_begun(self.out):
-            raise UsageError(
-                f"There is nothing to resume in {str(self.out)!r}. Give the --out that was begun, or leave --resume out."
-            )
+        if resume:
+            check_begun(self.out)
         if jobs == 1 and processes is None and not self.objects:
             jobs = max(1, len(spread(self.config.device)))  # a unit on each device
         check_loggers(log)
@@ -215,6 +213,10 @@ class Job(ABC, Generic[Config]):
             set_threads(self.threads or (processes and threads_each(self.config.settings)))
             config = self._config(before, allow_changed, jobs)
             missing = [unit for unit in _units(self.out, self.keys()) if not unit.is_done()]
+            if missing:
+                from forgetfree.jobs.room import check_room
+
+                check_room(self.config, self.given, config)
             for unit in missing:
                 make_directory(unit.directory)
                 unit.forget()
@@ -257,7 +259,8 @@ class Job(ABC, Generic[Config]):
                 assemble(self.out, ended=not STOP.asked)  # figures take longer than a scheduler waits
             if isinstance(error, ProcessLost):
                 raise RunError(
-                    f"A process was stopped from outside, perhaps for want of memory. {holdings(self.out)}"
+                    "A process was stopped from outside, perhaps for want of memory, or could not start (then it says above "
+                    f"why). {holdings(self.out)}"
                 ) from error
             if isinstance(error, BrokenProcessPool):
                 raise RunError(
@@ -270,7 +273,7 @@ class Job(ABC, Generic[Config]):
     def _begun(self, resume: bool, allow_changed: bool) -> Json:
         """Return the config.json that the directory was begun with; an empty one where nothing was."""
         held = [name for name in make_directory(self.out) if name != LOCK]
-        if resume or _hardly_begun(self.out):
+        if resume or hardly_begun(self.out):
             for folder in [self.out, *(path for path in self.out.rglob("*") if path.is_dir())]:
                 if folder != self.cache:  # which others may use now
                     sweep(folder)
@@ -283,7 +286,7 @@ class Job(ABC, Generic[Config]):
                     "same call in Python, with resume=True."
                 )
             return before
-        if not _hardly_begun(self.out):
+        if not hardly_begun(self.out):
             refuse_held(self.out, held, f"Give another directory, or --resume to continue that {self.config.command}.")
         return {}
 
@@ -367,7 +370,15 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "nothing" if len(names) <= _NAMED else f"{len(names)} units"
 
 
-def _hardly_begun(out: Path) -> bool:
+def check_begun(out: Path) -> None:
+    """Raise ``UsageError`` unless there is something to resume in a directory, or it was killed before there was."""
+    if not os.path.lexists(out / "config.json") and not hardly_begun(out):
+        raise UsageError(
+            f"There is nothing to resume in {str(out)!r}. Give the --out that was begun, or leave --resume out."
+        )
+
+
+def hardly_begun(out: Path) -> bool:
     """Say whether a directory holds nothing but what is left of a job that was killed before it wrote config.json."""
     return out.is_dir() and all(is_left(path.name) or path.name == LOCK for path in out.rglob("*") if not path.is_dir())
 

@@ -38,6 +38,7 @@ from forgetfree.jobs.environment import check_place, check_precision, existing, 
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.room import refuse_without, room_for
 from forgetfree.jobs.unit import Json
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import mask_options
@@ -63,14 +64,7 @@ def plan_of(config: JobConfig, given: Given | None = None, *, resume: bool = Fal
     """
     found = _found(config, given or Given(), resume)
     found.faults.report()
-    plan = _plan(config, found)
-    needed, free = plan["total"]["disk_bytes"], plan["total"]["disk_free_bytes"]
-    if needed > free:
-        raise UsageError(
-            f"--out {config.out} needs about {needed:,} bytes, and {free:,} are free there. Give a directory on another disk, "
-            "or ask for fewer strategies or seeds."
-        )
-    return plan
+    return _plan(config, found)
 
 
 def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeError:
@@ -122,6 +116,9 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
     if model is not None and model.graftable:
         for sparsity in {each: None for learner in asked.learners for each in learner.sparsities}:
             faults.attempt(budget, model.graftable, sparsity)
+        faults.attempt(
+            refuse_without, *room_for(asked, _tests(asked, rows), definitions, model.graftable), config, asked
+        )
     return _Found(faults, notes, asked, device, rows, definitions, model or _Model("", "", None, 0, 0, False))
 
 
@@ -253,7 +250,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
             "steps": dict(total),
             "seconds": round(sum(seconds), 1) if known else None,
             "memory_bytes": most,
-            "disk_bytes": _disk(asked, rows, definitions, model),
+            "disk_bytes": sum(room_for(asked, _tests(asked, rows), definitions, model.graftable)),
             "disk_free_bytes": shutil.disk_usage(existing(Path(config.out))).free,
         },
         "estimated": rates.source if rates else "not at all",
@@ -345,22 +342,7 @@ def _tell_room(asked: Asked, model: _Model, notes: list[str]) -> None:
             )
 
 
-def _disk(asked: Asked, rows: Mapping[str, TaskRows], definitions: Mapping[str, TaskDefinition], model: _Model) -> int:
-    """Return about as many bytes as the job writes: fine-tuned models, ledgers or models, predictions."""
-    whole, models, kept = 4 * model.graftable, set[Any](), 0
-    for learner in asked.learners:
-        models |= {
-            (task, learner.seed, learner.shots, number)
-            for task in learner.tasks
-            if "fine_tune" in learner.phases
-            for number in range(learner.repeats)
-        }
-        if learner.keeps == "ledger":
-            entries = [int(model.graftable * each) for each in learner.sparsities]
-            kept += len(learner.tasks) * sum(costs.ledger_bytes(model.graftable, each) for each in entries)
-        elif learner.keeps == "model":
-            kept += whole
-        for task in learner.tasks:
-            labels = len(definitions[task].labels) if task in definitions else 2
-            kept += 0 if task not in rows else len(rows[task].test) * (4 * labels + 8)
-    return whole * len(models) + kept
+def _tests(asked: Asked, rows: Mapping[str, TaskRows]) -> dict[str, int]:
+    """Return how many test rows of each task are answered."""
+    limit = asked.common.test_limit
+    return {name: min(len(each.test), limit or len(each.test)) for name, each in rows.items()}

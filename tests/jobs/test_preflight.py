@@ -15,7 +15,8 @@ import torch
 import transformers
 
 from forgetfree import cli
-from forgetfree.jobs import costs
+from forgetfree.jobs import costs, room
+from forgetfree.jobs.unit import Unit
 from forgetfree.models.loading import load_model, sized
 
 Plan = Callable[..., dict[str, Any]]
@@ -215,10 +216,47 @@ def test_what_keeps_a_run_from_beginning(usual: list[str], more: list[str], mess
         assert message in refused(capsys, "run", "sst2", *words, "--check")
 
 
-def test_the_disk_is_too_small(usual: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+@pytest.mark.parametrize("check", [["--check"], []], ids=["check", "job"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "sst2", "--strategy", "fine-tune"),
+        ("sweep", "sst2,qnli", "--strategy", "fine-tune", "--set", "learning_rate=0.1,0.2"),
+        ("graft", "sst2", "--sparsity", "0.1"),
+        ("experiment", "calibration", "--task", "sst2"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_the_disk_is_too_small(
+    usual: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    words: tuple[str, ...],
+    check: list[str],
+) -> None:
+    """Before anything is trained, whatever the job is, and nothing is left behind."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    said = refused(capsys, "run", "sst2", *usual, "--strategy", "fine-tune", "--check")
-    assert "and 1,000 are free there" in said
+    monkeypatch.setattr(Unit, "run", lambda *_: pytest.fail("something is trained"))
+    said = refused(capsys, *words, *usual, *check).splitlines()[-1]
+    assert f"--out {tmp_path / 'out'} needs about " in said and "and 1,000 are free there" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_room_is_wanted_where_models_are_kept_and_for_what_is_not_there_yet(
+    usual: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ["run", "sst2", *usual, "--strategy", "fine-tune", "--steps", "1", "--cache", str(tmp_path / "cache")]
+    free = shutil.disk_usage
+    cached = {True: SimpleNamespace(free=1000), False: free(tmp_path)}
+    monkeypatch.setattr(room, "existing", lambda path: path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: cached[path.name == "cache"])
+    assert f"--cache {tmp_path / 'cache'} needs about " in refused(capsys, *words)
+    with monkeypatch.context() as roomy:
+        roomy.setattr(shutil, "disk_usage", lambda path: free(tmp_path))
+        assert cli.main(words) == 0
+    (tmp_path / "out" / "fine-tune" / "seed-0" / "unit.json").unlink()
+    assert cli.main([*words, "--resume"]) == 0  # the model is there, and is counted
 
 
 def test_a_directory_in_use_is_a_fault_unless_it_is_resumed(usual: list[str], tmp_path: Path, capsys: Any) -> None:

@@ -1,0 +1,88 @@
+"""How many bytes a job writes, and whether the disk has room for them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forgetfree.errors import ForgetfreeError, UsageError
+from forgetfree.jobs import costs
+from forgetfree.jobs.asked import Asked, asked_for
+from forgetfree.jobs.config import Faults, JobConfig
+from forgetfree.jobs.environment import existing
+from forgetfree.jobs.given import Given
+from forgetfree.jobs.unit import Json
+from forgetfree.models.loading import locate, sized
+from forgetfree.tasks import TaskDefinition
+
+
+def check_room(config: JobConfig, given: Given, found: Json) -> None:
+    """Raise ``UsageError`` unless there is room for what a job writes.
+
+    Args:
+        config: what is asked for; it was checked.
+        given: objects in the place of names.
+        found: its config.json.
+    """
+    asked, model = asked_for(config, given, Faults(ForgetfreeError)), found["about"]["model"]
+    if isinstance(model, dict):
+        graftable = model["graftable"]
+    else:  # of an experiment
+        graftable = sized(locate(asked.model), asked.model, asked.readout, asked.common.graftable)[3]
+    definitions = {each["name"]: TaskDefinition.of_fields(each) for each in found["tasks"]}
+    tests = {name: rows.get("test", 0) for name, rows in found["data"].items()}
+    refuse_without(*room_for(asked, tests, definitions, graftable), config, asked)
+
+
+def room_for(
+    asked: Asked, tests: Mapping[str, int], definitions: Mapping[str, TaskDefinition], graftable: int
+) -> tuple[int, int]:
+    """Return about as many bytes as a job writes: of fine-tuned models; of ledgers or models, and predictions.
+
+    Args:
+        asked: what is asked for.
+        tests: how many test rows each task answers, where it is known.
+        definitions: the tasks, where they are known.
+        graftable: entries of the model.
+    """
+    whole, models, kept = 4 * graftable, set[Any](), 0
+    for learner in asked.learners:
+        models |= {
+            (task, learner.seed, learner.shots, number)
+            for task in learner.tasks
+            if "fine_tune" in learner.phases
+            for number in range(learner.repeats)
+        }
+        if learner.keeps == "ledger":
+            entries = [int(graftable * each) for each in learner.sparsities]
+            kept += len(learner.tasks) * sum(costs.ledger_bytes(graftable, each) for each in entries)
+        elif learner.keeps == "model":
+            kept += whole
+        for task in learner.tasks:
+            labels = len(definitions[task].labels) if task in definitions else 2
+            kept += tests.get(task, 0) * (4 * labels + 8)
+    return whole * len(models), kept
+
+
+def refuse_without(models: int, kept: int, config: JobConfig, asked: Asked) -> None:
+    """Raise ``UsageError`` unless there is room for so many bytes, those that are there already included."""
+    cache = asked.common.cache
+    for flag, place, needed in (("--out", config.out, kept + (0 if cache else models)), ("--cache", cache, models)):
+        if place:
+            free = shutil.disk_usage(existing(Path(place))).free
+            if needed - _held(Path(place)) > free:
+                raise UsageError(
+                    f"{flag} {place} needs about {needed:,} bytes, and {free:,} are free there. Give a directory on another "
+                    "disk, or ask for fewer strategies or seeds."
+                )
+
+
+def _held(directory: Path) -> int:
+    held = 0
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # it has gone since
+            held += path.stat().st_size if path.is_file() else 0
+    return held
