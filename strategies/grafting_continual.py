@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import torch
+
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
 from forgetfree.continual.skills import SkillOptions, check_skill, learn_region, starting_values
 from forgetfree.continual.strategy import Training
@@ -17,8 +19,10 @@ from forgetfree.core.mask import LearnedRegion
 from forgetfree.errors import OptionError
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
+from forgetfree.tasks import version_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +71,22 @@ class GraftingContinual(RegionStrategy):
         self.regions = TaskRegions(self, self.options.composition)
         #: γ_n of each task as it was localized.
         self.localized: dict[str, LearnedRegion] = {}
+        #: γ_n of tasks for which it was found in another stream.
+        self.reused: dict[str, LearnedRegion] = {}
         #: How far along fine-tuning's move each task's region started.
         self.noted: dict[str, float] = {}
         #: The task whose union answers for all tasks, while the final union is evaluated.
         self._answers_all: EncodedTask | None = None
+
+    def reuse(self, ledger: Ledger) -> set[str]:
+        """Take over γ_n wherever it was sought on θ_pre: what other tasks own has no part in it."""
+        if self.options.localize_at == "pretrained":
+            self.reused = {
+                record.task: LearnedRegion(record.region, len(record.region), torch.empty(0), 0, (), ())
+                for record in ledger.records
+                if version_of(record.task)[1] == 1  # later versions are sought on a union
+            }
+        return set(self.reused)
 
     def begin(self, task: EncodedTask) -> Training:
         """Find γ_n, and train of it what no earlier task owns, on top of what they own."""
@@ -78,13 +94,14 @@ class GraftingContinual(RegionStrategy):
 
         # (1) Fine-tune θ_pre on t_n alone, and localize γ_n: the mask scores S by gradient steps on the loss of the graft
         #     θ(γ) = γ ⊙ θ_ft + (1 − γ) ⊙ θ_pre (eq. 1), with γ = γ_base ⊙ (1 − σ(S)) + (1 − γ_base) ⊙ σ(S) (eqs. 3, 4).
+        found = self.reused.get(task.name)
         with self.regions.start_of(task) as start:  # the union, for a task met again; else θ_pre
             fine_tuned = self.fine_tuned(task, start)
             if start is not None:
                 fine_tuned = self._where_free(fine_tuned, start)
-            if start is not None or self.options.localize_at == "pretrained":
+            if found is None and (start is not None or self.options.localize_at == "pretrained"):
                 found = learn_region(self, task, fine_tuned, start)
-        if start is None and self.options.localize_at == "union":
+        if found is None:
             union = ModelState.of(self.model, [task.name])
             found = learn_region(self, task, self._where_free(fine_tuned, union), union)
         # Without the scores, which are as large as the model: the ledger's memory is O(T·s).

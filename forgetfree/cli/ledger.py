@@ -23,8 +23,9 @@ Model = Annotated[
 ]
 
 Run = Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; it does not change")]
-Out = Annotated[Path, Parameter(metavar="DIR", help="the directory to write; must be new or empty")]
+Out = Annotated[Path, Parameter(metavar="DIR", help="the directory to write; must be new or empty, unless --resume")]
 RunModel = Annotated[str | None, Parameter(metavar="NAME|DIR", help="the run's model, if it lies elsewhere now")]
+Resume = Annotated[bool, Parameter(help="continue in --out; what is finished is kept")]
 Quiet = Annotated[bool, Parameter(help="say nothing but errors and the result")]
 command = App(
     name="ledger",
@@ -87,6 +88,7 @@ def remove(
         Parameter(metavar="hub|demo|DIR|FILE", help="the rows of the other tasks, if they lie elsewhere now"),
     ] = None,
     model: RunModel = None,
+    resume: Resume = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -94,7 +96,8 @@ def remove(
     """Write the run that would have been, had a task never been learned."""
     from forgetfree.cli.ledger_change import revise
 
-    return revise("remove", run, task, out, data=data, model=model, quiet=quiet, as_json=as_json, debug=debug)
+    shown: dict[str, bool] = {"quiet": quiet, "as_json": as_json, "debug": debug}
+    return revise("remove", run, task, out, data=data, model=model, resume=resume, **shown)
 
 
 @command.command(help_epilogue="Example: forgetfree ledger update runs/first --task sst2 --out runs/again")
@@ -108,6 +111,7 @@ def update(
         str | None, Parameter(metavar="hub|demo|DIR|FILE", help="its rows now (default: those of the run)")
     ] = None,
     model: RunModel = None,
+    resume: Resume = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -115,7 +119,8 @@ def update(
     """Learn a task again, as its next version, on top of all that was learned since."""
     from forgetfree.cli.ledger_change import revise
 
-    return revise("update", run, task, out, data=data, model=model, quiet=quiet, as_json=as_json, debug=debug)
+    shown: dict[str, bool] = {"quiet": quiet, "as_json": as_json, "debug": debug}
+    return revise("update", run, task, out, data=data, model=model, resume=resume, **shown)
 
 
 @command.command(

@@ -27,11 +27,12 @@ def revise(
     *,
     data: str | None,
     model: str | None,
+    resume: bool,
     quiet: bool,
     as_json: bool,
     debug: bool,
 ) -> int:
-    """Take a task of a run back, or learn it again; 1 where a unit failed."""
+    """Take a task of a run back, or learn it again; 1 where a unit failed, or where it is interrupted."""
     if run.is_file():
         raise UsageError(
             f"{run} is a file. Give the directory that `forgetfree run --out` wrote: its ledgers lie there."
@@ -41,13 +42,16 @@ def revise(
     if needs_hub(model or located(held["model"], run), data or located(held["data"], run)):
         go_offline_if_cut_off()
     from forgetfree.jobs import revision
-    from forgetfree.jobs.engine import failures
+    from forgetfree.jobs.engine import failures, holdings
     from forgetfree.jobs.progress import Progress, make_progress
 
     change = revision.remove if action == "remove" else revision.update
     with unsaid(quiet), no_empty_directories(out):
         progress = Progress() if quiet else make_progress(sys.stderr)
-        made = change(run, task, out, data=data, model=model, progress=progress, debug=debug)
+        try:
+            made = change(run, task, out, data=data, model=model, progress=progress, resume=resume, debug=debug)
+        except KeyboardInterrupt:
+            return fail(f"Interrupted. {holdings(out)}".strip(), 1)
     if as_json:
         print(json_text({"out": str(out), **asdict(made)}, indent=2), end="")
     else:

@@ -95,6 +95,10 @@ class RegionStrategy(ContinualStrategy):
     taskwise: ClassVar[bool] = True
     regions: TaskRegions
 
+    def reuse(self, ledger: Ledger) -> set[str]:
+        """Take from the ledger of another stream what depends on no other task, and return of which tasks: of none."""
+        return set()
+
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned tasks, unless tasks share a union: else θ_pre answers for what is not learned yet."""
         alone = self.stream.scenario == "task" and self.regions.ledger.composition != "union"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
@@ -41,19 +41,25 @@ class Carried:
         tasks: those that are carried over, the first of the other stream: they are what they would be there.
         again: the tasks of the other stream after these.
         is_complete: whether these are all.
+        held: the ledger of all tasks of the unit's own stream.
+        ledger: that of the tasks that are carried over.
+        scales: how far along fine-tuning's move their regions started, where that was chosen.
     """
 
     def __init__(self, unit: Unit, learned: Sequence[str], tasks: Sequence[str], *, on_ledger: bool) -> None:
         self.unit, self._learned, self._stream = unit, list(learned), list(tasks)
         self._record: Json = unit.record() or {}
-        held = Ledger.load(unit.directory / LEDGER)
+        self.held = held = Ledger.load(unit.directory / LEDGER)
         same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
         if held.composition == "alone":
             same = [task for task in learned if task in tasks]
         self.tasks = same if on_ledger else []
         self.again = self._stream[len(self.tasks) :]
-        # What is said of a whole stream is not of another.
-        self.is_complete = not self.again and not self._record["details"]["extra"]
+        extra = self._record["details"]["extra"]
+        self.scales = {task: scale for task, scale in extra.get("scales", {}).items() if task in self.tasks}
+        # What else is said of a whole stream is not of another.
+        self.is_complete = not self.again and extra.keys() <= {"scales"}
+        self.on_ledger = on_ledger
         self.ledger = held.of_tasks(self.tasks)
 
     @cached_property
@@ -66,11 +72,14 @@ class Carried:
             if score.task in self._stream and score.after in rows
         ]
 
-    @property
-    def history(self) -> str:
-        """The logged steps of the tasks that are carried over."""
+    def history(self, localized: Collection[str] = ()) -> str:
+        """Return the logged steps of the tasks that are carried over, and the search for γ of those that are ``localized``."""
+        phases = {(task, "localize") for task in localized if task in self._stream}
         lines = (self.unit.directory / HISTORY).read_text(encoding="utf-8").splitlines(keepends=True)
-        return "".join(line for line in lines if parse_json(line)["task"] in self.tasks)
+        told = ((line, parse_json(line)) for line in lines)
+        return "".join(
+            line for line, step in told if step["task"] in self.tasks or (step["task"], step["phase"]) in phases
+        )
 
     @cached_property
     def predictions(self) -> dict[str, Tensor]:
@@ -89,6 +98,10 @@ class Carried:
         seconds = read_json(self.unit.directory / SECONDS_PER_TASK, RunError, _REMEDY)
         return [each for task, each in zip(self._learned, seconds, strict=True) if task in self.tasks]
 
+    def unit_in(self, out: Path) -> Unit:
+        """Return the unit in the other run."""
+        return Unit(self.unit.key, out / self.unit.directory.relative_to(self.unit.directory.parents[1]))
+
     def write(self, out: Path, command: str, action: str, task: str) -> None:
         """Write the unit into another run, of which nothing has to be trained.
 
@@ -98,25 +111,28 @@ class Carried:
             action: what is noted in the audit record.
             task: of which task.
         """
-        directory = out / self.unit.directory.relative_to(self.unit.directory.parents[1])
+        unit = self.unit_in(out)
+        directory = unit.directory
         make_directory(directory)
         self.ledger.save(directory / LEDGER)
         write_scores(directory / SCORES_FILE, self.scores)
-        write_atomically(directory / HISTORY, self.history)
+        write_atomically(directory / HISTORY, self.history())
         write_atomically(directory / PREDICTIONS, signed_bytes(self.predictions, {}))
         write_json(directory / SECONDS_PER_TASK, self.seconds)
         self.note(directory, action, task)
         details = self._record["details"] | {
             "ledger": ledger_summary(self.ledger),
             "kept_bytes": self.kept_bytes,
+            "extra": {"scales": self.scales} if self.scales else {},
             "seconds": dict.fromkeys(PHASES, 0.0),
         }
         made = {key: self._record[key] for key in ("versions", "machine")} | {"command": command}
-        Unit(self.unit.key, directory).end(made, details)
+        unit.end(made, details)
 
     def note(self, directory: Path, action: str, task: str) -> None:
         """Write the audit record beside the new ledger, after the lines of the old one."""
         held = self.unit.directory / AUDIT
+        (directory / AUDIT).unlink(missing_ok=True)  # of a command that was cut short
         if held.is_file():
             shutil.copyfile(held, directory / AUDIT)
         before, after = (described_files(each) for each in (self.unit.directory, directory))

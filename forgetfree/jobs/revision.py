@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,12 +23,12 @@ from forgetfree import registry
 from forgetfree.errors import RunError, TaskError, UsageError, nearest
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.carried import Carried
-from forgetfree.jobs.engine import Execution, assemble
+from forgetfree.jobs.engine import Execution, assemble, check_begun, hardly_begun
 from forgetfree.jobs.environment import make_directory, refuse_held
-from forgetfree.jobs.resuming import as_json, read_config
+from forgetfree.jobs.resuming import as_json, grown, read_config
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.runner import RunJob
-from forgetfree.jobs.stream_checkpoint import Learned, Row
+from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
 from forgetfree.jobs.unit import HISTORY, Json, Unit
 from forgetfree.json_file import parse_json
 from forgetfree.learning.monitor import Monitor
@@ -40,6 +40,7 @@ from forgetfree.tasks import TaskDefinition, chosen_version, next_version, reado
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.regions import RegionStrategy
     from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.data.rows import TaskRows
 
@@ -82,7 +83,7 @@ def remove(
         TaskError: the run did not learn the task, or learned nothing else.
         RunError: the run is not finished, or its files are damaged; it keeps no ledger; or what came after the task cannot
             be trained again as it was, because data, model, versions or the machine are others.
-        UsageError: ``out`` is not empty.
+        UsageError: ``out`` is not empty; or with ``resume``, it was begun otherwise.
     """
     held = _Run(run)
     if task not in held.tasks and (exact := chosen_version(task, held.tasks)) in held.tasks:
@@ -185,9 +186,13 @@ def _revised(
 ) -> Revised:
     """Write the directory of a run of ``tasks``; ``rows`` is where those of a new version are."""
     job = _RevisedRun(run.asked(tasks, out, places), run, action, task, tasks, rows)
-    refuse_held(out, make_directory(out), "Give a new directory.")
+    if how.get("resume"):
+        check_begun(out)
+    elif not hardly_begun(out):
+        refuse_held(out, make_directory(out), f"Give a new directory, or --resume to go on with a cut {action}.")
     carried = {folder: job.carried(unit.key) for folder, unit in run.units.items()}
-    if not all(each.is_complete for each in carried.values()):
+    begun = os.path.lexists(out / "config.json")
+    if not begun and not all(each.is_complete for each in carried.values()):
         job.stream(job.config.seeds[0])  # before anything is written
     config = _without(run.config, [name for name in run.tasks if name not in tasks]) | {
         "run": as_json(job.asked()),
@@ -195,21 +200,35 @@ def _revised(
         "units": {folder: dict(unit.key) for folder, unit in run.units.items()},
         "options": {name: run.config["options"][name] for name in job.config.strategies},
     }
-    write_json(out / "config.json", config)
+    if begun:
+        _check_same(out, config)
+    else:
+        make_directory(out)
+        write_json(out / "config.json", config)
     shared = job.common.cache
     if shared is None and job.common.scenario != "class":  # where readouts know all labels
         _take_models(run.directory / "fine-tuned", out / "fine-tuned", set(tasks))
     for each in carried.values():
-        if each.is_complete:
+        if each.is_complete and not each.unit_in(out).is_done():
             each.write(out, config["command"], action, task)
     done = [str(each.unit) for each in carried.values() if each.is_complete]
     trained = [str(each.unit) for each in carried.values() if not each.is_complete]
     try:
         results = job.perform(**how | {"resume": True}) if trained else assemble(out, ended=True)
     except (RunError, UsageError):  # data, model or versions are not those of the run
-        shutil.rmtree(out)
+        if not begun:
+            shutil.rmtree(out)
         raise
     return Revised(task, done, trained, run.left_out, shared, results)
+
+
+def _check_same(out: Path, config: Json) -> None:
+    """Raise ``UsageError`` unless a directory was begun with this configuration, from a run of the same rows and model."""
+    before = read_config(out)
+    grown(out, before.get("run", {}), config["run"], (), False)
+    held = {task: before["data"].get(task) for task in config["data"]}
+    if held != config["data"] or before["model"]["fingerprint"] != config["model"]["fingerprint"]:
+        raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
 
 
 class _RevisedRun(RunJob):
@@ -221,6 +240,7 @@ class _RevisedRun(RunJob):
         super().__init__(config)
         self._of, self._action, self._task, self._stream_tasks, self._rows = run, action, task, tasks, rows
         self._carried: dict[str, Carried] = {}
+        self._reused: set[str] = set()
 
     @cached_property
     def tasks(self) -> list[TaskRows]:
@@ -246,13 +266,21 @@ class _RevisedRun(RunJob):
             self._carried[folder] = Carried(unit, self._of.tasks, self._stream_tasks, on_ledger=on_ledger)
         return self._carried[folder]
 
+    def prepare(self, name: str, strategy: ContinualStrategy) -> None:
+        """Hand over what was found for later tasks and depends on no other task."""
+        carried = self.carried({"strategy": name, "seed": strategy.seed})
+        if carried.on_ledger:
+            self._reused = cast("RegionStrategy", strategy).reuse(carried.held)
+
     def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is."""
         strategy = learned.strategy
         carried = self.carried({"strategy": name, "seed": strategy.seed})
+        if directory is not None and not (directory / HISTORY).stat().st_size:
+            write_atomically(directory / HISTORY, carried.history(self._reused))
         if not carried.tasks or directory is None:
             return super().begin(name, learned, answers, directory)
-        write_atomically(directory / HISTORY, carried.history)
+        noted(strategy).update(carried.scales)
         tasks = strategy.stream.tasks[: len(carried.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
@@ -321,6 +349,7 @@ def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
             continue
         if held <= tasks:
             make_directory(new)
+            (new / path.name).unlink(missing_ok=True)  # of a command that was cut short: a copy may lack its end
             try:
                 os.link(path, new / path.name)
             except OSError:

@@ -39,6 +39,7 @@ from forgetfree.tasks import readout_for
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
+    from forgetfree.continual.strategy import ContinualStrategy
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
     from forgetfree.learning.training import TrainingOptions
@@ -191,6 +192,7 @@ class RunJob(Job[RunConfig]):
             monitor=monitor,
             store=StateStore(self.cache),
         )
+        self.prepare(name, strategy)
         answers = StreamAnswers(strategy, upper_triangle=self.common.upper_triangle)
         learned = Learned(strategy, [], answers.broken)
         kept = StreamCheckpoint(monitor.checkpoint(), name, learned, answers)
@@ -198,10 +200,12 @@ class RunJob(Job[RunConfig]):
         new = not learned.rows
         if new:
             done = self.begin(name, learned, answers, directory)
+            if done:
+                kept.learn(done)
         for count in range(1, len(learned.rows) + 1):
             on_row(learned.rows[:count])
         if new:
-            kept.answer()
+            kept.answer(*range(len(learned.rows)))
         for number, experience in enumerate(stream.benchmark.train_stream, 1):
             if number > done:
                 begin = time.perf_counter()
@@ -214,8 +218,11 @@ class RunJob(Job[RunConfig]):
                 learned.rows.append(answers.after(stream.task_of(experience)))
                 learned.kept_bytes.append(strategy.bytes_kept())
                 on_row(learned.rows)
-                kept.answer()
+                kept.answer(number)
         return learned
+
+    def prepare(self, name: str, strategy: ContinualStrategy) -> None:
+        """Hand a new strategy what it need not find again: nothing."""
 
     def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
         """Measure the strategy where it begins, and return after how many tasks that is: before the first one."""

@@ -99,7 +99,7 @@ class StreamCheckpoint:
             strategy.load(directory / f"learned-{done}")
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
-            _noted(strategy).update(measured["noted"])
+            noted(strategy).update(measured["noted"])
         learned.rows += rows
         learned.kept_bytes += about["kept_bytes"]
         learned.broken += about["broken"]
@@ -115,17 +115,22 @@ class StreamCheckpoint:
         with new_directory(self._directory / f"learned-{done}") as directory:
             strategy = self._learned.strategy
             strategy.save(directory)
-            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "noted": _noted(strategy)}
+            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "noted": noted(strategy)}
             write_json(directory / _MEASURED, measured)
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
         self._phases.forget()
 
-    def answer(self) -> None:
-        """Keep the newest row."""
+    def answer(self, *numbers: int) -> None:
+        """Keep the rows of these numbers, the newest last; the one before training is 0."""
         if self._directory is None:
             return
+        for number in numbers:
+            self._answer(number, self._directory / f"answers-{number}.safetensors")
+
+    def _answer(self, number: int, path: Path) -> None:
         rows, sampled, learned = self._learned.rows, self._answers.sampled, self._learned
-        held = _new("answers", rows[-1], rows[-2] if len(rows) > 1 else {}) + _new("samples", sampled, self._sampled)
+        held = _new("answers", rows[number], rows[number - 1] if number else {})
+        held += _new("samples", sampled, self._sampled)
         self._sampled = dict(sampled)
         about = {
             "held": [[kind, task, number] for number, (kind, task, _) in enumerate(held)],
@@ -138,13 +143,13 @@ class StreamCheckpoint:
             for number, (_, _, answers) in enumerate(held)
             for part in ("logits", "labels")
         }
-        path = self._directory / f"answers-{len(rows) - 1}.safetensors"
         write_tensors(path, tensors, {"format": _FORMAT, "about": json.dumps(about)})
 
 
-def _noted(strategy: ContinualStrategy) -> dict[str, Any]:
-    noted: dict[str, Any] = getattr(strategy, "noted", {})
-    return noted
+def noted(strategy: ContinualStrategy) -> dict[str, Any]:
+    """Return what a strategy notes for what it tells at the end, to be read or changed; nothing where it has no ``noted``."""
+    held: dict[str, Any] = getattr(strategy, "noted", {})
+    return held
 
 
 def tasks_learned(directory: Path) -> int:

@@ -19,6 +19,9 @@ from safetensors.torch import load_file
 
 from forgetfree import Ledger, Predictor, cli
 from forgetfree.data.sources import load_tasks
+from forgetfree.jobs.stream_checkpoint import StreamCheckpoint
+from forgetfree.strategies import grafting_continual
+from forgetfree.strategies.grafting_continual import GraftingContinual
 
 #: Unions, entries that later tasks use again, tasks that stand alone; and one model for all tasks.
 STRATEGIES = ("grafting-continual", "packnet", "wsn", "bitfit", "merge-stitch")
@@ -35,6 +38,8 @@ TIMED = (
     "audit.jsonl",
 )
 MakeRun = Callable[..., Path]
+AGAIN: dict[str, Any] = {"strategies": ("grafting-continual", "bitfit")}
+LEDGER = Path("grafting-continual/seed-0/ledger.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +137,83 @@ def test_nothing_of_the_task_is_left(run: MakeRun, tmp_path: Path) -> None:
     assert {path.name.partition("-")[0] for path in (out / "fine-tuned").glob("*.safetensors")} == {"qnli", "sst2"}
 
 
+GRAFTING: dict[str, Any] = {"strategies": ("grafting-continual",)}
+
+
+def logged(run: Path) -> list[str]:
+    """The logged steps of the one unit, without their seconds; a reused search stands before all else."""
+    lines = (run / "grafting-continual/seed-0/history.jsonl").read_text().splitlines()
+    return sorted(json.dumps(json.loads(line) | {"seconds": 0}) for line in lines)
+
+
+@pytest.mark.parametrize("task", TASKS[:2])
+def test_regions_of_later_tasks_are_not_sought_again(
+    run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    whole, expected = run(*TASKS, **GRAFTING), run(*(each for each in TASKS if each != task), **GRAFTING)
+    monkeypatch.setattr(grafting_continual, "learn_region", lambda *_: pytest.fail("a region is sought again"))
+    assert remove(whole, task, tmp_path / "out") == 0
+    same(tmp_path / "out", expected)
+    assert [line for line in logged(tmp_path / "out") if "fine_tune" not in line] == [
+        line for line in logged(expected) if "fine_tune" not in line
+    ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("region_start=scaled", "composition=alone"),
+        ("region_start=scaled", "final_union=true"),
+        ("localize_at=union",),
+    ],
+    ids=" ".join,
+)
+def test_options_of_grafting_leave_the_run_without_the_task(
+    run: MakeRun, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    how: dict[str, Any] = {**GRAFTING, "more": tuple(word for each in more for word in ("--set", each))}
+    assert remove(run(*TASKS, **how), "ag_news", tmp_path / "out") == 0
+    same(tmp_path / "out", run("qnli", "sst2", **how))
+
+
+def test_one_that_is_cut_short_goes_on(
+    run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, expected = run("qnli", "ag_news", "sst2", "qnli", **AGAIN), run("qnli", "sst2", "qnli", **AGAIN)
+    out = tmp_path / "out"
+    learn, begin, cut, learned = StreamCheckpoint.learn, GraftingContinual.begin, [2], list[str]()
+
+    def learning(self: StreamCheckpoint, done: int) -> None:
+        learn(self, done)
+        if done in cut:
+            raise KeyboardInterrupt
+
+    def beginning(self: GraftingContinual, task: Any) -> Any:
+        learned.append(task.name)
+        return begin(self, task)
+
+    monkeypatch.setattr(StreamCheckpoint, "learn", learning)
+    monkeypatch.setattr(GraftingContinual, "begin", beginning)
+    assert remove(whole, "ag_news", out) == 1  # qnli is carried over, and sst2 is learned
+    assert "goes on: grafting-continual seed 0 after 2 of 3 tasks" in capsys.readouterr().err
+    cut.clear()
+    assert remove(whole, "ag_news", out) == 2
+    assert "--resume to go on with a cut remove" in capsys.readouterr().err
+    other = run("qnli", "ag_news", "qnli", **AGAIN)
+    assert remove(other, "ag_news", out, "--resume") == 2
+    assert "these differ: stream" in capsys.readouterr().err
+    assert remove(whole, "ag_news", tmp_path / "nowhere", "--resume") == 2
+    assert "There is nothing to resume" in capsys.readouterr().err
+    learned.clear()
+    for begins in (["qnli@2"], []):  # the second time, nothing is left to do
+        assert remove(whole, "ag_news", out, "--resume") == 0
+        assert learned == begins
+        assert hashes(out) == hashes(expected)
+        assert results(out)["runs"] == results(expected)["runs"]
+        assert len((out / LEDGER).with_name("audit.jsonl").read_text().splitlines()) == 1
+        learned.clear()
+
+
 def test_where_tasks_stand_alone_neither_data_nor_model_are_needed(run: MakeRun, tmp_path: Path) -> None:
     whole, moved = run(*TASKS, strategies=("bitfit", "graft-retrain")), tmp_path / "moved"
     shutil.copytree(whole, moved)
@@ -190,9 +272,6 @@ def test_what_cannot_be_taken_back_is_refused(run: MakeRun, tmp_path: Path, caps
 
 
 # -- A task met again ------------------------------------------------------------------------------------
-
-AGAIN: dict[str, Any] = {"strategies": ("grafting-continual", "bitfit")}
-LEDGER = Path("grafting-continual/seed-0/ledger.safetensors")
 
 
 def update(run: Path, task: str, out: Path, *more: str) -> int:
