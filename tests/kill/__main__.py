@@ -30,7 +30,10 @@ def main() -> int:
         "--signals", type=int, default=6, help="SIGTERMs at random moments, with one worker and with two each"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--renames", type=int, default=10**6, help="kill at the first N renames alone")
+    parser.add_argument("--renames", type=int, default=10**6, help="kill at renames up to this one")
+    parser.add_argument(
+        "--first", type=int, default=1, metavar="N", help="begin with the N-th rename, to go on in slices"
+    )
     given = parser.parse_args()
     folder, begin = Path(tempfile.mkdtemp(prefix="kill-")), time.monotonic()
     failures: list[str] = []
@@ -50,12 +53,13 @@ def main() -> int:
             for moment, _ in harness.moments(given.signals, given.seed + 1):
                 attempt(failures, f"SIGTERM at {moment}", harness.killed_at, moment, 0.0, signal.SIGTERM)
             told(f"SIGTERM at {given.signals} random moments, {jobs} at a time, each ended within 10 s", before)
-        one, number, before = Harness(World(folder)), 1, len(failures)
+        one, number, before = Harness(World(folder)), given.first, len(failures)
         while number <= given.renames and attempt(
             failures, f"rename {number}", partial(one.killed_at_replace, after=number % 2 == 0), number
         ):
             number += 1
-        told(f"SIGKILL at the first {number - 1} renames", before)
+        end = "" if number > given.renames else f"; a run has {number - 1}"
+        told(f"SIGKILL at {number - given.first} renames from the {given.first}. on{end}", before)
     finally:
         if not failures:
             shutil.rmtree(folder, ignore_errors=True)

@@ -256,7 +256,10 @@ class Harness:
         assert not [path for path in out.rglob(".*") if path.name != ".gitignore"], "leftovers"
 
     def killed_at_replace(self, number: int, *, after: bool) -> bool:
-        """Kill a run at its rename of this number, before it or after, and resume; return whether it got so far."""
+        """Kill a run at its rename of this number, before it or after, and resume; return whether it got so far.
+
+        The run writes a checkpoint after every step, so that those renames are among them.
+        """
         out, replace, done = self.out(), os.replace, 0
 
         def kill() -> None:
@@ -271,7 +274,7 @@ class Harness:
 
             files.os.replace = replacing  # type: ignore[assignment]
 
-        child = Child(self.world.words(out), Watch(), kill, often=False)
+        child = Child(self.world.words(out), Watch(), kill)
         if child.wait() == 0:
             return False
         assert child.code == -signal.SIGKILL, child.log.read_text()
