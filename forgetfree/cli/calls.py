@@ -23,6 +23,7 @@ from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.progress import make_progress
 from forgetfree.jobs.run_config import RunConfig, strategies_of
+from forgetfree.jobs.torchrun import PARTS
 from forgetfree.learning.own_optimizers import refuse_made
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.results.table import Results, load_results
@@ -48,6 +49,7 @@ def run(
     resume: bool = False,
     allow_changed: bool = False,
     jobs: int = 1,
+    processes: int | None = None,
     cluster: str | None = None,
     progress: bool = True,
     debug: bool = False,
@@ -75,6 +77,7 @@ def run(
         allow_changed: resume with other versions or on another device, too.
         jobs: how many units run at a time, more than one as worker processes: a script then calls this below
             ``if __name__ == "__main__":``.
+        processes: how many train each unit together, with the same bits for 1, 2 and 4; a script then calls this likewise.
         cluster: run units as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
         progress: show on stderr, or in the notebook, what is being done.
         debug: let an exception of a strategy through, instead of going on with the others.
@@ -102,7 +105,7 @@ def run(
         "sparsity": sparsity,
         **_common(model, data, readout, steps, seeds, device),
     }
-    values |= _settings(RunConfig, values, settings | given)
+    values |= _settings(RunConfig, values, _parts(processes) | settings | given)
     objects = _objects(data, model, tokenizer, classes)
 
     def make(out: str) -> Job[Any]:
@@ -115,7 +118,8 @@ def run(
         _tell(progress, f"Running {config.stream}", config)
         return RunJob(config, replace(objects, call=_call(config, values)))
 
-    how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "cluster": cluster, "debug": debug}
+    how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "processes": processes}
+    how |= {"cluster": cluster, "debug": debug}
     return _performed(make, values, out, progress, how)
 
 
@@ -137,6 +141,7 @@ def graft(
     resume: bool = False,
     allow_changed: bool = False,
     jobs: int = 1,
+    processes: int | None = None,
     cluster: str | None = None,
     progress: bool = True,
     debug: bool = False,
@@ -161,6 +166,7 @@ def graft(
         resume: see `run`.
         allow_changed: see `run`.
         jobs: see `run`.
+        processes: see `run`.
         cluster: see `run`.
         progress: see `run`.
         debug: see `run`.
@@ -177,7 +183,7 @@ def graft(
         "fine_tuned": None if fine_tuned is None else str(fine_tuned),
         **_common(model, data, readout, steps, seeds, device),
     }
-    values |= _settings(GraftConfig, values, settings)
+    values |= _settings(GraftConfig, values, _parts(processes) | settings)
     objects = _objects(data, model, tokenizer, {})
 
     def make(out: str) -> Job[Any]:
@@ -188,7 +194,8 @@ def graft(
         _tell(progress, f"Grafting {config.task}", config)
         return GraftJob(config, replace(objects, call=_call(config, values)))
 
-    how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "cluster": cluster, "debug": debug}
+    how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "processes": processes}
+    how |= {"cluster": cluster, "debug": debug}
     return _performed(make, values, out, progress, how)
 
 
@@ -252,6 +259,11 @@ def _settings(config: type[JobConfig], values: Json, given: Json) -> Json:
         if key in flags
     }
     return own | {"settings": {key: by_name(value) for key, value in given.items() if key not in flags}}
+
+
+def _parts(processes: int | None) -> Json:
+    """Return the setting by which batches are cut into parts for several processes, as the command line makes it."""
+    return {} if processes is None else {"parts": PARTS}
 
 
 def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type]) -> Given:

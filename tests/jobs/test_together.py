@@ -15,22 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny import last_of_each
 
+import forgetfree
 from forgetfree import cli
 from forgetfree.core import device
 from forgetfree.core.device import find_device, give_device, spread
+from forgetfree.errors import UsageError
 from forgetfree.jobs.workers import dealt
+
+STRATEGIES = ["fine-tune", "grafting-continual", "replay"]
+QUICK = {"steps": 6, "sparsity": 0.1, "mask_steps": 3, "optimizer": "adamw", "learning_rate": 0.001}
 
 
 @pytest.fixture
 def words(data_directory: Path, model_directory: Any) -> list[str]:
     """A run of two strategies on two tasks, tiny; dropout is on."""
-    quick = ["steps=6", "sparsity=0.1", "mask_steps=3", "optimizer=adamw", "learning_rate=1e-3"]
     return [
         *("run", "qnli,ag_news", "--data", str(data_directory), "--model", str(model_directory("bert"))),
-        *("--readout", "linear", "--strategy", "fine-tune", "--strategy", "grafting-continual", "--strategy", "replay"),
-        *(word for each in quick for word in ("--set", each)),
+        *("--readout", "linear", *(word for name in STRATEGIES for word in ("--strategy", name))),
+        *(word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")),
     ]
 
 
@@ -65,6 +70,54 @@ def test_one_two_and_four_processes_write_the_same_files(words: list[str], tmp_p
     assert sent["train"]["steps"] == 12  # of two tasks; θ_ft was fine-tune's
     assert sent["train"]["bytes"] / 12 < sent["localize"]["bytes"] / sent["localize"]["steps"] / 5
     assert "sent" not in json.loads((tmp_path / "1" / "fine-tune" / "seed-0" / "unit.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_notebook_trains_by_two_processes_what_the_command_line_trains_by_one(
+    words: list[str], data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "no notebook can be run here: pip install 'forgetfree[dev]'"
+    nbclient, nbformat = (pytest.importorskip(name, reason=reason) for name in ("nbclient", "nbformat"))
+    pytest.importorskip("ipykernel", reason=reason)
+    monkeypatch.setenv("PYTHONPATH", str(Path(forgetfree.__file__).parents[1]))
+    given = {"data": str(data_directory), "model": str(model_directory("bert")), "readout": "linear", **QUICK}
+    call = f"forgetfree.run('qnli,ag_news', strategies={STRATEGIES}, processes=2, out='two', **{given})"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(f"import forgetfree\n{call}")])
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert run(words, tmp_path / "one", "--processes", "1").returncode == 0
+    assert outcome(tmp_path / "two") == outcome(tmp_path / "one")
+    assert "sent" in json.loads((tmp_path / "two" / "fine-tune" / "seed-0" / "unit.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_script_that_is_not_guarded_is_told_so(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
+    script, given = tmp_path / "script.py", {"data": str(data_directory), "model": str(model_directory("bert"))}
+    script.write_text(
+        f"import forgetfree\nforgetfree.run('sst2', strategies='fine-tune', processes=2, steps=1, **{given})"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "could not start (then it says above why)" in done.stderr and "if __name__ == '__main__':" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"processes": 0}, "--processes must be at least 1, got 0"),
+        ({"processes": 2, "jobs": 2}, "--processes 2 trains one unit at a time, got --jobs 2"),
+        ({"processes": 2, "parts": 3}, "parts must be a power of two"),
+        ({"processes": 2, "optimizer": torch.optim.Adam}, "Other processes load all by name, and given are"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_python_too(
+    data_directory: Path, model_directory: Any, tmp_path: Path, more: dict[str, Any], message: str
+) -> None:
+    given = {"data": data_directory, "model": model_directory("bert"), "out": tmp_path / "out", "progress": False}
+    with pytest.raises(UsageError, match=message):
+        forgetfree.run("sst2", **given | more)
+    with pytest.raises(UsageError, match=message):
+        forgetfree.graft("sst2", **given | more)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
