@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from forgetfree.core import exchange
+from forgetfree.core.base_regions import most_moved
 from forgetfree.core.exchange import connected, joined, meeting_point
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import RegionParameters
+from forgetfree.core.steps import trainable
+from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import RunError
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict
@@ -86,8 +89,36 @@ def follow(directory: str, port: int) -> None:
     # and this process ends, without a word
 
 
+def skill(model: Any, search: MaskSearch, tensors: list[Any], reset: Any, trained_of: Any) -> tuple[Any, ...]:
+    """Search for a mask, and train its region from θ_pre."""
+    draw = torch.Generator().manual_seed(4)
+    batch = [
+        (torch.randint(10, 100, (3, 6), generator=draw), torch.randint(0, 5, (3,), generator=draw), torch.zeros(3))
+        for _ in range(2)
+    ]
+
+    def forward(x: torch.Tensor, t: torch.Tensor | None = None) -> torch.Tensor:
+        logits: torch.Tensor = model(x).last_hidden_state[:, 0, :5]
+        return logits
+
+    with trainable(model, tensors):
+        losses = [search.step_(batch, forward, step) for step in (1, 2, 3)]
+    begun, region = (search.region(step, 40) for step in (0, 3))
+    reset()
+    trained = trained_of(region)
+    optimizer = torch.optim.AdamW(trained.parameters, lr=1e-2)
+    with in_training(model, trained, [], sampling=False):
+        for x, y, _ in batch:
+            torch.nn.functional.cross_entropy(forward(x), y).backward()  # type: ignore[no-untyped-call]
+            trained.collect()
+            optimizer.step()
+            trained.write()
+    reset()
+    return losses, begun, region, trained.values.detach()
+
+
 def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
-    """Shard a model over processes, put a graft on it and take it off again, and build a ledger from it."""
+    """Shard a model over processes, put a graft on it and take it off again, build a ledger from it, and learn a region."""
     from torch import distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -95,6 +126,7 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
     from forgetfree.core.graft import Graft, grafted
     from forgetfree.core.parameters import ParameterSpace
     from forgetfree.core.sharded import ShardedSpace
+    from forgetfree.core.sharded_training import ShardedMaskSearch, ShardedRegion, Shards
     from forgetfree.errors import RegionError
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.records import Record
@@ -127,6 +159,13 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
     whole = [answer(model), space.gather(model, first.indices), ledger_of(space, model)]
     with grafted(model, space, graft):
         whole.append(answer(model))
+    theta_pre, how = space.flatten(model), MaskOptions(learning_rate=1e4)
+    theta_ft = theta_pre + 0.1 * torch.randn(len(space), generator=draw)
+    theta_ft[::7] = theta_pre[::7]
+    base, own_of = most_moved(theta_pre, theta_ft, 10), partial(RegionParameters, model, space)
+    search, tensors = MaskSearch(model, space, theta_pre, theta_ft, base, how), space.parameters(model)
+    expected = skill(model, search, tensors, lambda: space.load_(model, theta_pre), own_of)
+    assert answer(model).equal(whole[0]) and len(expected[2] - base) > 0 and not expected[3].equal(theta_pre[:40])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
         fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
@@ -148,6 +187,21 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
             except RegionError:
                 continue
             raise AssertionError("a vector of the model's size was made")
+        shards = Shards(model, own)
+        at = shards.whole(Region(torch.arange(len(shards.space)))).indices
+        assert len(at) < 0.6 * len(space) and torch.equal(shards.values(), theta_pre[at])
+        pre, ft = theta_pre[at], theta_ft[at]
+        assert shards.most_moved(pre, ft, 10) == base
+        searched = ShardedMaskSearch(shards, pre, ft, base, how)
+        made = skill(
+            model,
+            searched,
+            shards.tensors,
+            lambda: shards.space.load_(shards.module, pre),
+            partial(ShardedRegion, model, own),
+        )
+        assert made[:3] == expected[:3] and torch.equal(made[3], expected[3])
+        assert torch.allclose(searched.climbed, search.climbed[at], rtol=1e-5, atol=1e-9)
     finally:
         dist.destroy_process_group()
 

@@ -6,6 +6,7 @@ writes the entries that it holds; none ever has a whole tensor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,13 +40,20 @@ class ShardedSpace(ParameterSpace):
         Raises:
             RegionError: a tensor is distributed in another way.
         """
+        return self.gather_from(self.parameters(model), indices)
+
+    @torch.no_grad()
+    def gather_from(self, tensors: Sequence[Any], indices: Tensor) -> Tensor:
+        """Return a copy ``(s,)`` of the values at ``indices`` ``(s,)`` of tensors like the model's; 0 where one is ``None``."""
         self.check(indices)
-        parameters: list[Any] = [*self.parameters(model)]
         # As bits in integers, every one of which but one process's are 0: their sum is exact, for −0 and NaN, too.
-        bits = torch.zeros(len(indices), dtype=torch.int64, device=_local(parameters[0]).device)
-        group = next((each.device_mesh.get_group() for each in parameters if _is_sharded(each)), None)
+        there = next((each for each in tensors if each is not None), indices)
+        bits = torch.zeros(len(indices), dtype=torch.int64, device=_local(there).device)
+        group = next((each.device_mesh.get_group() for each in tensors if _is_sharded(each)), None)
         for i, local, where in self.split(indices):
-            shard, mine, at = _own(parameters[i], local, once=True)
+            if tensors[i] is None:
+                continue
+            shard, mine, at = _own(tensors[i], local, once=True)
             flat, place = entries(shard, at)
             bits[where][mine] = _bits(flat[place].to(self.dtype))
         if group is not None:
