@@ -216,7 +216,7 @@ def _revised(
     try:
         results = job.perform(**how | {"resume": True}) if trained else assemble(out, ended=True)
     except (RunError, UsageError):  # data, model or versions are not those of the run
-        if not begun:
+        if not begun and not any(each.unit_in(out).is_begun for each in carried.values() if not each.is_complete):
             shutil.rmtree(out)
         raise
     return Revised(task, done, trained, run.left_out, shared, results)
@@ -269,8 +269,7 @@ class _RevisedRun(RunJob):
     def prepare(self, name: str, strategy: ContinualStrategy) -> None:
         """Hand over what was found for later tasks and depends on no other task."""
         carried = self.carried({"strategy": name, "seed": strategy.seed})
-        if carried.on_ledger:
-            self._reused = cast("RegionStrategy", strategy).reuse(carried.held)
+        self._reused = cast("RegionStrategy", strategy).reuse(carried.held) if carried.on_ledger else set()
 
     def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
         """Put in place what is carried over, measure it, and return of how many tasks that is."""
