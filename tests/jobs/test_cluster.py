@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +21,7 @@ import torch
 import forgetfree
 from forgetfree import cli
 from forgetfree.errors import UsageError
-from forgetfree.jobs import cluster
+from forgetfree.jobs import cluster, engine
 from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
 from forgetfree.jobs.engine import LOCK
 from forgetfree.jobs.unit import RECORD, Unit
@@ -221,40 +224,67 @@ def watched(until: Callable[[], bool], then: Callable[[], object]) -> threading.
     return thread
 
 
+def careful(note: str, *given: Any) -> Any:
+    """Run a unit on a node, with a checkpoint after every step, and note after how many steps its phases begin."""
+    from forgetfree.jobs import checkpoints, cluster
+
+    begin = checkpoints.KeptPhases.begin
+
+    def noting(self: Any, steps: int, *state: Any) -> int:
+        done = begin(self, steps, *state)
+        with open(note, "a", encoding="utf-8") as file:
+            file.write(f"{done} {steps}\n")
+        return done
+
+    checkpoints.INTERVAL, checkpoints.SHARE = 0.0, math.inf
+    checkpoints.KeptPhases.begin = noting  # type: ignore[method-assign]
+    try:
+        return cluster._run(*given)
+    finally:
+        checkpoints.KeptPhases.begin = begin  # type: ignore[method-assign]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
+@pytest.mark.parametrize("midst", [False, True], ids=["between_phases", "in_a_phase"])
 def test_a_node_that_dies_changes_nothing(
-    data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, midst: bool
 ) -> None:
-    """One of two nodes is killed while each is at a unit: scores, ledgers and predictions are those of one after the other."""
-    given = [
-        "run",
-        "qnli,sst2",
-        "--data",
-        str(data_directory),
-        "--model",
-        str(model_directory("bert")),
-        "--threads",
-        "1",
-    ]
-    given += ["--readout", "linear", "--shots", "8", "--seed", "0", "--seed", "1", "--strategy", "grafting-continual"]
-    given += ["--steps", "20", "--sparsity", "0.1", "--set", "mask_steps=800", "--out"]
+    """One of two nodes is killed while each is at a unit: scores, ledgers and predictions are those of one after the other.
+
+    In the midst of a phase, a unit goes on on the other node from a copy of its checkpoint.
+    """
+    given = ["run", "qnli,sst2", "--data", str(data_directory), "--model", str(model_directory("bert"))]
+    given += ["--threads", "1", "--readout", "linear", "--shots", "8", "--seed", "0", "--seed", "1"]
+    given += ["--strategy", "grafting-continual"]
+    given += ["--steps", "20", "--sparsity", "0.1", "--set", f"mask_steps={80 if midst else 800}", "--out"]
     assert cli.main([*given, str(tmp_path / "one")]) == 0
-    out = tmp_path / "two"
+    out, note = tmp_path / "two", tmp_path / "note"
     with two_nodes() as nodes:
         other = nodes.add_node(num_cpus=1)
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)
         found: list[str] = []
+        if midst:
+            register = pytest.importorskip("ray").cloudpickle.register_pickle_by_value
+            register(sys.modules[__name__])  # which no node can import
+            monkeypatch.setattr(cluster, "_run", lambda *given: careful(str(note), *given))
+            monkeypatch.setattr(engine, "Place", partial(Place, kept=0.5))
+
+        def ready() -> bool:
+            """Both units are at their first task: its model is made, or a checkpoint of its phase has come here."""
+            kind = "*/seed-*/.checkpoint/*.safetensors" if midst else "fine-tuned/qnli-*.safetensors"
+            return len({path.parent if midst else path for path in out.glob(kind)}) == 2
 
         def kill() -> None:
             found.extend(path.name for path in out.rglob(RECORD))
             nodes.remove_node(other, allow_graceful=False)
 
-        killer = watched(
-            lambda: len(list(out.glob("fine-tuned/qnli-*.safetensors"))) == 2, kill
-        )  # of both units' first task
+        killer = watched(ready, kill)
         assert cli.main([*given, str(out), "--cluster", "ray"]) == 0
         killer.join(timeout=10)
         assert not killer.is_alive() and found == []
     assert digests(out) == digests(tmp_path / "one")
     assert len(digests(out)) == 2 * 3 + 4
+    if midst:
+        begun = [line.split() for line in note.read_text().splitlines()]
+        assert any(0 < int(done) < int(steps) for done, steps in begun)

@@ -89,17 +89,6 @@ def test_a_notebook_trains_by_two_processes_what_the_command_line_trains_by_one(
     assert "sent" in json.loads((tmp_path / "two" / "fine-tune" / "seed-0" / "unit.json").read_text())
 
 
-@pytest.mark.slow
-def test_a_script_that_is_not_guarded_is_told_so(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
-    script, given = tmp_path / "script.py", {"data": str(data_directory), "model": str(model_directory("bert"))}
-    script.write_text(
-        f"import forgetfree\nforgetfree.run('sst2', strategies='fine-tune', processes=2, steps=1, **{given})"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
-    assert "could not start (then it says above why)" in done.stderr and "if __name__ == '__main__':" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
