@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Collection, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from typing import Protocol
@@ -23,6 +25,8 @@ from forgetfree.learning.monitor import Monitor
 
 #: Small models use two cores badly; more processes than this use much memory.
 _USUAL = 2
+#: What takes seconds to import.
+_SLOW_IMPORTS = ("torch", "transformers.modeling_utils", "forgetfree.continual.streams")
 
 
 class Work(Protocol):
@@ -82,16 +86,16 @@ class WorkerProcesses:
         jobs = min(self._jobs, len(units))
         threads = self._threads or threads_of_each(jobs)
         others = set(multiprocessing.active_children())
-        spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        told: SimpleQueue[Event | None] = spawn.SimpleQueue()
+        context = _context()
+        told: SimpleQueue[Event | None] = context.SimpleQueue()
         listener = threading.Thread(
             target=self._listen, args=(told,), daemon=True
         )  # which a killed worker may leave waiting
         listener.start()
-        numbers: SimpleQueue[int | None] = spawn.SimpleQueue()
+        numbers: SimpleQueue[int | None] = context.SimpleQueue()
         for each in dealt(self._devices, jobs):
             numbers.put(each)
-        with ProcessPoolExecutor(jobs, spawn, _begin, (work, threads, told, numbers)) as workers:
+        with ProcessPoolExecutor(jobs, context, _begin, (work, threads, told, numbers, dict(os.environ))) as workers:
             try:
                 futures = {workers.submit(_run, unit): unit for unit in units}
                 for future in as_completed(futures):
@@ -108,6 +112,19 @@ class WorkerProcesses:
     def _listen(self, told: SimpleQueue[Event | None]) -> None:
         while (event := told.get()) is not None:
             self._progress.hear(event)
+
+
+def _context() -> BaseContext:
+    """Return how workers are started.
+
+    They are forked from a process that has imported what this one has, which takes seconds, and has done nothing else:
+    threads of torch, which this process may have started, do not survive a fork.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([name for name in _SLOW_IMPORTS if name in sys.modules])
+    return context
 
 
 def dealt(devices: Sequence[int], jobs: int) -> list[int | None]:
@@ -137,9 +154,17 @@ _told: SimpleQueue[Event | None]
 _handlers: AbstractContextManager[None]
 
 
-def _begin(work: Work, threads: int, told: SimpleQueue[Event | None], numbers: SimpleQueue[int | None]) -> None:
+def _begin(
+    work: Work,
+    threads: int,
+    told: SimpleQueue[Event | None],
+    numbers: SimpleQueue[int | None],
+    environment: dict[str, str],
+) -> None:
     """Make this process a worker."""
     global _work, _told, _handlers
+    os.environ.clear()  # that of the process it was forked from may be older
+    os.environ.update(environment)
     _handlers = terminable(lambda: os._exit(1))
     _handlers.__enter__()  # for good
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to stop
