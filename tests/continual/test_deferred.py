@@ -1,0 +1,50 @@
+"""Avalanche is imported without the libraries that only its own metrics and data sets use."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from forgetfree.continual.deferred import UNUSED, deferred
+
+
+def test_they_are_not_imported_and_work_when_they_are_used() -> None:
+    code = f"""
+import sys
+import forgetfree.continual.strategy, forgetfree.strategies.avalanche_baselines
+assert 'avalanche' in sys.modules
+print([name for name in {UNUSED!r} if name in sys.modules])
+import torch
+from avalanche.evaluation.metrics import TopkAccuracy
+metric = TopkAccuracy(2)
+metric.update(torch.tensor([[0.1, 0.5, 0.4], [0.6, 0.3, 0.1]]), torch.tensor([2, 2]), 0)
+print(metric.result())
+import torchmetrics
+print(hasattr(torchmetrics, '__file__'))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == ["[]", "{0: 0.5}", "True"], done.stderr
+
+
+def test_a_module_that_is_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with deferred("colorsys", "torch"):
+        assert sys.modules["torch"] is torch
+        from colorsys import rgb_to_hsv
+
+        assert importlib.import_module("colorsys") is sys.modules["colorsys"]
+        assert not hasattr(sys.modules["colorsys"], "__file__")
+    assert "colorsys" not in sys.modules
+    assert rgb_to_hsv(0, 0, 1) == pytest.approx((2 / 3, 1, 1))
+    assert hasattr(sys.modules["colorsys"], "__file__")
+
+
+def test_an_error_within_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with pytest.raises(ZeroDivisionError), deferred("colorsys"):
+        raise ZeroDivisionError
+    assert "colorsys" not in sys.modules
