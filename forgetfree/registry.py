@@ -17,10 +17,12 @@ and stops only the runs that name it.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache, partial
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -283,7 +285,7 @@ def shadowed(group: Group) -> dict[str, str]:
     return {
         point.name: f"The plug-in {point.name!r} of package {_package(point)!r} is not used, for that name is forgetfree's "
         "own. Give its entry point another name."
-        for point in entry_points(group=f"forgetfree.{group}")
+        for point in _points(group)
         if point.name in _ours(group)
     }
 
@@ -293,6 +295,21 @@ def _ours(group: Group) -> Container[str]:
     from forgetfree.benchmarks.tasks import TASKS
 
     return STRATEGIES if group == "strategies" else {*STREAMS, *TASKS}
+
+
+def _points(group: Group) -> EntryPoints:
+    """Return the entry points of a group. Every package's are read for it, so once, and again where one was installed."""
+    return _read_points(f"forgetfree.{group}", tuple((place, _changed(place)) for place in sys.path))
+
+
+@lru_cache(maxsize=8)
+def _read_points(group: str, places: tuple[tuple[str, int], ...]) -> EntryPoints:
+    return entry_points(group=group)
+
+
+def _changed(place: str) -> int:
+    """Return when something was last put into a folder of `sys.path`, or 0 where there is none."""
+    return os.stat(place or ".").st_mtime_ns if os.path.isdir(place or ".") else 0
 
 
 def _package(point: EntryPoint) -> str:
@@ -312,7 +329,7 @@ def _loaded(group: Group) -> dict[str, Any]:
 
 def _plugins(group: Group) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
-    for point in sorted(entry_points(group=f"forgetfree.{group}"), key=_package):
+    for point in sorted(_points(group), key=_package):
         if point.name not in _ours(group):  # of two packages with one name, the first by its own name counts
             origin = f"The plug-in {point.name!r} of package {_package(point)!r}"
             found.setdefault(point.name, Entry(point.value, f"from {_package(point)}", origin))
