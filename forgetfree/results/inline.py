@@ -104,9 +104,13 @@ def picture(ax: Axes, title: str, says: str, caption: str = "") -> Picture:
         warnings.filterwarnings(
             "ignore", "Glyph"
         )  # text stays text: the reader's font has the characters, or its own sign for none
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Picture(escaped(title), _inlined(drawn.getvalue(), escaped(name)), escaped(caption))
+        return Picture(escaped(title), _inlined(_drawn(figure), escaped(name)), escaped(caption))
+
+
+def _drawn(figure: Figure) -> str:
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return drawn.getvalue()
 
 
 def _inlined(svg: str, name: str) -> str:

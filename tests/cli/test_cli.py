@@ -156,6 +156,7 @@ def test_no_temporary_files_are_left(finished: Path) -> None:
     assert not [path for path in finished.rglob("*") if path.name.startswith(".")]
 
 
+@pytest.mark.figures
 def test_progress_names_stream_strategy_task_and_phase(
     tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -254,6 +255,7 @@ def test_a_place_that_cannot_be_written_is_refused(tiny_cli: Tiny, tmp_path: Pat
 # -- Failing: exit code 1, and nothing that was computed is lost -------------------------------------------
 
 
+@pytest.mark.figures
 def test_a_diverging_strategy_does_not_take_the_others_down(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     code = tiny_cli.run(tmp_path / "out", "--set", "optimizer=sgd", "--set", "continual-ft.learning_rate=1e30")
     error = capsys.readouterr().err
@@ -265,6 +267,7 @@ def test_a_diverging_strategy_does_not_take_the_others_down(tiny_cli: Tiny, tmp_
     assert "Failed and left out: continual-ft, seed 0" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.figures
 def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +383,7 @@ def test_the_order_of_the_strategies_does_not_change_their_figures(tiny_cli: Tin
     assert entries[0]["summary"]["intransigence"] is not None and len(entries[0]["agreement"]) == 2
 
 
+@pytest.mark.figures
 def test_a_run_that_diverges_only_in_evaluation_does_not_take_the_others_down(
     tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,6 +517,7 @@ def test_damaged_results_are_made_again_from_the_units(tiny_cli: Tiny, tmp_path:
 # -- report, ledger, predict, list -------------------------------------------------------------------------
 
 
+@pytest.mark.figures
 def test_report_merges_directories_in_every_format(tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys) -> None:
     more = tmp_path / "more"
     assert tiny_cli.run(more, "--seed", "2", "--set", "final_union=true") == 0
@@ -718,6 +723,7 @@ def test_help_and_version(capsys) -> None:
     assert cli.main(["--help"]) == 0 and cli.main(["--version"]) == 0 and cli.main(["run", "--help"]) == 0
 
 
+@pytest.mark.figures
 def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, tmp_path: Path) -> None:
     """scenario=class: one readout of 2 + 4 + 2 labels; predict reads a task's own part of it."""
     out = tmp_path / "out"

@@ -38,6 +38,7 @@ def shown(capsys: pytest.CaptureFixture) -> str:
     return printed.out + printed.err
 
 
+@pytest.mark.figures
 def test_a_whole_run_shows_hostile_names_escaped(
     data: Path, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -90,6 +91,7 @@ def test_an_experiment_draws_hostile_names(
 
 
 @pytest.mark.parametrize("name", [LONG, "é" * 120])
+@pytest.mark.figures
 def test_a_task_may_have_a_long_name(
     name: str, data: Path, model_directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

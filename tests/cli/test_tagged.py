@@ -70,6 +70,7 @@ def run(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.figures
 def test_a_run_scores_entities_and_forgets_as_claimed(run: Path) -> None:
     results = json.loads((run / "results.json").read_text())
     runs = {each["strategy"]: each for each in results["runs"]}

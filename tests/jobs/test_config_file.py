@@ -46,6 +46,7 @@ def section_of(out: Path) -> dict[str, Any]:
 # -- Places ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.figures
 def test_nothing_that_a_command_writes_tells_the_place_it_ran_in(project: Path) -> None:
     assert run("--out", "runs/out", "--set", "cache=cache") == 0
     graft = ["graft", "sst2", "--model", "models/bert", "--data", "data", "--shots", "4", "--steps", "1"]
