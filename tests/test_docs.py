@@ -42,7 +42,11 @@ def commands(document: Path) -> list[str]:
 
 @pytest.mark.slow
 @needs_minilm
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d, "python")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document",
+    [d for d in DOCUMENTS if blocks(d, "python") and d.name != "walkthrough.md"],  # which test_notebook.py runs
+    ids=lambda path: path.name,
+)
 def test_python_blocks_run(document: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
