@@ -21,12 +21,21 @@ _COMPOSITIONS: dict[Composition, str] = {
     "union": "all regions up to its own",
     "selection": "its own region, in which earlier tasks own what it shares",
     "alone": "its own region alone, which may overlap with others",
+    "auto": "all regions of the union up to its own, or its own region alone where that is said",
 }
 
 
 def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
     """Return what the tables say, for programs; the lists of overlaps, layers and kinds are in the order of the tasks."""
-    regions = [(record.task, len(record.region), len(record.owned.region)) for record in ledger.records]
+    tasks = [
+        {
+            "task": record.task,
+            "region": len(record.region),
+            "owned": len(record.owned.region),
+            "alone": ledger.stands_alone(record.task),
+        }
+        for record in ledger.records
+    ]
     return {
         "file": str(path),
         "bytes": Path(path).stat().st_size,
@@ -34,7 +43,7 @@ def describe_ledger(ledger: Ledger, path: StrPath) -> dict[str, Any]:
         "composition": ledger.composition,
         "graftable": len(ledger.space),
         "owned": len(ledger.owned()),
-        "tasks": [{"task": task, "region": region, "owned": owned} for task, region, owned in regions],
+        "tasks": tasks,
         "overlap": ledger.overlap(),
         "layers": [distribution(record.region, ledger.space, layer_of) for record in ledger.records],
         "kinds": [distribution(record.region, ledger.space, kind_of) for record in ledger.records],
@@ -59,7 +68,7 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
         region, owned = len(record.region), len(record.owned.region)
         readout = sum(tensor.numel() for tensor in record.readout.values())
         owners.add_row(
-            task,
+            f"{task} (alone)" if record.alone else task,
             f"{region:,}",
             f"{owned:,}",
             f"{region - owned:,}",
@@ -67,7 +76,8 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
             f"{readout:,}",
         )
     union = len(ledger.owned())
-    owners.add_row("all", "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
+    together = "the union" if ledger.composition == "auto" else "all"
+    owners.add_row(together, "", f"{union:,}", "", f"{union / total:.4%}", "", end_section=True)
     console.print(owners)
 
     overlaps = Table("overlap with", *tasks, title="Share of the column's region that lies in the row's")

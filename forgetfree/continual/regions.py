@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
@@ -101,8 +101,8 @@ class RegionStrategy(ContinualStrategy):
 
     def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
         """Return the learned tasks, unless tasks share a union: else θ_pre answers for what is not learned yet."""
-        alone = self.stream.scenario == "task" and self.regions.ledger.composition != "union"
-        return list(self.learned) if alone else None
+        apart = self.stream.scenario == "task" and self.regions.ledger.composition in ("alone", "selection")
+        return list(self.learned) if apart else None
 
 
 class TaskRegions:
@@ -127,7 +127,7 @@ class TaskRegions:
         self._binding = loaded.binding(strategy.options.precision)
         #: Takes what is being trained out of the model; none between tasks.
         self._withdraw: Callable[[], None] | None = None
-        self._moves_anything = False
+        self._moves_anything = self._alone = False
         self._use(Ledger(strategy.space, loaded.fingerprint, composition, self._binding))
         strategy.kept = self
 
@@ -136,8 +136,20 @@ class TaskRegions:
         self._switch = LedgerSwitch(ledger, self._strategy.model.backbone)
 
     def _rest(self) -> None:
-        """Put into the model what the next task starts from."""
-        self._switch.to(len(self.ledger.records) if self.ledger.composition == "union" else 0)
+        """Put into the model what the next task starts from: the union, where there is one."""
+        self._switch.to(self.ledger.last_of_union)
+
+    def stands_alone(self, task: EncodedTask) -> bool:
+        """Return whether ``task`` is to stand on θ_pre alone, whatever others have: all do, or its last version does."""
+        if self.ledger.composition == "alone":
+            return True
+        met = self._versions(task)
+        return bool(met) and met[-1].alone
+
+    def _versions(self, task: EncodedTask) -> list[Record]:
+        """Return the records of what is the same task by its name: ``sst2``, ``sst2@2``."""
+        base = version_of(task.name)[0]
+        return [record for record in self.ledger.records if version_of(record.task)[0] == base]
 
     # -- Learning a task -------------------------------------------------------------------------------------
 
@@ -155,14 +167,15 @@ class TaskRegions:
         """Inside, the model holds what a task of a union is fine-tuned from: θ_pre, for which ``None`` is given.
 
         A task that is met again builds on what was learned since: it starts from the union of all regions so far, with the
-        readout of its last version.
+        readout of its last version; from θ_pre, if that stands alone.
         """
-        base = version_of(task.name)[0]
-        met = [record for record in self.ledger.records if version_of(record.task)[0] == base]
+        met = self._versions(task)
         if not met:
             with self.pre_trained():
                 yield None
             return
+        if self.stands_alone(task):
+            self._switch.to(0)
         model = self._strategy.model
         module = model.readout_module(task.label)
         untrained = tensors_of(module)
@@ -183,6 +196,7 @@ class TaskRegions:
         steps: int | None = None,
         options: TrainingOptions | None = None,
         trained: Callable[[], Trained] | None = None,
+        alone: bool = False,
     ) -> Training:
         """Return the training of what no earlier task owns of ``region``, on top of what the model holds now.
 
@@ -196,24 +210,13 @@ class TaskRegions:
             options: how it is trained; default: as `region_training` says.
             trained: makes what is trained, which may move any entry of a model between whose tasks θ_pre stands; default: the
                 values of the free entries.
+            alone: the task is to stand on θ_pre alone, which the model holds, though others have a union.
         """
         strategy = self._strategy
         model, space = strategy.model, strategy.space
-        free = self.ledger.free(region)
-        self._switch.remember(free)
-        module = model.readout_module(task.label)
-        untrained = tensors_of(module)
-
-        def withdraw() -> None:
-            self._withdraw = None
-            self._switch.revert_uncommitted()
-            load_tensors_(module, untrained)
-            self._clear()
-
-        self._withdraw, self._moves_anything = withdraw, trained is not None
-        strategy.scope.enter_context(
-            undo_on_error(lambda: self._withdraw and self._withdraw())
-        )  # nothing once it is committed
+        free = self.ledger.free(region, alone=alone)
+        module = self._enter(task, free, alone=alone)
+        self._moves_anything = trained is not None
         load_tensors_(module, readout or strategy.pre_trained.readouts[task.name])
         if start is not None:
             space.scatter_(model.backbone, free.indices, start[free.indices])
@@ -231,13 +234,46 @@ class TaskRegions:
             options or region_training(strategy.options, len(space), len(region) if budget is None else budget),
         )
 
+    def _enter(self, task: EncodedTask, free: Region, *, alone: bool) -> nn.Module:
+        """Begin to change the model for a task, so that it can be undone; return the task's readout."""
+        self._switch.remember(free)
+        module = self._strategy.model.readout_module(task.label)
+        untrained = tensors_of(module)
+
+        def withdraw() -> None:
+            self._withdraw = None
+            self._switch.revert_uncommitted()
+            load_tensors_(module, untrained)
+            self._clear()
+
+        self._withdraw, self._alone = withdraw, alone
+        # Nothing is left to undo once it is committed.
+        self._strategy.scope.enter_context(undo_on_error(lambda: self._withdraw and self._withdraw()))
+        return module
+
+    def withdraw(self) -> None:
+        """Take what is being trained out of the model, for good."""
+        if self._withdraw is not None:
+            self._withdraw()
+
+    def put_alone(self, task: EncodedTask, record: Record) -> None:
+        """Put into the model, in place of what is being trained, what was trained on θ_pre alone, ready to be recorded."""
+        self.withdraw()
+        self._switch.to(0)
+        model = self._strategy.model
+        module = self._enter(task, record.region, alone=True)
+        self._strategy.space.scatter_(model.backbone, record.region.indices, record.owned.values)
+        load_tensors_(module, record.readout)
+        for name, buffer in record.buffers.items():
+            model.backbone.get_buffer(name).copy_(buffer)
+
     def _clear(self) -> None:
         """Put θ_pre everywhere, where training may have moved any entry."""
         if self._moves_anything:
             self._strategy.space.load_(self._strategy.model.backbone, self._strategy.pre_trained.theta)
 
-    def commit(self, task: EncodedTask, region: Region, sparsity: float) -> None:
-        """Record who owns what, with the values that the model holds.
+    def record(self, task: EncodedTask, region: Region, sparsity: float) -> Record:
+        """Return who owns what, with the values that the model holds.
 
         Args:
             task: the task.
@@ -246,8 +282,8 @@ class TaskRegions:
         """
         strategy = self._strategy
         model, loaded = strategy.model, strategy.stream.loaded
-        owned = Graft.of(model.backbone, strategy.space, self.ledger.free(region))
-        record = Record(
+        owned = Graft.of(model.backbone, strategy.space, self.ledger.free(region, alone=self._alone))
+        return Record(
             task.name,
             region,
             owned,
@@ -256,11 +292,16 @@ class TaskRegions:
             buffers=changed_buffers(model.backbone, strategy.pre_trained.buffers),
             definition=None if loaded.tokenizer is None else task.definition,
             classes=task.classes,
+            alone=self._alone and self.ledger.composition == "auto",
         )
-        self.ledger.append(record)
+
+    def commit(self, task: EncodedTask, region: Region, sparsity: float) -> None:
+        """Record what is being trained, see `record`; the model holds what the next task starts from."""
+        self.ledger.append(self.record(task, region, sparsity))
         self._withdraw = None
         self._switch.committed()
         self._clear()
+        self._rest()
 
     # -- Answering -------------------------------------------------------------------------------------------
 
@@ -290,12 +331,13 @@ class TaskRegions:
         if (withdraw := self._withdraw) is None:
             yield
             return
-        model = self._strategy.model
+        model, stage = self._strategy.model, self._switch.stage
         in_training = ModelState.of(model)
         withdraw()
         try:
             yield
         finally:
+            self._switch.to(stage)
             in_training.load_(model)
             self._withdraw = withdraw
 

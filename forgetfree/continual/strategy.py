@@ -22,7 +22,7 @@ from forgetfree.continual.evaluator import silent_evaluator
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.old_hooks import check_hooks
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_inference import TaskwiseOptions
+from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
 from forgetfree.continual.whole_model import Kept, WholeModel
@@ -215,7 +215,8 @@ class ContinualStrategy(StrategyTemplate):
     @final
     def save(self, directory: StrPath) -> None:
         """Write what is needed to answer later."""
-        self.kept.save(Path(directory))
+        for part in all_kept(self):
+            part.save(Path(directory))
 
     @final
     def load(self, directory: StrPath) -> None:
@@ -224,12 +225,13 @@ class ContinualStrategy(StrategyTemplate):
         Raises:
             ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
         """
-        self.kept.load(Path(directory))
+        for part in all_kept(self):
+            part.load(Path(directory))
 
     @final
     def bytes_kept(self) -> int:
         """Return the bytes kept to answer for the tasks learned so far and to learn the next, beside θ_pre itself."""
-        return self.kept.bytes_kept()
+        return sum(part.bytes_kept() for part in all_kept(self))
 
     @property
     @final
@@ -257,8 +259,7 @@ class ContinualStrategy(StrategyTemplate):
         self.options = for_device(options or recipe_options(type(self), stream.loaded.name), device)
         self.check(self.options, stream)
         self.stream = stream
-        #: What this strategy left in the model, while it is another's turn.
-        self.set_aside: ModelState | None = None
+        self.set_aside: ModelState | None = None  # what it left in the model, while it is another's turn
         self.is_busy = False
         stream.turn.take(self)
         self.seed = seed
@@ -267,15 +268,13 @@ class ContinualStrategy(StrategyTemplate):
         self.store = store or StateStore()
         self.space = stream.model.space()
         self.pre_trained = stream.pre_trained
-        # What plugins do to training is not in the key of a shared model.
-        self.has_plugins = bool(plugins)
+        self.has_plugins = bool(plugins)  # what they do to training is not in the key of a shared model
         self.seconds: dict[Phase, float] = {}
         self.predictions: dict[str, Predictions] = {}
         self.training: Training | None = None
         self.scope = ExitStack()
         self.learned = []
-        #: Of the learned tasks, the readouts they were left with.
-        self.readouts: dict[str, dict[str, Tensor]] = {}
+        self.readouts: dict[str, dict[str, Tensor]] = {}  # of the learned tasks, as they were left
         self.kept = WholeModel(self)
         super().__init__(
             model=stream.model.to(device),
@@ -290,6 +289,7 @@ class ContinualStrategy(StrategyTemplate):
             peval_mode=peval_mode,
             **self.avalanche_arguments(),
         )
+        self.task_features = features_for(self)
         self.setup()
 
     def __init_subclass__(cls, **arguments: Any) -> None:

@@ -2,9 +2,11 @@
 
 Where the task is withheld (the stream's ``scenario`` is ``class`` or ``domain``), a strategy with one model for all tasks
 answers with it. One with a model per task (`taskwise`) answers with that of the last task, every label read by the readout
-of the last task that has it; or, with ``task_inference=router``, each row with the model of the task whose answer, among
-its own labels, has the least entropy as a share of the largest they could have. During training, the task in training is
-the last. Labels of no such task get the lowest logit there is; before any task, the untrained model answers.
+of the last task that has it; or each row with the model of one task. With ``task_inference=router`` that is the task whose
+answer, among its own labels, has the least entropy as a share of the largest they could have; with ``lda``, the task to which
+θ_pre's features say that the row belongs (`forgetfree.learning.task_features`), and no other task answers. During training,
+the task in training is the last. Labels of no such task get the lowest logit there is; before any task, the untrained model
+answers.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ import torch
 from torch import Tensor
 
 from forgetfree.continual.task_training import Answer
+from forgetfree.continual.whole_model import Kept
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.core.tensors import load_tensors_, tensors_of
+from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.routing import share_of_entropy
+from forgetfree.learning.task_features import TaskFeatures
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -31,11 +36,38 @@ from forgetfree.options import option
 class TaskwiseOptions(TrainingOptions):
     """Options that strategies with a model per task take beside those of training."""
 
-    task_inference: Literal["last", "router"] = option(
+    task_inference: Literal["last", "router", "lda"] = option(
         "last",
-        "where the stream withholds the task: the model of the last task (for unions, the one with all tasks), or for each row "
-        "that of the task whose answer has the least entropy",
+        "where the stream withholds the task: the model of the last task (for unions, the one with all tasks); for each row "
+        "that of the task whose answer has the least entropy; or, by lda, that of the task whose rows are most like it in a "
+        "hidden layer of θ_pre",
     )
+    lda_layer: int | None = option(
+        None,
+        "the hidden layer of θ_pre whose mean over tokens lda reads, 0 for the embeddings; none: the middle",
+        at_least=0,
+    )
+    lda_rows: int = option(400, "training rows of a task that lda learns from, at most", at_least=1)
+
+
+def features_for(strategy: Any) -> TaskFeatures | None:
+    """Return what tells tasks apart by θ_pre's features, which the model holds now; ``None`` where nothing asks for it."""
+    options, stream = strategy.options, strategy.stream
+    if getattr(options, "task_inference", "") != "lda" or stream.scenario == "task":
+        return None
+    return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint)
+
+
+def all_kept(strategy: Any) -> list[Kept]:
+    """Return what a strategy keeps to answer later, and to find out tasks; this first, for it changes no model."""
+    return [strategy.kept] if strategy.task_features is None else [strategy.task_features, strategy.kept]
+
+
+def learn_features(strategy: Any, task: EncodedTask) -> None:
+    """Let a task that is going to be learned be told from the others."""
+    if strategy.task_features is not None:
+        options, rows = strategy.options, representative(task.train.targets, strategy.options.lda_rows)
+        strategy.task_features.learn(task.name, task.train.subset(rows), options.rows_at_once)
 
 
 def answer_for(
@@ -51,7 +83,7 @@ def answer_for(
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
-        routed = strategy.options.task_inference == "router" and strategy.learned
+        routed = strategy.options.task_inference != "last" and strategy.learned
         return _by_router(strategy, batches) if routed else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
@@ -86,7 +118,7 @@ def _by_last(strategy: Any) -> Iterator[Answer]:
 
 @contextmanager
 def _by_router(strategy: Any, batches: Iterable[tuple[Tensor, Any]]) -> Iterator[Answer]:
-    """Answer each row by the task whose answer has the least entropy, as a share of its labels' largest entropy."""
+    """Answer each row by the task that it most likely belongs to."""
     known = list(batches)
     ahead = deque(zip((x for x, _ in known), _routed(strategy, known), strict=True))
 
@@ -99,7 +131,9 @@ def _by_router(strategy: Any, batches: Iterable[tuple[Tensor, Any]]) -> Iterator
 
 
 def _routed(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
-    """Return the logits of each batch, every row's by the task that is surest of it."""
+    """Return the logits of each batch, every row's by the task that it most likely belongs to."""
+    if strategy.task_features is not None:
+        return _by_features(strategy, batches)
     answers: list[list[Tensor]] = []
     tasks = list(strategy.learned)
     for task in tasks:
@@ -110,6 +144,32 @@ def _routed(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor
         tasks.append(training.task)
         answers.append([_among(training.task, (training.answer or strategy.model)(x, t)) for x, t in batches])
     return [_surest(tasks, torch.stack(of_batch)) for of_batch in zip(*answers, strict=True)]
+
+
+def _by_features(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+    """Return the logits of each batch; a task answers those rows alone that look like its own."""
+    training = strategy.training
+    tasks = [*strategy.learned, *([] if training is None else [training.task])]
+    names = [task.name for task in tasks]
+    nearest = [strategy.task_features.nearest(x, names) for x, _ in batches]
+    found = [torch.empty(len(x), strategy.model.heads[0].n_labels, device=x.device) for x, _ in batches]
+
+    def answer_rows(number: int, answer: Answer) -> None:
+        for (x, labels), of_rows, logits in zip(batches, nearest, found, strict=True):
+            rows = (of_rows == number).nonzero().squeeze(1).to(x.device)
+            if len(rows):
+                logits[rows] = _among(
+                    tasks[number], answer(x[rows], labels[rows] if isinstance(labels, Tensor) else labels)
+                )
+
+    for number, task in enumerate(strategy.learned):
+        if any(bool((of_rows == number).any()) for of_rows in nearest):
+            with _readout_kept(strategy), strategy.answering(task) as answer:
+                load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
+                answer_rows(number, answer or strategy.model)
+    if training is not None:
+        answer_rows(len(tasks) - 1, training.answer or strategy.model)
+    return found
 
 
 def _surest(tasks: Sequence[EncodedTask], answers: Tensor) -> Tensor:

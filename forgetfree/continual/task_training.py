@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import Trained
 from forgetfree.display import brief
 from forgetfree.errors import ConformanceError
@@ -37,6 +39,7 @@ class Training:
         optimizer: from PyTorch's parameter groups (the backbone's, the readout's) to an optimiser, in place of the options'.
         schedule: from the number of updates done to the factor on the learning rate, in place of the options'.
         learns: the tasks that are learned by it; default: ``task`` alone.
+        settle: called after the last update; what it leaves in the model is what is recorded.
     """
 
     task: EncodedTask
@@ -50,6 +53,13 @@ class Training:
     optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
     schedule: Callable[[int], float] | None = None
     learns: tuple[EncodedTask, ...] = ()
+    settle: Callable[[], None] | None = None
+
+    def settled(self, model: ReadoutModel) -> dict[str, Tensor]:
+        """Settle what the last update left in ``model``, and return the task's readout."""
+        if self.settle:
+            self.settle()
+        return tensors_of(model.readout_module(self.task.label))
 
     def faults(self) -> list[str]:
         """List what makes it impossible to train with these values."""

@@ -27,11 +27,10 @@ from forgetfree.continual.batches import (
 )
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_inference import answer_for
+from forgetfree.continual.task_inference import answer_for, learn_features
 from forgetfree.continual.task_training import Training, checked_training
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.exchange import every, gathered
-from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.in_training import InTraining
@@ -56,8 +55,7 @@ class StrategyTemplate(SupervisedTemplate):
     seconds: dict[Phase, float]
     predictions: dict[str, Predictions]
     is_busy: bool  # training or evaluating
-    #: The updates that are done of the present phase.
-    _step: int
+    _step: int  # the updates that are done of the present phase
     #: What is trained now, between a task's `begin` and the end of its `commit`.
     training: Training | None
     #: What `begin` enters is left after `commit`; an error, or an interrupt, passes through it from then on.
@@ -93,6 +91,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _before_training_exp(self, **kwargs: Any) -> None:
         task = self.check_experience(self.experience)
+        learn_features(self, task)
         seed_generators(self.phase_seed("train", task))
         self.training = training = whole_batches(self, checked_training(type(self).__name__, self.begin(task)))
         self.model.current_task = task.label
@@ -104,7 +103,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _after_training_exp(self, **kwargs: Any) -> None:
         training = _training_of(self)
-        readout = tensors_of(self.model.readout_module(training.task.label))
+        readout = training.settled(self.model)
         self.commit(training.task, training)
         for task in training.learns or (training.task,):
             self.note_learned(task, readout if task is training.task else {})

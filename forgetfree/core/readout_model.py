@@ -16,8 +16,10 @@ from forgetfree.errors import TaskError
 from forgetfree.seeds import derive_seed
 
 #: ``classifier`` is a fine-tuned model's own head: no readout to choose, see `ClassifierModel`.
-ReadoutKind = Literal["linear", "prompt", "causal", "classifier"]
-READOUTS: tuple[ReadoutKind, ...] = ("linear", "prompt", "causal")
+ReadoutKind = Literal["linear", "mean", "prompt", "causal", "classifier"]
+READOUTS: tuple[ReadoutKind, ...] = ("linear", "mean", "prompt", "causal")
+#: Those that are a linear layer of each task's own, on one hidden state or on their mean.
+LINEAR: tuple[ReadoutKind, ...] = ("linear", "mean")
 #: The precision of forward passes, see `autocast`.
 Precision = Literal["fp32", "bf16", "fp16"]
 #: As it is asked for: ``auto`` is what `native_precision` says of the device.
@@ -48,7 +50,7 @@ class ReadoutModel(nn.Module):
 
     Args:
         backbone: maps inputs to features, or to the vocabulary's logits.
-        readout: ``linear`` adds a layer per task, ``prompt`` and ``causal`` add none.
+        readout: ``linear`` and ``mean`` add a layer per task, ``prompt`` and ``causal`` add none.
         dropout: the share dropped before the linear layer.
         graftable: regular expression; only tensors whose names it matches in are in `space`.
         shared_readout: use one linear layer for all tasks, as needed where the task is not known at inference.
@@ -81,6 +83,15 @@ class ReadoutModel(nn.Module):
         """Return what the readouts read, a row for each label: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
         raise NotImplementedError
 
+    def pooled(self, x: Tensor, layer: int | None = None) -> Tensor:
+        """Return one vector a row that tells what it is about ``(B, H)``.
+
+        Args:
+            x: inputs ``(B, …)``.
+            layer: the hidden layer that is read, where the model has such; default: the middle one.
+        """
+        return self.features(x)
+
     def counts(self, x: Tensor) -> Tensor:
         """Return the number of labels of each row ``(B,)``: 1, unless words are labelled."""
         return torch.ones(len(x), dtype=torch.int64, device=x.device)
@@ -99,7 +110,7 @@ class ReadoutModel(nn.Module):
         if any(known.name == head.name for known in self.heads):
             raise TaskError(f"The model already reads out task {head.name!r}. Give the task another name.")
         key = self._key(len(self.heads))
-        if self.readout == "linear" and key not in self.linears:
+        if self.readout in LINEAR and key not in self.linears:
             self.linears[key] = self.make_linear(head, seed)
         self.heads.append(head)
         return len(self.heads) - 1
@@ -131,7 +142,7 @@ class ReadoutModel(nn.Module):
 
     def readout_module(self, task: int) -> nn.Module:
         """Return the module that reads out task ``task``; it has no parameters for ``prompt`` and ``causal``."""
-        return self.linears[self._key(task)] if self.readout == "linear" else nn.Module()
+        return self.linears[self._key(task)] if self.readout in LINEAR else nn.Module()
 
     def readouts(self) -> list[nn.Parameter]:
         """Return the parameters of all readouts, each once."""
@@ -191,7 +202,7 @@ class ReadoutModel(nn.Module):
     def read(self, features: Tensor, task: int) -> Tensor:
         """Return the logits ``(B, n)`` of one task from `features`."""
         head = self._head(task)
-        if self.readout == "linear":
+        if self.readout in LINEAR:
             linear: Any = self.linears[self._key(task)]
             logits: Tensor = linear(self.dropout(features).to(linear.weight.dtype))  # a backbone may be narrower
             return logits

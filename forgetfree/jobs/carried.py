@@ -51,7 +51,7 @@ class Carried:
         self._record: Json = unit.record() or {}
         self.held = held = Ledger.load(unit.directory / LEDGER)
         same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
-        if held.composition == "alone":
+        if all(task in tasks or held.stands_alone(task) for task in learned):  # what goes left nothing to others
             same = [task for task in learned if task in tasks]
         self.tasks = same if on_ledger else []
         self.again = self._stream[len(self.tasks) :]

@@ -34,7 +34,7 @@ T = TypeVar("T", bound=Options)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Shots = Annotated[int, Field(ge=1)]
 Sparsity = Annotated[float, Field(gt=0, le=1)]
-Readout = Literal["auto", "prompt", "linear", "causal"]
+Readout = Literal["auto", "prompt", "linear", "mean", "causal"]
 #: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.loggers`.
 LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Fields that hold several values, and the name that each of them is given by.
@@ -87,7 +87,9 @@ class JobConfig:
         (), "column of the texts; for pairs, give it twice (default: by common names)"
     )
     label_column: str | None = option(None, "column of the labels (default: label, or by common names)")
-    readout: Readout = option("auto", "how logits are read (default: auto)")
+    readout: Readout = option(
+        "auto", "how logits are read; mean: by a linear layer on the mean of all tokens (default: auto)"
+    )
     steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1)
     seeds: tuple[Seed, ...] = option((0,), "seed of sampling and training, may be given several times (default: 0)")
     settings: Mapping[str, Any] = option(dict, "any option: see 'forgetfree list strategies --verbose'")

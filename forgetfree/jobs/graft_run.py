@@ -22,6 +22,7 @@ import torch
 from forgetfree.core.body import body_space
 from forgetfree.core.graft import Graft
 from forgetfree.core.graft_file import find_graft
+from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region, distribution, kind_of, layer_of
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
@@ -192,7 +193,7 @@ class GraftJob(Job[GraftConfig]):
         under_head = bench.grafted(fine_tuned, Region.empty())
         # The head of a model that is given is fine-tuned, and there is no other.
         states = {"pre-trained": under_head if subject.given else bench.pre}
-        if bench.loaded.readout == "linear" and not subject.given:
+        if bench.loaded.readout in LINEAR and not subject.given:
             states["readout alone"] = under_head
         scores: list[Score] = []
         scales = {sparsity: bench.scale(fine_tuned, region, first) for sparsity, region in regions.items()}

@@ -315,6 +315,9 @@ def _phases(
             elif name == "localize" and full:
                 mask = mask_options(options, train or options.mask_batch_size, full)  # type: ignore[arg-type, attr-defined]
                 steps, size = mask.steps, mask.batch_size
+            if steps and getattr(options, "composition", "") == "auto" and task != learner.tasks[0]:  # tried both ways
+                both = name == "train" or (name == "localize" and options.localize_at == "union")  # type: ignore[attr-defined]
+                steps *= 1 + both
             yield phase(name, steps, (steps or 0) * size * length)
         if given is not None:
             answered = round(min(len(given.test), limit or len(given.test)) * learner.evaluations)

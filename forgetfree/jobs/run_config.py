@@ -79,11 +79,12 @@ class RunConfig(JobConfig):
             for name, cls in classes.items()
         }
         run_options = attempt(self.set_of, RunOptions)
-        routed = [name for name, each in options.items() if getattr(each, "task_inference", "") == "router"]
-        if routed and run_options is not None and run_options.scenario == "task":
+        finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}
+        finding = {name: how for name, how in finding.items() if how != "last"}
+        if finding and run_options is not None and run_options.scenario == "task":
             faults.add(
-                f"task_inference=router is for streams that withhold the task, and {', '.join(routed)} would be told it. Set "
-                "scenario=class or scenario=domain, too."
+                f"task_inference={min(finding.values())} is for streams that withhold the task, and {', '.join(finding)} would "
+                "be told it. Set scenario=class or scenario=domain, too."
             )
         faults.report()
         return CheckedConfig(classes, options, run_options)

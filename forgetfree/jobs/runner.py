@@ -352,6 +352,7 @@ def ledger_summary(ledger: Ledger | None) -> dict[str, Any] | None:
     return {
         "tasks": ledger.tasks,
         "composition": ledger.composition,
+        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
         "region_size": [len(record.region) for record in ledger.records],
         "owned_size": [len(record.owned.region) for record in ledger.records],
         "bytes": ledger.size_in_bytes,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from forgetfree.core.examples import Examples
+from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
@@ -166,7 +167,7 @@ def label_spaces(
         raise UsageError(
             f"scenario=class tells all tasks' labels apart, and those of {again[0]!r} are an earlier task's. Use scenario=task."
         )
-    if loaded.readout != "linear":
+    if loaded.readout not in LINEAR:
         raise UsageError(
             f"scenario={scenario} needs --readout linear, got {loaded.readout}: label words and prompts would give the task "
             "away."

@@ -36,11 +36,18 @@ class InTraining:
         self._can_be_kept = known and not caches_rows
         self._checkpoint, self._steps = Checkpoint(), 0
 
-    def begin(self, checkpoint: Checkpoint | None, steps: int, seed: int) -> int:
-        """Go on from where ``checkpoint`` has kept the training, and return how many of its steps are done."""
+    def begin(self, checkpoint: Checkpoint | None, steps: int, seed: int, *about: str) -> int:
+        """Go on from where ``checkpoint`` has kept the training, and return how many of its steps are done.
+
+        Args:
+            checkpoint: keeps it.
+            steps: of the training.
+            seed: of its draws.
+            about: what else tells it from others that start alike.
+        """
         if checkpoint is not None and self._can_be_kept:
             self._checkpoint, self._steps = checkpoint, steps
-        return self._checkpoint.begin(steps, self, seed)
+        return self._checkpoint.begin(steps, self, seed, *about)
 
     def after(self, step: int) -> None:
         """Keep where it stands after a step, now and then."""

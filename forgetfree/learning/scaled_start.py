@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from forgetfree.core.examples import Examples
 from forgetfree.core.graft import Graft, grafted, interpolate
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
@@ -74,13 +75,25 @@ def choose_scale(
     asked = task.train.subset(representative(task.train.targets, rows))
     pre, ft = theta_pre[region.indices], theta_ft[region.indices]
 
-    def quality(scale: float) -> tuple[float, float, float]:
+    def rank(scale: float) -> tuple[float, float, float]:
         with grafted(model.backbone, space, Graft(region, interpolate(pre, ft, scale))):
-            logits = predict(model, asked, batch_size=options.rows_at_once, precision=options.precision)
-        if not bool(logits.isfinite().all()):  # too far
-            return -math.inf, -math.inf, -scale
-        answers = task.predictions(logits, asked)
-        loss = float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
-        return answers.score(task.definition.metric), -loss, -scale
+            return *quality(model, task, asked, options), -scale
 
-    return max(scales(largest), key=quality)
+    return max(scales(largest), key=rank)
+
+
+def quality(model: ReadoutModel, task: EncodedTask, rows: Examples, options: TrainingOptions) -> tuple[float, float]:
+    """Return the score of a model on rows, and minus its loss, so that of two models the better one's are larger.
+
+    Args:
+        model: answers as it is.
+        task: the task.
+        rows: of the task.
+        options: precision and batch size of the forward passes.
+    """
+    logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
+    if not bool(logits.isfinite().all()):  # moved too far
+        return -math.inf, -math.inf
+    answers = task.predictions(logits, rows)
+    loss = float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
+    return answers.score(task.definition.metric), -loss

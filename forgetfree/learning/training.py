@@ -302,6 +302,7 @@ def fine_tune(
     on_step: OnStep | None = None,
     trained: Trained | None = None,
     checkpoint: Checkpoint | None = None,
+    about: tuple[str, ...] = (),
 ) -> None:
     """Fine-tune graftable entries and the task's readout in place, from the weights that the model has.
 
@@ -314,6 +315,7 @@ def fine_tune(
         on_step: called after every update.
         trained: what is trained of the backbone; default: all graftable tensors.
         checkpoint: keeps where the training stands.
+        about: what tells it there from another training that starts alike.
 
     Raises:
         TrainingError: the loss is not finite.
@@ -328,7 +330,7 @@ def fine_tune(
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
         course = InTraining(model, trained, update, options.cache_lower_layers)
-        done = course.begin(checkpoint, steps, seed)
+        done = course.begin(checkpoint, steps, seed, *about)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed)[done:], done + 1):
             update.optimizer.zero_grad()
             for part in cut(batch, options, rows.counts):

@@ -70,6 +70,7 @@ class Row:
         readout: the kinds of its readout's tensors.
         buffers: the kinds of the buffers that training changed.
         checksum: the first 16 bytes of its frame's SHA-256.
+        alone: whether the task stands alone in a ledger of composition ``auto``; the line says it only where it is so.
     """
 
     sparsity: Annotated[float, Field(ge=0, le=1)]
@@ -80,6 +81,7 @@ class Row:
     readout: tuple[_Kind, ...]
     buffers: tuple[_Kind, ...]
     checksum: str
+    alone: bool = False
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # pydantic's name
 
@@ -132,6 +134,8 @@ def pack(space: ParameterSpace, record: Record) -> Packed:
         "buffers": buffers,
         "checksum": _checksum(frame),
     }
+    if record.alone:
+        row["alone"] = True
     return Packed(record.task, _json(row), frame)
 
 
@@ -266,7 +270,8 @@ def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Recor
     if damaged := not_finite({"values": values, **readout, **buffers}):
         raise RegionError(f"tensor {damaged!r} holds NaN or infinity.")
     region = joined(task, owned, shared)
-    return Record(task, region, Graft(owned, values), row.sparsity, readout, buffers, row.definition, row.classes)
+    graft = Graft(owned, values)
+    return Record(task, region, graft, row.sparsity, readout, buffers, row.definition, row.classes, row.alone)
 
 
 def read_binding(header: Mapping[str, str]) -> Binding | None:

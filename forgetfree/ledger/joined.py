@@ -17,6 +17,9 @@ from forgetfree.errors import LedgerError, TaskError
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import next_version
 
+#: Compositions in which several tasks may have a value for an entry.
+_APART = ("alone", "auto")
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -42,8 +45,9 @@ class Joined:
 def joined_ledger(ledgers: Mapping[str, Ledger], *, as_versions: bool = False) -> tuple[Ledger, list[Joined]]:
     """Return one ledger for the tasks of several, and what became of each task.
 
-    Where tasks stand alone in all of them, regions may overlap and nothing is lost. Else the new ledger's composition is
-    ``selection``: ownership is disjoint, and each task has the region that it was answered with.
+    Where tasks may stand alone in all of them (compositions ``alone`` and ``auto``), regions may overlap and nothing is lost:
+    each task stands alone, with all entries that it was answered with. Else the new ledger's composition is ``selection``:
+    ownership is disjoint, and each task has the region that it was answered with.
 
     Args:
         ledgers: by their names in messages, in the order that decides.
@@ -56,7 +60,7 @@ def joined_ledger(ledgers: Mapping[str, Ledger], *, as_versions: bool = False) -
     (first, one), *others = ledgers.items()
     for name, other in others:
         _check_alike(first, one, name, other)
-    alone = one.composition == "alone"
+    alone = one.composition in _APART
     joined = Ledger(one.space, one.fingerprint, "alone" if alone else "selection", one.binding)
     told = []
     for name, ledger in ledgers.items():
@@ -70,7 +74,7 @@ def joined_ledger(ledgers: Mapping[str, Ledger], *, as_versions: bool = False) -
             graft = ledger.graft(record.task)
             region, free = graft.region, joined.free(graft.region)
             owned = Graft(free, graft.values[torch.isin(region.indices, free.indices)])
-            joined.append(replace(record, task=task, region=region, owned=owned, definition=defined))
+            joined.append(replace(record, task=task, region=region, owned=owned, definition=defined, alone=False))
             overlap = region & earlier
             now = joined.graft(task).values
             counts = len(region), len(overlap), int((now != graft.values).sum())
@@ -89,7 +93,7 @@ def _check_alike(first: str, one: Ledger, name: str, other: Ledger) -> None:
         raise LedgerError(f"One of {first} and {name} does not say what its answers depend on. {remedy}")
     if one.binding and other.binding and (differ := one.binding.differences(other.binding)):
         raise LedgerError(f"{first} and {name} differ: {'; '.join(differ)}. {remedy}")
-    if (one.composition == "alone") != (other.composition == "alone"):
+    if (one.composition in _APART) != (other.composition in _APART):
         raise LedgerError(
             f"Tasks stand alone in one of {first} ({one.composition}) and {name} ({other.composition}), and share entries in "
             "the other. Merge ledgers of one kind."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +30,8 @@ class Ledger:
     """The records of a stream on one base model.
 
     Besides the records it has a map from every entry of the space to the first task that owns it: two bytes an entry (four
-    from 32,767 tasks on), in memory only. So the time of an answer does not grow with the number of tasks.
+    from 32,767 tasks on), in memory only. So the time of an answer does not grow with the number of tasks. In a ledger of
+    composition ``auto`` the map is that of the union: a task that stands alone takes nothing from later ones.
 
     Args:
         space: the parameter space of the base model.
@@ -55,6 +57,7 @@ class Ledger:
             file.Packed
         ] = []  # as the file keeps them, so that saving again does not compress them again
         self._positions: dict[str, int] = {}
+        self._united: list[int] = []  # in ``auto``: the positions of the tasks of the union
         # For every entry the position of the first task that owns it, from 1, or 0. NumPy's zeros take no memory
         # before they are written, so a file that claims a giant space costs none.
         self._owners = torch.from_numpy(np.zeros(len(space), dtype=np.int16))
@@ -82,7 +85,7 @@ class Ledger:
     def owned(self, upto: str | None = None) -> Region:
         """Return the union of all regions up to and including task ``upto``; of all regions if ``None``.
 
-        Where tasks stand alone, an entry counts once, even if several tasks have a value for it.
+        Where all tasks stand alone, an entry counts once, even if several tasks have a value for it.
         """
         owned = self._owners > 0
         if upto is not None:
@@ -98,9 +101,43 @@ class Ledger:
         self.space.check(region.indices)
         return self._owners[region.indices] - 1
 
-    def free(self, region: Region) -> Region:
-        """Return the entries of ``region`` that the next task would own: unowned ones; all, where tasks stand alone."""
-        return region if self.composition == "alone" else Region(region.indices[self.owners(region) < 0])
+    def free(self, region: Region, *, alone: bool = False) -> Region:
+        """Return the entries of ``region`` that the next task would own: unowned ones; all, where it stands alone.
+
+        Args:
+            region: γ.
+            alone: whether it would stand alone; in a ledger of composition ``alone``, it does.
+        """
+        if alone or self.composition == "alone":
+            return region
+        return Region(region.indices[self.owners(region) < 0])
+
+    def stands_alone(self, task: str) -> bool:
+        """Return whether a task is inferred with its own values alone, and leaves nothing to later tasks."""
+        return self.composition == "alone" or self._records[self.position(task)].alone
+
+    @property
+    def last_of_union(self) -> int:
+        """The number of the last record whose union the next task stands on, from 1; 0, where it stands on θ_pre."""
+        if self.composition == "union":
+            return len(self._records)
+        return self._united[-1] + 1 if self._united and self.composition == "auto" else 0
+
+    def parts(self, stage: int) -> Sequence[int]:
+        """Return the positions of the records whose entries together are what a task has on top of θ_pre.
+
+        Args:
+            stage: the number of its record, from 1; 0: no task.
+
+        Returns:
+            Those of two stages have nothing in common, or else one goes on where the other ends. In a ledger of composition
+            ``selection``, where records share values, a task is one part.
+        """
+        if self.composition == "union":
+            return range(stage)
+        if stage and self.composition == "auto" and not self._records[stage - 1].alone:
+            return self._united[: bisect_left(self._united, stage)]
+        return range(max(0, stage - 1), stage)
 
     def graft(self, task: str) -> Graft:
         """Return a copy of what ``task`` is inferred with on top of θ_pre, complete enough to be saved and applied.
@@ -110,12 +147,12 @@ class Ledger:
         """
         last = self.position(task)
         record = self._records[last]
-        if self.composition == "alone":
+        if self.stands_alone(task):
             found = record.owned
         elif self.composition == "selection":
             found = self._selected(record.region)
         else:
-            records = self._records[: last + 1]
+            records = [self._records[part] for part in self.parts(last + 1)]
             indices, order = torch.cat([each.owned.region.indices for each in records]).sort()
             found = Graft(Region(indices), torch.cat([each.owned.values for each in records])[order])
         return replace(found, **self._belonging(record, len(found.region)))
@@ -182,11 +219,14 @@ class Ledger:
         """
         self.check_new(record.task)
         where = f"Record of task {record.task!r}"
+        if record.alone and self.composition != "auto":
+            raise LedgerError(f"{where} stands alone, which only a ledger of composition auto says of single tasks.")
+        alone = record.alone or self.composition == "alone"
         try:
-            free, owners = self.free(record.region), self.owners(record.owned.region)
+            free, owners = self.free(record.region, alone=alone), self.owners(record.owned.region)
         except RegionError as error:
             raise LedgerError(f"{where}: {error}") from error
-        if self.composition != "alone" and bool((owners >= 0).any()):
+        if not alone and bool((owners >= 0).any()):
             raise LedgerError(f"{where} takes entries that earlier tasks own. Commit γ minus ledger.owned().")
         if record.owned.region != free:
             raise LedgerError(
@@ -211,7 +251,9 @@ class Ledger:
         position, unowned = len(self._records), record.owned.region.indices[owners < 0]
         if position >= torch.iinfo(self._owners.dtype).max:
             self._owners = self._owners.to(torch.int32)
-        self._owners[unowned] = position + 1
+        if not record.alone:
+            self._owners[unowned] = position + 1
+            self._united.append(position)
         self._positions[record.task] = position
         self._records.append(_own(record))
         self._frozen = None
@@ -298,7 +340,8 @@ class Ledger:
                 ledger.append(record)
             except (TaskError, LedgerError) as error:
                 reason = str(error).partition(". ")[0]  # without its remedy, which is about training
-                if ledger.composition != "alone" and len(ledger.free(record.region)) > len(record.owned.region):
+                alone = record.alone or ledger.composition == "alone"
+                if not alone and len(ledger.free(record.region)) > len(record.owned.region):
                     reason = f"task {record.task!r} shares entries that no earlier task owns."
                 raise RegionError(reason) from error
         return ledger

@@ -155,12 +155,14 @@ class MixedBatchModel:
         positions = {task: at for task, at in positions.items() if not records[at].buffers}
         if self._ledger.composition == "union" and positions:
             stage = list(positions.values())[len(positions) // 2] + 1
+        shared = self._ledger.parts(stage)
         found = {}
         for task, at in positions.items():
-            between = range(stage, at + 1) if at >= stage else range(at + 1, stage)
-            changes = self._between([at] if self._ledger.composition != "union" else between)
+            own = self._ledger.parts(at + 1)  # of a union: the same as the shared ones, up to the end of either
+            more = len(own) > len(shared)
+            changes = self._between(own[len(shared) :] if more else shared[len(own) :])
             if changes is not None:
-                found[task] = [(change, 1 if at >= stage else -1) for change in changes]
+                found[task] = [(change, 1 if more else -1) for change in changes]
         return stage, found
 
     def _between(self, positions: Sequence[int]) -> list[Change] | None:

@@ -15,8 +15,9 @@ from forgetfree.core.regions import Region
 from forgetfree.tasks import TaskDefinition
 
 #: What a task is inferred with on top of θ_pre: the ``union`` of all regions up to its own; its own region with the
-#: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap.
-Composition = Literal["union", "selection", "alone"]
+#: entries in it that earlier tasks own (``selection``); or its own values ``alone``, so that regions may overlap. In ``auto``
+#: some tasks stand alone, and each of the others is inferred with the union of theirs up to its own.
+Composition = Literal["union", "selection", "alone", "auto"]
 COMPOSITIONS: tuple[Composition, ...] = get_args(Composition)
 
 
@@ -27,12 +28,13 @@ class Record:
     Attributes:
         task: its name.
         region: γ_k, as localized.
-        owned: γ_k without what earlier tasks own, with the trained values; all of γ_k where tasks stand alone.
+        owned: γ_k without what earlier tasks own, with the trained values; all of γ_k where the task stands alone.
         sparsity: the share of the space that γ_k was allowed.
         readout: the task's own readout tensors by name.
         buffers: the model's buffers that training changed, by name.
         definition: the task's labels in order, its prompt and so on; ``None`` if its rows are no texts.
         classes: the numbers of its labels in the readout, which may have other tasks' labels, too; empty: all of them.
+        alone: in a ledger of composition ``auto``: whether the task stands on θ_pre alone, apart from the union.
     """
 
     task: str
@@ -43,6 +45,7 @@ class Record:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     definition: TaskDefinition | None = None
     classes: tuple[int, ...] = ()
+    alone: bool = False
 
     @property
     def shared(self) -> Region:

@@ -20,9 +20,9 @@ from forgetfree.ledger.ledger import Ledger
 class LedgerSwitch:
     """Changes one model, bit for bit, between θ_pre and what the tasks of a ledger are inferred with.
 
-    In a ledger of unions, owned regions are disjoint, so going from one task to a later one writes the records between
-    them, and going back writes θ_pre there: a switch touches the entries it must change and nothing else. In the others,
-    a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
+    In a union, owned regions are disjoint, so going from one task to a later one writes the records between them, and going
+    back writes θ_pre there: a switch touches the entries it must change and nothing else. Between tasks that do not share a
+    union, a switch undoes one task's graft and writes the other's. The ledger may grow meanwhile.
 
     While it is in use, the model's graftable tensors are views of one buffer where they can be (see `FlatTensors`).
 
@@ -42,13 +42,14 @@ class LedgerSwitch:
         self.ledger = ledger
         self._backbone = backbone
         self._entries = FlatTensors(backbone, ledger.space)
-        self._pre: list[Tensor] = []  # θ_pre at the owned region of each record that was ever written
+        #: Of each part (see `Ledger.parts`) that was ever written: its entries and values, and θ_pre there.
+        self._written: dict[int, tuple[Graft, Tensor]] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
-        self._region = Region.empty()  # the last one given to `remember`
+        self._region, self._region_pre = (
+            Region.empty(),
+            torch.empty(0),
+        )  # the last one given to `remember`, and θ_pre there
         self._stage = 0
-        # In other ledgers: what each task is inferred with, and θ_pre there.
-        nothing = torch.empty(0, dtype=ledger.space.dtype)
-        self._grafts: dict[int, tuple[Graft, Tensor]] = {0: (Graft(Region.empty(), nothing), nothing)}
         if check:
             check_weights(ledger, backbone, fingerprint)
 
@@ -61,6 +62,9 @@ class LedgerSwitch:
         """Make the model infer the task of record ``stage``, counted from 1; 0 is θ_pre.
 
         In a ledger of unions it carries the first ``stage`` records, so ``len(ledger.records)`` is the union of all.
+
+        Raises:
+            LedgerError: there is no such record.
         """
         records = self.ledger.records
         if not 0 <= stage <= len(records):
@@ -73,40 +77,45 @@ class LedgerSwitch:
 
     def _pieces(self, stage: int) -> list[tuple[Tensor, Tensor]]:
         """Return what to write to get to a stage: indices and values, one after another."""
-        now, records = self._stage, self.ledger.records
-        if self.ledger.composition == "union":
-            for record in records[len(self._pre) : stage]:
-                self._pre.append(self._entries.gather(record.owned.region.indices))
-            if stage > now:
-                return [(record.owned.region.indices, record.owned.values) for record in records[now:stage]]
-            return [(record.owned.region.indices, self._pre[k]) for k, record in enumerate(records[stage:now], stage)]
-        if stage and stage not in self._grafts:
+        old, new = self.ledger.parts(self._stage), self.ledger.parts(stage)
+        common = min(len(old), len(new)) if old[:1] == new[:1] else 0
+        added = new[common:]
+        unknown = [part for part in added if part not in self._written]
+        if unknown and len(old) > common:  # which may cover their entries
             self.to(0)
-            graft, now = self.ledger.graft(records[stage - 1].task), 0
-            self._grafts[stage] = graft, self._entries.gather(graft.region.indices)
-        (old, pre), (new, _) = self._grafts[now], self._grafts[stage]
-        return [(old.region.indices, pre), (new.region.indices, new.values)]
+            return self._pieces(stage)
+        for part in unknown:
+            graft = self._graft(part)
+            self._written[part] = graft, self._entries.gather(graft.region.indices)
+        undone = ((graft.region.indices, pre) for graft, pre in (self._written[part] for part in old[common:]))
+        done = ((graft.region.indices, graft.values) for graft, _ in (self._written[part] for part in added))
+        return [*undone, *done]
+
+    def _graft(self, part: int) -> Graft:
+        """Return what a part writes."""
+        record = self.ledger.records[part]
+        return self.ledger.graft(record.task) if self.ledger.composition == "selection" else record.owned
 
     def to_task(self, task: str) -> None:
         """Make the model infer ``task``."""
         self.to(self.ledger.position(task) + 1)
 
     def committed(self) -> None:
-        """Note that the ledger now has the record that the model already carries; `remember` knows its θ_pre."""
+        """Note that the ledger now has the record of what `remember` was given, which a union carries on."""
         if self.ledger.composition == "union":
-            self._stage = len(self.ledger.records)
+            part = len(self.ledger.records) - 1
+            self._written[part] = self.ledger.records[part].owned, self._region_pre
+            self._stage = part + 1
         else:
             self.revert_uncommitted()
 
     def remember(self, region: Region) -> None:
         """Keep θ_pre at ``region``, which will be trained as the next record's owned region."""
-        del self._pre[len(self.ledger.records) if self.ledger.composition == "union" else 0 :]
-        self._region = region
-        self._pre.append(self._entries.gather(region.indices))
+        self._region, self._region_pre = region, self._entries.gather(region.indices)
 
     def revert_uncommitted(self) -> None:
         """Restore θ_pre at the region last given to `remember`, which was not committed, and the buffers."""
-        self._entries.scatter_(self._region.indices, self._pre[-1])
+        self._entries.scatter_(self._region.indices, self._region_pre)
         self._restore_buffers()
 
     @contextmanager

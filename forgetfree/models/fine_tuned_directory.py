@@ -2,7 +2,8 @@
 
 Its head determines how it is read: a sequence classifier by its own head, which does not change; masked and causal
 language models by label words; a token classifier by its linear layer at the first token (the last, for causal models).
-A body with a separate file of a linear readout, as ``forgetfree apply`` may write it, is read by that layer in the same way.
+A body with a separate file of a linear readout, as ``forgetfree apply`` may write it, is read by that layer in the same way,
+or on the mean of all tokens where the file says so.
 An adapter of PEFT (LoRA, say) is merged into the pre-trained model, and then read as that model is.
 """
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.body import POOLER, body_of, fingerprint_of
-from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
+from forgetfree.core.readout_model import LINEAR, ReadoutKind, ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.files import StrPath, read_signed, signed_bytes, write_atomically
@@ -39,6 +40,7 @@ _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
 )
 #: Settings that change answers and that no tensor's shape shows.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
+_WRITE_AGAIN = "Write the directory again with `forgetfree apply`."
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def load_fine_tuned(
     bare = loader == "AutoModel"  # a body, with its readout in a separate file
     own: dict[str, Tensor] = {}
     classes: tuple[int, ...] = ()  # label words need none
-    if kind in ("classifier", "linear"):  # what the labels tell comes before any weight is loaded
+    if kind in ("classifier", *LINEAR):  # what the labels tell comes before any weight is loaded
         names: Mapping[int, str]
         if bare:
             labels, own = read_readout(Path(directory) / READOUT)
@@ -122,7 +124,7 @@ def load_fine_tuned(
     backbone = _read_whole(directory, loader, pooled=not bare)
     architecture, fingerprint = type(backbone).__name__, fingerprint_of(backbone)
     pre, space = loaded.model.backbone, loaded.model.space()
-    theirs: Any = body_of(backbone) if kind in ("classifier", "linear") else backbone
+    theirs: Any = body_of(backbone) if kind in ("classifier", *LINEAR) else backbone
     _check_same_body(pre, theirs, model, directory)
     if torch.equal(space.flatten(pre), space.flatten(theirs)):
         raise UsageError(
@@ -140,7 +142,7 @@ def load_fine_tuned(
         body_of(grafted).load_state_dict(pre.state_dict(), strict=False)
         loaded = replace(loaded, model=grafted, readout="classifier")
     else:
-        if kind == "linear":
+        if kind in LINEAR:
             head = _linear_head(own or _outside(backbone), classes, loaded.model.hidden_size, directory)
         given = copy.deepcopy(loaded.model)
         given.backbone.load_state_dict(theirs.state_dict(), strict=False)
@@ -211,7 +213,7 @@ def _head(directory: str) -> tuple[ReadoutKind, str]:
                 )
             return kind, loader
     if (path / READOUT).is_file():
-        return "linear", body_loader(config, directory)
+        return _kind_of_readout(path / READOUT), body_loader(config, directory)
     if readout := language_model(config):
         return readout, LANGUAGE_MODELS[readout]
     raise UsageError(
@@ -261,9 +263,18 @@ def _outside(backbone: nn.Module) -> dict[str, Tensor]:
     return {name: named[name] for name in head_names(backbone)}
 
 
-def write_readout(path: Path, readout: Mapping[str, Tensor], labels: Sequence[str]) -> None:
-    """Write the file of a linear readout: its ``weight`` and ``bias``, and the labels of their rows."""
-    write_atomically(path, signed_bytes(readout, {"labels": json.dumps(labels)}))
+def write_readout(
+    path: Path, readout: Mapping[str, Tensor], labels: Sequence[str], kind: ReadoutKind = "linear"
+) -> None:
+    """Write the file of a linear readout: its ``weight`` and ``bias``, the labels of their rows, and ``mean`` if it is one."""
+    pooled = {"readout": kind} if kind == "mean" else {}
+    write_atomically(path, signed_bytes(readout, {"labels": json.dumps(labels), **pooled}))
+
+
+def _kind_of_readout(path: Path) -> ReadoutKind:
+    """Return what the layer of a file that `write_readout` wrote stands on."""
+    header, _ = read_signed(path, ModelError, _WRITE_AGAIN, unsigned=("labels", "format"))
+    return "mean" if header.get("readout") == "mean" else "linear"
 
 
 def read_readout(path: StrPath) -> tuple[tuple[str, ...], dict[str, Tensor]]:
@@ -272,9 +283,8 @@ def read_readout(path: StrPath) -> tuple[tuple[str, ...], dict[str, Tensor]]:
     Raises:
         ModelError: the file is damaged.
     """
-    remedy = "Write the directory again with `forgetfree apply`."
     path = Path(path)
-    header, tensors = read_signed(path, ModelError, remedy, unsigned=("labels", "format"))
+    header, tensors = read_signed(path, ModelError, _WRITE_AGAIN, unsigned=("labels", "format"))
     try:
         labels = parse_json(header.get("labels", "null"))
         named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
@@ -286,7 +296,9 @@ def read_readout(path: StrPath) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         finite = all(each.is_floating_point() and bool(torch.isfinite(each).all()) for each in tensors.values())
         check("its tensors", held, finite, "finite floating-point numbers")
     except ValueError as error:
-        raise ModelError(f"{path} cannot be read as a linear readout with its labels: {error}. {remedy}") from error
+        raise ModelError(
+            f"{path} cannot be read as a linear readout with its labels: {error}. {_WRITE_AGAIN}"
+        ) from error
     return tuple(labels), tensors
 
 

@@ -20,7 +20,7 @@ from forgetfree import registry
 from forgetfree.core.binding import Binding, network_of, tokenizer_digest
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
-from forgetfree.core.readout_model import READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
+from forgetfree.core.readout_model import LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.data.words import WordEncoder
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
@@ -117,14 +117,14 @@ def load_model(
     Args:
         name: ``minilm``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which is copied as
             ``save_pretrained`` writes it.
-        readout: ``linear``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
+        readout: ``linear``, ``mean``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
             ``prompt``, causal LM → ``causal``, none → ``linear``).
         tokenizer: that of a ``PreTrainedModel``.
         graftable: see `TaskModel`.
         max_length: the longest row it is given, in tokens; fewer where it has fewer positions.
 
     Raises:
-        UsageError: the name is not known anywhere, or the readout is none of the three.
+        UsageError: the name is not known anywhere, or the readout is none of the four.
         ModelError: the model is damaged, or has no head for the readout.
     """
     if readout not in ("auto", *READOUTS):
@@ -160,7 +160,7 @@ def _load(path: str, name: str, readout: str, graftable: str | None, max_length:
     kind = _choose_readout(config, readout, name)
     tokenizer = read_tokenizer(path, name)
     loader = LANGUAGE_MODELS.get(kind, body)
-    backbone, missing = read_weights(path, loader, name, **(_without_pooler(config) if kind == "linear" else {}))
+    backbone, missing = read_weights(path, loader, name, **(_without_pooler(config) if kind in LINEAR else {}))
     _check_weights(backbone, missing, tokenizer, kind, name)
     fingerprint = fingerprint_of(backbone)
     tokens = TokenLayout(
@@ -192,7 +192,7 @@ def sized(path: str, name: str, readout: str, graftable: str | None = None) -> t
     body, kind = body_loader(config, name), _choose_readout(config, readout, name)
     loader = getattr(transformers, LANGUAGE_MODELS.get(kind, body))
     with explained(name), quiet(transformers), torch.device("meta"):
-        more = _without_pooler(config) if kind == "linear" else {}
+        more = _without_pooler(config) if kind in LINEAR else {}
         network = loader.from_config(config, trust_remote_code=False, **more)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return kind, config, parameters, len(ParameterSpace.of(network, include=(graftable or ".",)))
@@ -259,6 +259,8 @@ def _minilm_directory() -> Path:
 
 def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     found = language_model(config)
+    if readout == "mean":
+        return "mean"
     if readout == "linear" or (readout == "auto" and found is None):
         return "linear"
     if readout in ("auto", found):
@@ -277,9 +279,7 @@ def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
 def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str, name: str) -> None:
     """Raise ``ModelError`` unless every weight was loaded and every token id has an embedding."""
     if missing:
-        remedy = (
-            "Save the model whole" if kind == "linear" else "Use --readout linear, or a model saved with its LM head"
-        )
+        remedy = "Save the model whole" if kind in LINEAR else "Use --readout linear, or a model saved with its LM head"
         raise ModelError(
             f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. "
             f"{missing[0]!r}: they would be random. {remedy}."

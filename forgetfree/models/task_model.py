@@ -1,14 +1,15 @@
 """A language model with readouts by task.
 
-Three readouts (paper, §3; what is frozen: A.1; prompts: A.2):
+Four readouts (paper, §3; what is frozen: A.1; prompts: A.2):
 
 - ``prompt``: the masked LM's logits of the label words at the mask token, through the frozen LM head;
 - ``causal``: the causal LM's logits of the label words after the last token;
 - ``linear``: a linear layer per task on the first token's hidden state ([CLS]; the last token's for causal models and
   encoder-decoders: BART's decoder's, as in its own classifier, and T5's encoder's); where words are labelled, on that of
-  each word's first token.
+  each word's first token;
+- ``mean``: the same layer on the mean of all tokens' hidden states, special ones included.
 
-A model that was fine-tuned elsewhere may have a fourth, its own head: `forgetfree.models.classifier`.
+A model that was fine-tuned elsewhere may have one more, its own head: `forgetfree.models.classifier`.
 
 ``prompt`` and ``causal`` add no tensor. The linear layers belong to their tasks, and so to the ledger.
 """
@@ -31,7 +32,7 @@ class TaskModel(ReadoutModel):
     Args:
         backbone: a Hugging Face model; for ``linear`` without a head, for the others with its LM head.
         tokens: the special ids of its tokenizer.
-        readout: one of the three.
+        readout: one of the four.
         read_last: whether ``linear`` reads the last token rather than the first.
         dropout: before the linear layer, as in the backbone's own classification head.
         graftable, shared_readout: see `ReadoutModel`.
@@ -82,9 +83,18 @@ class TaskModel(ReadoutModel):
         rows, position = words.nonzero(as_tuple=True)
         return rows, position
 
+    def pooled(self, x: Tensor, layer: int | None = None) -> Tensor:
+        """Return the mean over a row's tokens of one hidden layer, 0 for the embeddings: ``(B, H)``."""
+        inputs = self.inputs(x)
+        found = self.backbone(**inputs, output_hidden_states=True)
+        states = getattr(found, "hidden_states", None) or found.encoder_hidden_states
+        return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs["attention_mask"])
+
     def features(self, x: Tensor) -> Tensor:
         """Return what the readouts read: hidden states ``(n, H)``, or vocabulary logits ``(n, V)``."""
         inputs = self.inputs(x)
+        if self.readout == "mean":
+            return mean_of_tokens(self.backbone(**inputs).last_hidden_state, inputs["attention_mask"])
         rows, position = self._read_at(x[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
         if self.readout == "linear":
             hidden: Tensor = self.backbone(**inputs).last_hidden_state
@@ -94,6 +104,12 @@ class TaskModel(ReadoutModel):
             logits: Tensor = self.backbone(**inputs).logits
             return logits[rows, position]
         return head(body(**inputs).last_hidden_state[rows, position].unsqueeze(1)).squeeze(1)
+
+
+def mean_of_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of the hidden states ``(B, L, H)`` of each row's tokens, without padding: ``(B, H)``."""
+    weights = mask.to(hidden.dtype).unsqueeze(-1)
+    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 #: Heads whose output is the logits. Other models scale or cap them (Gemma 2), and so are called as a whole.

@@ -230,7 +230,7 @@ def _with_ledger(comparison: Comparison, *keys: str) -> Iterator[tuple[StrategyR
 
 def _overlapping(ledgers: Iterable[Json]) -> bool:
     """Say whether several tasks may own an entry, each with its own value."""
-    return any(ledger.get("composition") == "alone" for ledger in ledgers)
+    return any(ledger.get("composition") in ("alone", "auto") for ledger in ledgers)
 
 
 def _places(comparison: Comparison) -> Section:

@@ -68,7 +68,7 @@ def apply_graft(graft: Graft, model: str, out: StrPath) -> WrittenModel:
     """
     origin = _origin(graft)
     check_free(Path(out))
-    readout = origin.readout if origin.readout in ("prompt", "causal") else "linear"
+    readout = "linear" if origin.readout == "classifier" else origin.readout
     loaded = load_model(model, readout, max_length=origin.max_length)
     graft.apply_(loaded.model)
     if origin.tokenizer and origin.tokenizer != loaded.tokenizer_digest:
@@ -136,7 +136,7 @@ def write_model(
     with new_directory(out) as directory:
         _save(directory, network, {**rest, **network.state_dict()}, tokenizer)
         if reading.own_readout:
-            write_readout(directory / READOUT, readout, origin.task.labels)
+            write_readout(directory / READOUT, readout, origin.task.labels, origin.readout)
         write_atomically(directory / "README.md", model_card(origin, reading, change))
         _verify(directory, network)
     return WrittenModel(out, type(network).__name__, reading.loader, reading.usual, _note(reading, network))
@@ -207,7 +207,9 @@ def _network(
         _name_labels(backbone.config, ())
         loader = "AutoModelForMaskedLM" if origin.readout == "prompt" else "AutoModelForCausalLM"
         return backbone, loaded.tokenizer, replace(reading, loader=loader)
-    network, tokenizer = _classifying(loaded, config, body, readout, origin, reading.position)
+    network = tokenizer = None
+    if origin.readout != "mean":  # which no sequence classifier reads
+        network, tokenizer = _classifying(loaded, config, body, readout, origin, reading.position)
     if network is None:
         _name_labels(backbone.config, ())
         return backbone, loaded.tokenizer, replace(reading, loader=body_loader(config, loaded.name), own_readout=True)
@@ -379,10 +381,11 @@ def _save(directory: Path, network: Any, tensors: Mapping[str, Tensor], tokenize
 def _verify(directory: Path, network: Any) -> None:
     """Raise ``ModelError`` unless the directory holds ``network``, bit for bit."""
     written, missing = read_weights(str(directory), type(network).__name__, str(directory))
-    got = written.state_dict()
-    wrong = [name for name, tensor in network.state_dict().items() if not torch.equal(got[name], tensor)]
-    if missing or wrong:
+    got, meant = written.state_dict(), network.state_dict()
+    lacking = [name for name in missing if name in meant]  # a body may be loaded with a pooler, which nothing reads
+    wrong = lacking or [name for name, tensor in meant.items() if not torch.equal(got[name], tensor)]
+    if wrong:
         raise ModelError(
-            f"What was written is not the grafted model: {(missing or wrong)[0]!r} is not what it should be. Nothing is left "
+            f"What was written is not the grafted model: {wrong[0]!r} is not what it should be. Nothing is left "
             "behind; report it with the model's name."
         )

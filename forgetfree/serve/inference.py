@@ -14,10 +14,12 @@ from forgetfree.core.readout_model import Precision
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
+from forgetfree.data.sampling import by_length
 from forgetfree.display import brief, is_text
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.learning.routing import share_of_entropy
+from forgetfree.learning.task_features import TaskFeatures
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
@@ -57,6 +59,7 @@ class Predictor:
         shared_labels: of a ledger of version 0.2: whether all tasks' labels had one readout (``scenario=class``).
         precision: of a ledger of version 0.2: what it answered in.
         routed: whether the run itself found out the task of a row, see `route`.
+        features: what it told tasks apart by, if not by their answers.
         deterministic: answer each row in a forward pass of its own, so that its logits have the same bits whatever is asked
             beside it.
 
@@ -81,10 +84,12 @@ class Predictor:
         precision: Precision = "fp32",
         routed: bool = False,
         deterministic: bool = False,
+        features: TaskFeatures | None = None,
     ) -> None:
         if isinstance(kept, Ledger):
             kept = KeptLedger(loaded, kept, Source(Path(), tasks, shared_labels, precision))
         self.loaded, self.routed, self.kept, self.deterministic = loaded, routed, kept, deterministic
+        self._features = features
         self.ledger = kept.ledger if isinstance(kept, KeptLedger) else None
         self._mixed: MixedBatchModel | None = None
         if isinstance(kept, KeptLedger):
@@ -124,7 +129,7 @@ class Predictor:
                     f"{place} is read as a ledger, which is one strategy's, with one seed, and does not name its base model. "
                     "Give --model, and neither --strategy nor --seed; or give the run's directory."
                 )
-            return cls._of(Source(place), model, {}, device, deterministic=deterministic)
+            return cls._of(Source(place), model, {}, device, deterministic)
         config = load_run(place)
         file, own = find_kept(place, seed, strategy), located(config["model"]["name"], place)
         options = _options(config, file.parts[-3])
@@ -135,11 +140,12 @@ class Predictor:
             "bf16" if options.get("precision") == "bf16" else "fp32",
             config["model"],
             [file.parent, Path(config["run"]["set"].get("cache") or place / "fine-tuned")],
+            "last" if config.get("scenario", "task") == "task" else options.get("task_inference", "last"),
+            options.get("lda_layer"),
         )
-        routed = config.get("scenario", "task") != "task" and options.get("task_inference") == "router"
         deterministic = deterministic or options.get("deterministic") is True
         try:
-            return cls._of(source, model or own, config["run"]["set"], device, routed, deterministic)
+            return cls._of(source, model or own, config["run"]["set"], device, deterministic)
         except (LedgerError, ModelError, RunError) as error:
             if model is None:
                 raise
@@ -152,8 +158,7 @@ class Predictor:
         model: str,
         settings: Mapping[str, Any],
         device: str,
-        routed: bool = False,
-        deterministic: bool = False,
+        deterministic: bool,
     ) -> Predictor:
         ledger = None if source.file.name in OTHERS else Ledger.load(source.file)
         described = source.model or {}
@@ -163,10 +168,16 @@ class Predictor:
         graftable = None if ledger is not None else settings.get("graftable")
         loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
         loaded.model.to(device)
+        features = None
+        if source.task_inference == "lda":  # the model holds θ_pre now
+            features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
+            features.load(source.file.parent)
         if ledger is not None:
-            return cls(loaded, KeptLedger(loaded, ledger, source), routed=routed, deterministic=deterministic)
-        kept = OTHERS[source.file.name].load().read(source, loaded)
-        return cls(loaded, kept, routed=routed, deterministic=deterministic)
+            kept = KeptLedger(loaded, ledger, source)
+        else:
+            kept = OTHERS[source.file.name].load().read(source, loaded)
+        routed = source.task_inference != "last"
+        return cls(loaded, kept, routed=routed, deterministic=deterministic, features=features)
 
     @property
     def tasks(self) -> Mapping[str, TaskDefinition]:
@@ -250,7 +261,10 @@ class Predictor:
         return [found[number] for number in range(len(tasks))]
 
     def route(self, texts: Sequence[Text]) -> list[Answer]:
-        """Return each text's answer by the task that is surest of it: whose answer has the least entropy, as a share.
+        """Return each text's answer by the task that it most likely belongs to, found out as in the run.
+
+        That is the task that is surest of it (whose answer has the least entropy, as a share), or with
+        ``task_inference=lda`` the one that θ_pre's features point to.
 
         Args:
             texts: as for `answer`; single texts and pairs may stand side by side.
@@ -262,7 +276,7 @@ class Predictor:
             raise UsageError(
                 "The run has no router: nothing in it finds out which task a text belongs to. Give --task, one of "
                 f"{', '.join(self.tasks)}; or run a strategy with a model per task with --set scenario=class (or domain) --set "
-                "task_inference=router."
+                "task_inference=router (or lda)."
             )
         answers: dict[int, Answer] = {}
         for size in (1, 2):
@@ -274,10 +288,27 @@ class Predictor:
         return [answers[number] for number in range(len(texts))]
 
     def _surest(self, rows: Rows) -> list[Answer]:
+        if self._features is not None:
+            return self._by_features(self._features, rows)
         logits = {task: self._logits(definition, rows) for task, definition in self.tasks.items()}
         entropies = torch.stack([share_of_entropy(each, each.shape[1]) for each in logits.values()])
         surest = [list(logits)[best] for best in entropies.argmin(0).tolist()]
         return [_answer(self.tasks[task], logits[task][row]) for row, task in enumerate(surest)]
+
+    def _by_features(self, features: TaskFeatures, rows: Rows) -> list[Answer]:
+        names, loaded = list(self.tasks), self.loaded
+        encode = loaded.encoder(self.tasks[names[0]])  # a linear readout reads the texts of all tasks alike
+        encoded = EncodedRows.of(encode(rows), rows.labels, self._label(names[0]), loaded.pad)
+        answers: dict[int, Answer] = {}
+        of_rows: dict[int, int] = {}
+        for batch in by_length(encoded.lengths, 64):
+            of_rows |= zip(batch, features.nearest(encoded.batch(batch)[0], names).tolist(), strict=True)
+        for number, name in enumerate(names):
+            own = [row for row in range(len(rows)) if of_rows[row] == number]
+            if own:
+                found = self._logits(self.tasks[name], rows.take(own))
+                answers |= {row: _answer(self.tasks[name], logits) for row, logits in zip(own, found, strict=True)}
+        return [answers[row] for row in range(len(rows))]
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""

@@ -52,6 +52,8 @@ class Source:
         precision: of forward passes.
         model: what the run's config.json says of the base model.
         stores: directories in which models may lie that the file names.
+        task_inference: how the run found out the task of a row; ``last``: it did not.
+        lda_layer: the layer that it read for that, see `TaskFeatures`.
     """
 
     file: Path
@@ -60,6 +62,8 @@ class Source:
     precision: Precision = "fp32"
     model: Mapping[str, Any] | None = None
     stores: Sequence[Path] = ()
+    task_inference: str = "last"
+    lda_layer: int | None = None
 
     def rows(self, task: str, readout: Mapping[str, Tensor], classes: Sequence[int] = ()) -> dict[str, Tensor]:
         """Return the rows of a readout that are a task's own labels.

@@ -25,6 +25,7 @@ from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_sp
 from forgetfree.core.graft import Graft
 from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
+from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
@@ -104,12 +105,14 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
     rounded = torch.cat([each.error for each in entries.values()])
     with new_directory(Path(out)) as directory:
         _save(network, layers, delta, rank, origin, loaded.name, directory)
-        if origin.readout == "linear":
-            write_readout(directory / READOUT, graft.readout, origin.task.labels)
+        if origin.readout in LINEAR:
+            write_readout(directory / READOUT, graft.readout, origin.task.labels, origin.readout)
         write_atomically(directory / ORIGIN, origin.json)
         where = (
             "each word's first token"
             if origin.task.kind == "tokens"
+            else "the mean of all tokens"
+            if origin.readout == "mean"
             else "the first token (at the last, for causal models)"
         )
         reading = f"    # readout.safetensors reads the labels at {where}.\n"
@@ -117,7 +120,7 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
             task=origin.task.name,
             loader=_loader(origin),
             model=origin.model or model,
-            reading=reading if origin.readout == "linear" else "",
+            reading=reading if origin.readout in LINEAR else "",
         )
         write_atomically(directory / "README.md", card)
     held = sum(len(each.local) for each in entries.values())
@@ -264,7 +267,7 @@ def _save(
     masks = {id(layers[name]): _mask(indices, layers[name].weight) for name, (indices, _) in delta.items()}
     prefix = body_prefix(network)
     targets = [f"{prefix}{name.removesuffix('.weight')}" for name in delta]
-    kinds = {"linear": "FEATURE_EXTRACTION", "causal": "CAUSAL_LM"}
+    kinds = {**dict.fromkeys(LINEAR, "FEATURE_EXTRACTION"), "causal": "CAUSAL_LM"}
     # As one expression: of a list of many names PEFT keeps endings, which other networks with this body have elsewhere, too.
     exactly = "|".join(re.escape(target) for target in targets)
     config = ShiraConfig(r=rank, target_modules=exactly, task_type=kinds.get(origin.readout))

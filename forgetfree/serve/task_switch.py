@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.core.body import body_of
+from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
+from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.serve.kept import OTHERS, find_kept
 from forgetfree.tasks import chosen_version
 
@@ -40,9 +42,10 @@ class TaskSwitch:
 
     def __init__(self, ledger: Ledger | StrPath, model: Any) -> None:
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger.load(_file_of(Path(ledger)))
-        self._linear = self.ledger.binding is None or self.ledger.binding.readout == "linear"
+        #: How the logits are read; the model's own where they are label words'.
+        self._readout = self.ledger.binding.readout if self.ledger.binding else "linear"
         self._model, self._body = model, body_of(model)
-        self._switch = LedgerSwitch(self.ledger, self._body if self._linear else model)
+        self._switch = LedgerSwitch(self.ledger, self._body if self._readout in LINEAR else model)
         self._labels = dict(model.config.id2label), dict(model.config.label2id)
         self._hooks: list[Any] = []
         self._hidden: Tensor | None = None
@@ -70,7 +73,7 @@ class TaskSwitch:
         if record.definition is not None:
             config.id2label = dict(enumerate(record.definition.labels))
             config.label2id = {label: number for number, label in config.id2label.items()}
-        if self._linear:
+        if self._readout in LINEAR:
             kind = record.definition and record.definition.kind
             self._hooks = [
                 self._body.register_forward_hook(self._note),
@@ -104,7 +107,12 @@ class TaskSwitch:
                 raise UsageError(
                     "The model returned a tuple, expected an output with names. Leave out return_dict=False."
                 )
-            if not of_words:
+            if self._readout == "mean":
+                mask = given.get("attention_mask")
+                hidden = mean_of_tokens(
+                    hidden, torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
+                )
+            elif not of_words:
                 rows = torch.arange(len(hidden), device=hidden.device)
                 hidden = hidden[rows, _last(given.get("attention_mask"), hidden) if last else torch.zeros_like(rows)]
             output["logits"] = readout.to(hidden.device)(hidden.to(readout.weight.dtype))

@@ -107,8 +107,8 @@ def sound_ledger(ledger: Ledger, path: Path) -> None:
         assert within(record.region.indices, len(ledger.space)) and within(
             record.owned.region.indices, len(ledger.space)
         )
-        assert set(owned) == set(region) - (set() if ledger.composition == "alone" else taken)
-        taken |= set(owned)
+        assert set(owned) == set(region) - (set() if ledger.stands_alone(record.task) else taken)
+        taken |= set() if record.alone else set(owned)
         assert len(record.owned.values) == len(owned) and 0 <= record.sparsity <= 1
         assert finite([record.owned.values, *record.readout.values(), *record.buffers.values()])
         assert len(set(record.classes)) == len(record.classes) and all(0 <= label < 2**31 for label in record.classes)

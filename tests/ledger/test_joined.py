@@ -81,12 +81,13 @@ def test_nothing_is_lost_without_overlap_and_where_tasks_stand_alone() -> None:
         assert [theta(joined, task) for task in tasks] == [theta(part, task) for task in tasks]
     assert not any(each.overlap or each.changed for each in told)
 
-    one, two = ledger("alone", **FIRST), ledger("alone", **SECOND)
-    joined, told = joined_ledger({"one": one, "two": two})
-    assert joined.composition == "alone"
-    for part, tasks in ((one, "ab"), (two, "cd")):
-        assert [theta(joined, task) for task in tasks] == [theta(part, task) for task in tasks]
-    assert not any(each.overlap or each.changed for each in told)
+    for first, second in (("alone", "alone"), ("auto", "auto"), ("auto", "alone")):
+        one, two = ledger(first, **FIRST), ledger(second, **SECOND)
+        joined, told = joined_ledger({"one": one, "two": two})
+        assert joined.composition == "alone"
+        for part, tasks in ((one, "ab"), (two, "cd")):
+            assert [theta(joined, task) for task in tasks] == [theta(part, task) for task in tasks]
+        assert not any(each.overlap or each.changed for each in told)
 
 
 def test_equal_values_cost_nothing() -> None:

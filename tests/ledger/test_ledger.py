@@ -944,14 +944,16 @@ def test_every_refusal_is_a_forgetfree_error() -> None:
 
 
 def composed(composition: Any, tasks: list[str] | None = None) -> Ledger:
-    """The three tasks in a ledger of one composition; where they stand alone, each has all of its γ."""
+    """The three tasks in a ledger of one composition; one that stands alone has all of its γ. In ``auto``, two does."""
     model = Toy()
     made = Ledger(ParameterSpace.of(model), fingerprint_of(model), composition)
     for task in REGIONS if tasks is None else tasks:
         base, region = record(task), Region.of(REGIONS[task])
-        if composition == "alone":
-            values = torch.arange(len(region)) + 100.0 * (1 + list(REGIONS).index(task))
-            base = replace(base, owned=Graft(region, values))
+        alone = composition == "auto" and task == "two"
+        if composition in ("alone", "auto"):
+            free = made.free(region, alone=alone)
+            values = torch.arange(len(free)) + 100.0 * (1 + list(REGIONS).index(task))
+            base = replace(base, owned=Graft(free, values), alone=alone)
         made.append(base)
     return made
 
@@ -972,6 +974,11 @@ INFERRED: dict[str, dict[str, dict[int, float]]] = {
         "one": {0: 100, 5: 101, 13: 102},
         "two": {5: 200, 6: 201, 20: 202},
         "three": {13: 300, 20: 301, 24: 302, 25: 303},
+    },
+    "auto": {  # two takes nothing from three
+        "one": {0: 100, 5: 101, 13: 102},
+        "two": {5: 200, 6: 201, 20: 202},
+        "three": {0: 100, 5: 101, 13: 102, 20: 300, 24: 301, 25: 302},
     },
 }
 
@@ -1007,10 +1014,11 @@ def test_a_task_is_inferred_with_what_the_composition_says(composition: str, tmp
 def test_the_next_task_may_own_what_the_composition_leaves_it(composition: str) -> None:
     ledger = composed(composition, ["one"])
     assert ledger.free(Region.of([0, 1])).indices.tolist() == ([0, 1] if composition == "alone" else [1])
-    assert len(composed(composition).owned()) == 7  # an entry once, whoever has it
+    entries = 6 if composition == "auto" else 7  # an entry once, whoever has it; in auto, those of the union
+    assert len(composed(composition).owned()) == entries
 
 
-@pytest.mark.parametrize("composition", ["selection", "alone"])
+@pytest.mark.parametrize("composition", ["selection", "alone", "auto"])
 def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union(composition: str) -> None:
     model = Toy()
     before, ledger = state(model), composed(composition, ["one"])
@@ -1023,7 +1031,7 @@ def test_a_region_in_training_is_given_back_on_commit_unless_tasks_build_a_union
         switch.revert_uncommitted()
         assert_state(model, before)
     ledger.space.scatter_(model, region.indices, torch.full((len(region),), 200.0))
-    ledger.append(record("two", owned=Graft.of(model, ledger.space, region)))
+    ledger.append(record("two", owned=Graft.of(model, ledger.space, region), alone=composition == "auto"))
     switch.committed()
     assert switch.stage == 0
     assert_state(model, before)
@@ -1048,6 +1056,11 @@ MISCOMPOSED: dict[str, tuple[str, Change, str]] = {
         framed(1, u32(5, 0, 13), u32(0), torch.tensor([200.0, 201, 202]), *TWO, shared=1),
         "must own its region",
     ),
+    "a task that stands alone in a union": (
+        "auto",
+        note("composition", "union"),
+        "stands alone, which only a ledger of",
+    ),
     "another value": (
         "alone",
         framed(1, u32(5, 0, 13), u32(), torch.tensor([200.0, 201, 203]), *TWO),
@@ -1057,7 +1070,7 @@ MISCOMPOSED: dict[str, tuple[str, Change, str]] = {
 
 
 @pytest.mark.parametrize("schema", ["0.2", "schema-3"])
-@pytest.mark.parametrize("composition", INFERRED)
+@pytest.mark.parametrize("composition", ["union", "selection", "alone"])
 def test_ledgers_of_earlier_schemas_are_read(composition: str, schema: str, tmp_path: Path) -> None:
     """Those of 0.2 do not say what else answers depend on; written again, they are files of today."""
     old = Ledger.load(GOLDEN / f"{schema}-{composition}.safetensors")
@@ -1081,7 +1094,7 @@ def test_a_damaged_composition_is_refused(tmp_path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize(
     ("composition", "rows"),
-    [("union", ["3", "2", "2"]), ("selection", ["3", "2", "2"]), ("alone", ["3", "3", "4"])],
+    [("union", ["3", "2", "2"]), ("selection", ["3", "2", "2"]), ("alone", ["3", "3", "4"]), ("auto", ["3", "3", "3"])],
 )
 def test_the_view_says_how_tasks_are_composed(composition: str, rows: list[str], tmp_path: Path) -> None:
     """Owned entries task by task; all together are 7, though those that stand alone have 10 values."""
@@ -1091,7 +1104,10 @@ def test_the_view_says_how_tasks_are_composed(composition: str, rows: list[str],
     assert f"composition {composition}: a task is inferred with" in text
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     owned = {row[0]: row[2] for row in cells[:4]}
-    assert owned == dict(zip(REGIONS, rows, strict=True)) | {"all": "7"}
+    names, every = list(REGIONS), {"all": "7"}
+    if composition == "auto":
+        names, every = ["one", "two (alone)", "three"], {"the union": "6"}
+    assert owned == dict(zip(names, rows, strict=True)) | every
 
 
 def test_what_is_no_ledger_is_told_from_a_damaged_one(tmp_path: Path) -> None:

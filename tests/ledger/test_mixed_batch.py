@@ -37,10 +37,11 @@ def ledger_of(
     for number, task in enumerate(TASKS):
         drawn = torch.randint(len(space), (size + number,), generator=generator)
         region = Region.of(torch.cat([drawn, torch.tensor([0, 5, len(space) - 1])]))
-        owned = ledger.free(region)
+        alone = composition == "auto" and number % 2 == 1
+        owned = ledger.free(region, alone=alone)
         values = space.gather(model.backbone, owned.indices)
         values = values + torch.randn(len(owned), generator=generator).to(values) * (1e-5 if task in small else 1)
-        ledger.append(Record(task, region, Graft(owned, values), 0.1, **changes.get(task, {})))
+        ledger.append(Record(task, region, Graft(owned, values), 0.1, alone=alone, **changes.get(task, {})))
         model.add_task(TaskHead(task, 2 + number % 3, label_words=(7, 9, 11, 13)[: 2 + number % 3]), seed=number)
     return ledger
 
@@ -87,7 +88,7 @@ def same(answers: list[Tensor], others: list[Tensor]) -> bool:
 # -- What it answers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("composition", ["union", "selection", "alone"])
+@pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
 def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, composition: str) -> None:
     ledger = ledger_of(loaded.model, composition)
     tasks = list("abbacabacccabc")
@@ -97,7 +98,7 @@ def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, composi
     assert same(answers, expected(loaded.model, ledger, rows, tasks, loaded.pad))
 
 
-@pytest.mark.parametrize("composition", ["union", "selection", "alone"])
+@pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
 @pytest.mark.parametrize("tasks", ["eadbc", "aebbe", "ddabcccccd", "ac"])
 def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tasks: str, monkeypatch: Any) -> None:
     """Before and after the task whose union all of them share; beside a large group."""
@@ -219,7 +220,7 @@ def test_what_corrections_get_wrong_is_noticed(loaded: LoadedModel, monkeypatch:
     assert mixed._exact_only
 
 
-@pytest.mark.parametrize("composition", ["union", "selection", "alone"])
+@pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
 def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, composition: str, monkeypatch: Any) -> None:
     """What corrections get wrong does not show where they hardly move the logits."""
     monkeypatch.setattr("forgetfree.ledger.mixed_batch._MOST", 1)

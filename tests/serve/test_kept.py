@@ -110,13 +110,14 @@ def test_a_model_that_is_gone_is_named(finished_run: MakeRun, tmp_path: Path, ca
 # -- The task is not known -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["lora", "fine-tune"])
+@pytest.mark.parametrize("inference", ["router", "lda"])
+@pytest.mark.parametrize("strategy", ["lora", "fine-tune", "bitfit"])
 def test_the_router_of_the_run_finds_the_task(
-    finished_run: MakeRun, rows: dict[str, Rows], strategy: str, capsys: Any
+    finished_run: MakeRun, rows: dict[str, Rows], strategy: str, inference: str, capsys: Any
 ) -> None:
     """scenario=class: the run's own answers are labels among those of all tasks."""
-    more = ("--set", "scenario=class", "--set", "task_inference=router")
-    run = finished_run("bert", "lora", "fine-tune", more=more)
+    more = ("--set", "scenario=class", "--set", f"task_inference={inference}")
+    run = finished_run("bert", "lora", "fine-tune", "bitfit", more=more)
     predictor = Predictor.of_run(run, strategy=strategy)
     labels = [(task, label) for task, each in predictor.tasks.items() for label in each.labels]
     found = set()
@@ -126,7 +127,10 @@ def test_the_router_of_the_run_finds_the_task(
         expected = [labels[best] for best in run_logits(run, strategy, task).argmax(1).tolist()]
         assert [(answer.task, answer.label) for answer in answers] == expected
         found |= {answer.task for answer in answers}
-    assert len(found) > 1 or strategy == "lora"  # after so few steps, one of its tasks is the surest of every row
+    assert (run / strategy / "seed-0" / "task-features.safetensors").is_file() == (inference == "lda")
+    assert len(found) > 1 or (
+        strategy != "fine-tune" and inference == "router"
+    )  # after so few steps, one of its tasks is the surest of every row
     assert (
         cli.main(["predict", str(run), "--strategy", strategy, "--task", "auto", "--json", "a film", "who\tit was"])
         == 0

@@ -1,0 +1,129 @@
+"""Finds out which task a row belongs to by θ_pre's features: linear discriminant analysis (Fisher, 1936).
+
+Rows of a task t are taken to be normally distributed around a mean μ_t, with one covariance Σ for all tasks. So a row h belongs
+to the task with the largest μ_tᵀ Σ⁻¹ h − ½ μ_tᵀ Σ⁻¹ μ_t. The features are the means over tokens of one hidden layer of θ_pre,
+which no task changes: a new task adds its own mean and its share of Σ, and leaves the means of earlier ones as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forgetfree.core.examples import Examples
+from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.tensors import not_finite
+from forgetfree.data.sampling import by_length
+from forgetfree.errors import OptionError, RunError
+from forgetfree.files import read_signed, signed_bytes, write_atomically
+from forgetfree.json_file import parse_json
+
+#: The file beside what a strategy keeps.
+FILE = "task-features.safetensors"
+#: How far Σ is drawn towards a multiple of the identity, since a few hundred rows tell it badly.
+SHRINKAGE = 0.1
+_FORMAT = "forgetfree.task-features"
+_REMEDY = "Restore it from a copy, or run the stream again."
+
+
+class TaskFeatures:
+    """The means of all tasks and their common covariance, and a copy of θ_pre that computes features.
+
+    Args:
+        model: holds θ_pre; it is copied, which takes the model's memory once more.
+        layer: the hidden layer that is read, 0 for the embeddings; default: the middle one.
+        fingerprint: that of θ_pre.
+
+    Attributes:
+        means: μ_t of each task ``(H,)``, in the order in which they were learned.
+
+    Raises:
+        OptionError: the model has no such layer.
+    """
+
+    def __init__(self, model: ReadoutModel, layer: int | None = None, fingerprint: str = "") -> None:
+        deepest = getattr(getattr(model.backbone, "config", None), "num_hidden_layers", None)
+        if layer is not None and deepest is not None and layer > deepest:
+            raise OptionError(f"lda_layer must be at most {deepest}, the number of the model's layers, got {layer}.")
+        self._model, self._layer, self._fingerprint = copy.deepcopy(model).eval(), layer, fingerprint
+        self.means: dict[str, Tensor] = {}
+        self._scatter = torch.empty(0)  # Σ of all tasks, not yet divided: (H, H)
+        self._rows = 0
+
+    @torch.no_grad()
+    def learn(self, task: str, rows: Examples, batch_size: int = 64) -> None:
+        """Add a task; one that is known stays as it is.
+
+        Args:
+            task: its name.
+            rows: some of its training rows.
+            batch_size: rows of a forward pass.
+        """
+        if task in self.means:
+            return
+        features = torch.cat([self._features(rows.batch(batch)[0]) for batch in by_length(rows.lengths, batch_size)])
+        mean = features.mean(0)
+        scatter = (features - mean).T @ (features - mean)
+        self.means[task] = mean.float()
+        self._scatter = (scatter + (self._scatter.double() if self._rows else 0)).float()
+        self._rows += len(features)
+
+    @torch.no_grad()
+    def nearest(self, x: Tensor, tasks: Sequence[str]) -> Tensor:
+        """Return for each row of ``x`` the number of the task in ``tasks`` that it most likely belongs to: ``(B,)``."""
+        means = torch.stack([self.means[task] for task in tasks]).double()
+        covariance = self._scatter.double() / max(1, self._rows - len(self.means))
+        scale = float(covariance.diagonal().mean()) or 1.0
+        covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * scale * torch.eye(len(covariance), dtype=torch.float64)
+        weights = torch.linalg.solve(covariance, means.T)
+        scores: Tensor = self._features(x) @ weights - (means.T * weights).sum(0) / 2
+        return scores.argmax(1)
+
+    def _features(self, x: Tensor) -> Tensor:
+        device = next(self._model.parameters()).device
+        return self._model.pooled(x.to(device), self._layer).cpu().double()
+
+    # -- Keeping ---------------------------------------------------------------------------------------------
+
+    def _bytes(self) -> bytes:
+        about = {"tasks": list(self.means), "layer": self._layer, "rows": self._rows, "model": self._fingerprint}
+        tensors = {"means": torch.stack(list(self.means.values())), "scatter": self._scatter}
+        return signed_bytes(tensors, {"format": _FORMAT, "about": json.dumps(about)})
+
+    def bytes_kept(self) -> int:
+        """Count the file that `save` writes."""
+        return len(self._bytes()) if self.means else 0
+
+    def save(self, directory: Path) -> None:
+        """Write the file into a directory, if there is a task."""
+        if self.means:
+            write_atomically(directory / FILE, self._bytes())
+
+    def load(self, directory: Path) -> None:
+        """Read the file of a directory.
+
+        Raises:
+            RunError: it is missing or damaged, or of another model or layer; nothing is changed.
+        """
+        path = directory / FILE
+        header, tensors = read_signed(path, RunError, _REMEDY, unsigned=(), format=_FORMAT)
+        about = parse_json(header.get("about", "null"))
+        try:
+            means, scatter = tensors["means"], tensors["scatter"]
+            tasks, rows = list(map(str, about["tasks"])), int(about["rows"])
+            fits = means.shape == (len(tasks), len(scatter)) and scatter.shape == (len(scatter),) * 2
+            if not fits or len(set(tasks)) < len(tasks) or not_finite(tensors):
+                raise ValueError("its tensors do not fit together")
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{path} cannot be read as features of tasks: {error}. {_REMEDY}") from error
+        if (expected := (self._layer, self._fingerprint)) != (about.get("layer"), about.get("model")):
+            raise RunError(
+                f"{path} was made with another model or layer: expected layer {expected[0]} of {expected[1][:12]}, got layer "
+                f"{about.get('layer')} of {str(about.get('model'))[:12]}. Load it with its run's model and options."
+            )
+        self.means, self._scatter, self._rows = dict(zip(tasks, means, strict=True)), scatter, rows

@@ -1,0 +1,111 @@
+"""Which task a row belongs to, by θ_pre's features: held to a slow loop, and kept from task to task and in its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forgetfree.errors import OptionError, RunError
+from forgetfree.learning.task_features import FILE, SHRINKAGE, TaskFeatures
+from forgetfree.models.loading import load_model
+
+MakeStream = Callable[..., Any]
+TASKS = ["qnli", "ag_news", "sst2"]
+
+
+def learned(stream: Any, count: int = 3, **changes: Any) -> TaskFeatures:
+    features = TaskFeatures(stream.model, **changes)
+    for task in stream.tasks[:count]:
+        features.learn(task.name, task.train)
+    return features
+
+
+def hidden(stream: Any, rows: Any, layer: int) -> np.ndarray[Any, Any]:
+    """Row by row, the mean over its tokens of a hidden layer."""
+    found = []
+    for row in range(len(rows)):
+        inputs = stream.model.inputs(rows.batch([row])[0])
+        with torch.no_grad():
+            states = stream.model.eval().backbone(**inputs, output_hidden_states=True).hidden_states
+        found.append(states[layer][0].double().mean(0).numpy())
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("layer", [None, 0, 2])
+def test_rows_go_where_a_slow_discriminant_sends_them(tiny_stream: MakeStream, layer: int | None) -> None:
+    stream = tiny_stream("bert", "linear")
+    features = learned(stream, layer=layer)
+    read = 1 if layer is None else layer  # the tiny model has two layers
+    training = [hidden(stream, task.train, read) for task in stream.tasks]
+    means = [rows.mean(0) for rows in training]
+    inside = np.concatenate([rows - mean for rows, mean in zip(training, means, strict=True)])
+    covariance = inside.T @ inside / (len(inside) - len(means))
+    width = len(covariance)
+    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / width * np.eye(width)
+    inverse, chosen = np.linalg.inv(covariance), set()
+    for task in stream.tasks:
+        x = task.test.batch(range(len(task.test)))[0]
+        got = features.nearest(x, TASKS).tolist()
+        for row, h in enumerate(hidden(stream, task.test, read)):
+            distances = [float((h - mean) @ inverse @ (h - mean)) for mean in means]  # Mahalanobis, 1936
+            assert got[row] == distances.index(min(distances))
+        chosen |= set(got)
+        assert features.nearest(x, TASKS[::-1]).tolist() == [2 - number for number in got]
+    assert len(chosen) > 1
+
+
+def test_a_new_task_leaves_earlier_means_and_the_model_as_they_were(tiny_stream: MakeStream) -> None:
+    stream = tiny_stream("bert", "linear")
+    one, three = learned(stream, 1), learned(stream, 3)
+    assert torch.equal(one.means["qnli"], three.means["qnli"])
+    before = {name: mean.clone() for name, mean in three.means.items()}
+    three.learn("qnli", stream.tasks[2].train)  # which it knows
+    assert all(torch.equal(mean, before[name]) for name, mean in three.means.items())
+    x = stream.tasks[0].test.batch(range(4))[0]
+    expected = three.nearest(x, TASKS)
+    with torch.no_grad():
+        for parameter in stream.model.parameters():
+            parameter.add_(1)  # training may do anything to the model
+    assert torch.equal(three.nearest(x, TASKS), expected)
+    assert one.nearest(x, ["qnli"]).tolist() == [0] * 4
+
+
+def test_it_is_written_and_read_bit_for_bit_and_goes_on(tiny_stream: MakeStream, tmp_path: Path) -> None:
+    stream = tiny_stream("bert", "linear")
+    whole, part = learned(stream, 3, fingerprint="f"), learned(stream, 2, fingerprint="f")
+    part.save(tmp_path)
+    assert part.bytes_kept() == (tmp_path / FILE).stat().st_size
+    again = TaskFeatures(stream.model, fingerprint="f")
+    again.load(tmp_path)
+    again.learn("sst2", stream.tasks[2].train)
+    again.save(tmp_path)
+    held = (tmp_path / FILE).read_bytes()
+    whole.save(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == held
+
+
+def test_what_does_not_fit_is_refused(
+    tiny_stream: MakeStream, model_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    stream = tiny_stream("bert", "linear")
+    with pytest.raises(OptionError, match="lda_layer must be at most 2, the number of the model's layers, got 3"):
+        TaskFeatures(load_model(str(model_directory("bert")), "linear").model, 3)
+    features = TaskFeatures(stream.model, fingerprint="f" * 64)
+    assert features.bytes_kept() == 0
+    with pytest.raises(RunError, match="cannot be read"):
+        features.load(tmp_path)
+    learned(stream, 2, fingerprint="f" * 64).save(tmp_path)
+    for other in (TaskFeatures(stream.model, 0, "f" * 64), TaskFeatures(stream.model, None, "e" * 64)):
+        with pytest.raises(RunError, match="made with another model or layer"):
+            other.load(tmp_path)
+    data = bytearray((tmp_path / FILE).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / FILE).write_bytes(data)
+    with pytest.raises(RunError, match="do not match its checksum"):
+        features.load(tmp_path)
+    assert features.means == {}

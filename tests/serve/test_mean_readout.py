@@ -1,0 +1,105 @@
+"""``--readout mean``: a linear layer on the mean of a row's tokens, in training, answers, exported models and grafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from cards import card_probabilities
+from safetensors.torch import load_file
+
+from forgetfree import Graft, Predictor, TaskSwitch, cli
+from forgetfree.data.sources import load_tasks
+from forgetfree.models.loading import load_model
+
+MakeRun = Callable[..., Path]
+MEAN = ("--readout", "mean")
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_it_reads_the_mean_of_the_tokens_and_no_padding(model_directory: Callable[[str], Path], kind: str) -> None:
+    loaded = load_model(str(model_directory(kind)), "mean")
+    model, pad = loaded.model.eval(), loaded.pad
+    ids = [[5, 9, 7, 11, 6], [8, 10]]
+    with torch.no_grad():
+        x = torch.tensor([ids[0], [*ids[1], pad, pad, pad]])
+        got = model.features(x)
+        for row, tokens in enumerate(ids):
+            hidden = model.backbone(input_ids=torch.tensor([tokens])).last_hidden_state[0]
+            mean = sum(hidden[i] for i in range(len(tokens))) / len(tokens)
+            assert torch.allclose(got[row], mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_run_is_answered_from_exported_and_switched(
+    finished_run: MakeRun, data_directory: Path, model_directory: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    run = finished_run(kind, "grafting-continual", more=MEAN)
+    assert json.loads((run / "config.json").read_text())["model"]["readout"] == "mean"
+    rows = {each.task.name: each.test for each in load_tasks("qnli,sst2", str(data_directory))}
+    stored = load_file(run / "grafting-continual" / "seed-0" / "predictions.safetensors")
+    predictor = Predictor.of_run(run / "grafting-continual/seed-0/ledger.safetensors", model=str(model_directory(kind)))
+    for task in ("qnli", "sst2"):
+        (name,) = (name for name in stored if "logits" in name and task in name)
+        assert torch.equal(predictor.logits(task, rows[task]), stored[name])  # the ledger alone knows how it is read
+        out = tmp_path / task
+        assert cli.main(["export", str(run), "--task", task, "--out", str(out)]) == 0
+        got = card_probabilities(out, rows[task], predictor.definition(task).labels)
+        assert torch.allclose(got, stored[name].softmax(1), rtol=0, atol=1e-5)
+        assert "on the mean of all tokens" in (out / "README.md").read_text()
+        with pytest.raises(Exception):  # noqa: B017  # transformers' own: there is no head that it could answer by
+            transformers.pipeline("text-classification", model=str(out))(["a"])
+
+    model = transformers.AutoModel.from_pretrained(model_directory(kind)).eval()
+    switch = TaskSwitch(run, model)
+    encoder = predictor.loaded.encoder(predictor.definition("sst2"))
+    ids = torch.tensor(encoder(rows["sst2"])[:1])
+    switch.to("sst2")
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    assert torch.allclose(logits, predictor.logits("sst2", rows["sst2"])[:1], atol=1e-5)
+
+
+def test_a_graft_is_applied_and_read_back_as_a_fine_tuned_model(
+    model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path
+) -> None:
+    """And not by the first token, though the directory looks alike."""
+    places = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
+    few = ["--shots", "4", "--sparsity", "0.05", "--set", "mask_steps=1"]
+    trained = ["--steps", "4", "--set", "learning_rate=0.3"]
+    assert cli.main(["graft", "sst2", *places, *few, *trained, *MEAN, "--out", str(tmp_path / "graft")]) == 0
+    file = tmp_path / "graft" / "graft.safetensors"
+    assert (origin := Graft.load(file).origin) is not None and origin.readout == "mean"
+    assert cli.main(["apply", str(file), "--out", str(tmp_path / "applied")]) == 0
+    again = [
+        "graft",
+        "sst2",
+        *places,
+        *few,
+        "--fine-tuned",
+        str(tmp_path / "applied"),
+        "--out",
+        str(tmp_path / "again"),
+    ]
+    assert cli.main(again) == 0
+    assert (origin := Graft.load(tmp_path / "again" / "graft.safetensors").origin) is not None
+    assert origin.readout == "mean"
+
+
+def test_words_cannot_be_labelled_by_it(model_directory: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
+    lines = [
+        {"tokens": ["Ann", "sings"], "ner_tags": ["B-PER", "O"]},
+        {"tokens": ["a", "b"], "ner_tags": ["O", "B-PER"]},
+    ]
+    for split in ("train", "test"):
+        path = tmp_path / "data" / "names" / f"{split}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines * 6))
+    places = ["--data", str(tmp_path / "data"), "--model", str(model_directory("bert")), "--out", str(tmp_path / "out")]
+    assert cli.main(["run", "names", *places, *MEAN, "--shots", "2", "--steps", "1"]) == 2
+    assert "labels words, and the readout 'mean' labels whole texts. Use --readout linear." in capsys.readouterr().err

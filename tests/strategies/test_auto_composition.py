@@ -1,0 +1,200 @@
+"""``composition=auto``: each task on the union so far or on θ_pre alone, as its validation rows prefer."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from forgetfree import Ledger, Predictor, cli, registry
+from forgetfree.core.parameters import ParameterSpace
+from forgetfree.data.sources import load_tasks
+from forgetfree.learning.training import predict
+from forgetfree.ledger import Record
+
+MakeStream = Callable[..., Any]
+TASKS = ("qnli", "ag_news", "sst2")
+OPTIONS: dict[str, Any] = {
+    **{"steps": 4, "batch_size": 4, "optimizer": "sgd", "learning_rate": 0.2, "sparsity": 0.05},
+    **{"mask_steps": 2, "mask_batch_size": 12, "mask_evaluations": 1},
+}
+COMMAND = ("--shots", "4", "--steps", "3", "--sparsity", "0.01", "--set", "learning_rate=0.3", "--set", "mask_steps=1")
+
+
+def learn(stream: Any, **changes: Any) -> Any:
+    cls = registry.strategy("grafting-continual")
+    strategy = cls(stream=stream, options=cls.Options(**OPTIONS | changes), device="cpu")
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+def prefer(monkeypatch: pytest.MonkeyPatch, alone: set[str]) -> None:
+    """Let validation rows prefer that these tasks stand alone."""
+
+    def quality(strategy: Any, task: Any) -> tuple[float, float]:
+        is_alone = strategy.regions._alone
+        return float(is_alone == (task.name in alone)), 0.0
+
+    monkeypatch.setattr(registry.strategy("grafting-continual"), "_quality", quality)
+
+
+def assert_same(one: Record, other: Record) -> None:
+    assert one.region == other.region and one.owned.region == other.owned.region
+    assert torch.equal(one.owned.values, other.owned.values)
+    assert one.readout.keys() == other.readout.keys()
+    assert all(torch.equal(tensor, other.readout[name]) for name, tensor in one.readout.items())
+
+
+@pytest.mark.parametrize("localize_at", ["pretrained", "union"])
+@pytest.mark.parametrize("alone", [set(), {"ag_news"}, {"sst2"}, {"ag_news", "sst2"}])
+def test_each_task_is_that_of_the_composition_that_is_preferred(
+    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, alone: set[str], localize_at: str, tmp_path: Path
+) -> None:
+    """Bit for bit the task of a run of that composition, whose stream lacks the earlier tasks that stand alone."""
+    prefer(monkeypatch, alone)
+    stream = tiny_stream()
+    cls = registry.strategy("grafting-continual")
+    strategy = cls(
+        stream=stream, options=cls.Options(**OPTIONS, composition="auto", localize_at=localize_at), device="cpu"
+    )
+    answers: dict[str, Any] = {}
+    for task, experience in zip(stream.tasks, stream.benchmark.train_stream, strict=True):
+        strategy.train(experience)
+        answers[task.name] = strategy.evaluate([task])[task.name].logits
+    assert [record.alone for record in strategy.ledger.records] == [task in alone for task in TASKS]
+
+    united = [task for task in TASKS if task not in alone]
+    union = learn(tiny_stream(stream=",".join(united)), localize_at=localize_at)
+    apart = learn(tiny_stream(), composition="alone")
+    for record in strategy.ledger.records:
+        other = apart if record.alone else union
+        assert_same(record, other.ledger.records[other.ledger.position(record.task)])
+    final = strategy.evaluate()
+    for task in TASKS:  # forget-free
+        other = apart if task in alone else union
+        assert (final[task].logits == answers[task]).all()
+        assert (
+            final[task].logits
+            == other.evaluate([each for each in other.stream.tasks if each.name == task])[task].logits
+        ).all()
+
+    strategy.save(tmp_path)
+    again = cls(stream=tiny_stream(), options=strategy.options, device="cpu")
+    again.load(tmp_path)
+    assert [record.alone for record in again.ledger.records] == [record.alone for record in strategy.ledger.records]
+    loaded = again.evaluate()
+    assert all((loaded[task].logits == final[task].logits).all() for task in TASKS)
+    assert torch.equal(strategy.space.flatten(strategy.model.backbone), union.space.flatten(union.model.backbone))
+
+
+def test_the_better_answer_on_validation_rows_is_recorded(tiny_stream: MakeStream) -> None:
+    """By a slow search: the task of a run of each composition, scored on all validation rows, row by row."""
+    chosen = []
+    for learning_rate in (0.02, 0.2, 0.4, 0.8):
+        auto = learn(tiny_stream(stream="qnli,sst2"), composition="auto", learning_rate=learning_rate)
+        rivals = []
+        for composition in ("union", "alone"):
+            rival = learn(tiny_stream(stream="qnli,sst2"), composition=composition, learning_rate=learning_rate)
+            task = rival.stream.tasks[1]
+            with rival.answering(task):
+                logits = predict(rival.model, task.validation, batch_size=1)
+            _, y, _ = task.validation.batch(range(len(task.validation)))
+            right, loss = float((logits.argmax(1) == y).double().mean()), float(F.cross_entropy(logits, y))
+            rivals.append((right, round(-loss, 6), rival.ledger.records[1]))
+        alone = rivals[1][:2] > rivals[0][:2]
+        assert auto.ledger.records[1].alone == alone
+        assert_same(auto.ledger.records[1], rivals[alone][2])
+        chosen.append(alone)
+    assert set(chosen) == {True, False}
+
+
+def test_an_interrupted_rival_leaves_the_model_as_it_was(
+    tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = tiny_stream(stream="qnli,sst2")
+    cls = registry.strategy("grafting-continual")
+    strategy = cls(stream=stream, options=cls.Options(**OPTIONS, composition="auto"), device="cpu")
+    first, second = stream.benchmark.train_stream
+    strategy.train(first)
+    before = strategy.evaluate([stream.tasks[0]])["qnli"].logits
+    for calls in (1, 2):  # while the region is judged on θ_pre, and on the union
+        with monkeypatch.context() as patch:
+            left = iter(range(calls - 1))
+
+            def quality(strategy: Any, task: Any) -> tuple[float, float]:
+                next(left)  # noqa: B023
+                return 0.0, 0.0
+
+            patch.setattr(cls, "_quality", quality)
+            with pytest.raises((StopIteration, RuntimeError)):
+                strategy.train(second)
+        assert (strategy.evaluate([stream.tasks[0]])["qnli"].logits == before).all()
+    strategy.train(second)
+    undisturbed = learn(tiny_stream(stream="qnli,sst2"), composition="auto")
+    assert strategy.ledger.records[1].alone == undisturbed.ledger.records[1].alone
+    assert_same(strategy.ledger.records[1], undisturbed.ledger.records[1])
+
+
+def call(*words: object) -> str:
+    with redirect_stdout(io.StringIO()) as told:
+        assert cli.main([str(word) for word in words]) == 0
+    return told.getvalue()
+
+
+def test_it_goes_the_users_way(
+    model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run, show, predict, export, merge, and take a task back that stands alone: nothing is trained again."""
+    prefer(monkeypatch, {"ag_news"})
+    model = model_directory("bert")
+
+    def run(out: Path, *tasks: str) -> Path:
+        places = ["--data", data_directory, "--model", model, "--out", out, "--quiet"]
+        call("run", ",".join(tasks), "--strategy", "grafting-continual", *places, *COMMAND, "--set", "composition=auto")
+        return out
+
+    whole = run(tmp_path / "whole", *TASKS)
+    unit = Path("grafting-continual") / "seed-0"
+    (result,) = json.loads((whole / "results.json").read_text())["runs"]
+    assert (result["ledger"]["composition"], result["ledger"]["alone"]) == ("auto", [False, True, False])
+    assert result["summary"]["forgetting"] == 0
+    shown = call("ledger", "show", whole / unit / "ledger.safetensors")
+    assert "composition auto: a task is inferred with" in shown and "ag_news (alone)" in shown
+    described = json.loads(call("ledger", "show", whole / unit / "ledger.safetensors", "--json"))
+    assert [task["alone"] for task in described["tasks"]] == [False, True, False]
+
+    stored = load_file(whole / unit / "predictions.safetensors")
+    rows = {each.task.name: each.test for each in load_tasks(",".join(TASKS), str(data_directory))}
+    merged = tmp_path / "merged.safetensors"
+    expected = run(tmp_path / "expected", "qnli", "sst2")
+    ledgers = [each / unit / "ledger.safetensors" for each in (whole, expected)]
+    call("ledger", "merge", *ledgers, "--as-versions", "--out", merged)
+    for ledger in (whole, merged):
+        predictor = Predictor.of_run(ledger, model=str(model))
+        for task in TASKS:
+            (name,) = (name for name in stored if "logits" in name and task in name)
+            assert torch.equal(predictor.logits(f"{task}@1", rows[task]), stored[name])
+    exported = call("export", whole, "--task", "ag_news", "--out", tmp_path / "exported")
+    assert "BertForSequenceClassification" in exported
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
+    record = Ledger.load(ledgers[0]).records[1]
+    theta = ParameterSpace.of(network.bert).flatten(network.bert)
+    assert torch.equal(theta[record.owned.region.indices], record.owned.values)
+
+    out = tmp_path / "without"
+    call("ledger", "remove", whole, "--task", "ag_news", "--out", out, "--quiet")
+    for file in ("ledger.safetensors", "predictions.safetensors", "scores.csv"):
+        digests = [hashlib.sha256((each / unit / file).read_bytes()).hexdigest() for each in (out, expected)]
+        assert digests[0] == digests[1]
+    assert Ledger.load(out / unit / "ledger.safetensors").tasks == ["qnli", "sst2"]
