@@ -106,10 +106,8 @@ STRATEGIES: dict[str, Entry] = {
     "mas": Entry("forgetfree.strategies.avalanche_baselines:MAS", "a penalty by the outputs' sensitivity"),
     "rwalk": Entry("forgetfree.strategies.avalanche_baselines:RWalk", "EWC's penalty and a path's"),
     "lwf": Entry("forgetfree.strategies.avalanche_baselines:LwF", "keep the old readouts' answers"),
-    "cumulative": Entry("forgetfree.strategies.avalanche_baselines:Cumulative", "all rows so far"),
-    "joint": Entry(
-        "forgetfree.strategies.avalanche_baselines:Joint", "all rows of all tasks at once, for the sum of their steps"
-    ),
+    "cumulative": Entry("forgetfree.strategies.all_data:Cumulative", "all rows so far"),
+    "joint": Entry("forgetfree.strategies.all_data:Joint", "all rows of all tasks at once, for the sum of their steps"),
 }
 DEFAULT_STRATEGIES = ("fine-tune", "continual-ft", "grafting-continual")
 

@@ -6,7 +6,7 @@ one table, with what each keeps and what of Avalanche's had to be fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from avalanche.training.supervised.der import ClassBalancedBufferWithLogits
 from torch import Tensor, nn
 
 from forgetfree.continual.adapter import ImportanceStrategy, PluginStrategy, TemplateStrategy, one_label_a_row, showing
-from forgetfree.continual.strategy import Training, undo_on_error
+from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import OptionError, UsageError
@@ -349,52 +349,3 @@ class LwF(
     temperature=option(2.0, "T of the softened answers", above=0),
 ):
     """Learning without forgetting: keep the old readouts' answers on the new rows (Li & Hoiem, 2016, eqs. 2 and 3)."""
-
-
-# -- All data at once: not continual learning ------------------------------------------------------------
-
-
-class Cumulative(TemplateStrategy, supervised.Cumulative):
-    """Train on each task's rows together with those of all earlier tasks."""
-
-    online: ClassVar[bool] = True
-    dataset: Any
-
-    def setup(self) -> None:
-        """Keep all rows."""
-        self.keep_beside(lambda: self.dataset)
-
-    def begin(self, task: EncodedTask) -> Training:
-        """Train everything. A task that is cut short does not count."""
-        self.scope.enter_context(undo_on_error(partial(setattr, self, "dataset", self.dataset)))
-        return self.everything_by_avalanche(task)
-
-
-class Joint(TemplateStrategy, supervised.JointTraining):
-    """Train once on the rows of all tasks, for as many steps as all tasks have together.
-
-    The first experience trains on the whole stream, the later ones add nothing. It forgets nothing, but it bounds no other
-    strategy: rows are mixed as they come, and within these steps a task that needs many of its own may be learned less well
-    than alone (docs/results/baselines.md).
-    """
-
-    def setup(self) -> None:
-        """Keep all rows."""
-        self.keep_beside(lambda: [experience.dataset for experience in self.stream.benchmark.train_stream])
-
-    def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
-        """Train on the whole stream, once."""
-        for experience in experiences if isinstance(experiences, Iterable) else [experiences]:
-            self.check_experience(experience)
-        if self.learned:
-            return self.evaluator.get_last_metrics()
-        return super().train(self.stream.benchmark.train_stream, eval_streams, **kwargs)
-
-    def begin(self, task: EncodedTask) -> Training:
-        """Train everything on all tasks, for the steps of all together."""
-        tasks = self.stream.tasks
-        return self.everything_by_avalanche(task, steps=sum(map(self.full_steps, tasks)), learns=tasks)
-
-    def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
-        """Return all tasks for the first, none for the others."""
-        return None if learned is self.stream.tasks[0] else []

@@ -15,8 +15,8 @@ from forgetfree.errors import RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically, write_json
 from forgetfree.jobs.audit import AUDIT, note
 from forgetfree.jobs.environment import make_directory
+from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import PREDICTIONS
-from forgetfree.jobs.runner import ledger_summary
 from forgetfree.jobs.unit import HISTORY, Json, Unit, described_files
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.learning.monitor import PHASES

@@ -45,6 +45,7 @@ from forgetfree.learning.localization import mask_options
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
+from forgetfree.results.temperature import CALIBRATION_ROWS
 from forgetfree.tasks import TaskDefinition, readout_for
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
@@ -323,6 +324,8 @@ def _phases(
             answered = round(min(len(given.test), limit or len(given.test)) * learner.evaluations)
             if "localize" in learner.phases:
                 answered += min(len(given.validation), options.validation_rows) * options.mask_evaluations  # type: ignore[attr-defined]
+            if getattr(asked.common, "temperature_scaling", False):
+                answered += min(len(given.validation), CALIBRATION_ROWS)
             mean = sum(tokens) / len(tokens)
             yield phase("evaluate", answered, answered * mean)
 

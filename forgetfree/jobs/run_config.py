@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
 from forgetfree.errors import UnknownNameError, UsageError
@@ -29,6 +29,19 @@ class RunOptions(CommonOptions):
     upper_triangle: bool = option(
         True,
         "evaluate tasks before they are learned, too. false: long streams are evaluated faster, and there is no fwt",
+    )
+    floors: Literal["constant", "words", "probe"] = option(
+        "words",
+        "what scores are compared with: constant: one answer to all rows; words: a bag of words, too (a second a task or "
+        "so); probe: and a linear probe on the pre-trained model (one pass over training and test rows, for each seed)",
+    )
+    temperature_scaling: bool = option(
+        True, "at the end, fit a temperature a task to at most 512 validation rows, and tell the ECE with it"
+    )
+    readout_again: bool = option(
+        False,
+        "at the end, also train each task's linear readout again on the model as it is then, and tell its score: how much of "
+        "forgetting is the readout's (one pass over training and test rows, for each strategy and seed)",
     )
 
 

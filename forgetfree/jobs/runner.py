@@ -9,20 +9,20 @@ OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetenso
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forgetfree import registry
-from forgetfree.core.regions import distribution, kind_of, layer_of
+from forgetfree.core.device import find_device
 from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.given import Given
+from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.resuming import described
 from forgetfree.jobs.run_config import RunConfig
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
     from forgetfree.learning.training import TrainingOptions
-    from forgetfree.ledger import Ledger
     from forgetfree.results.metrics import Predictions
 
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
@@ -261,17 +260,35 @@ class RunJob(Job[RunConfig]):
             write_scores(directory / SCORES_FILE, scores)
             monitor.scored(more)
 
+        from forgetfree.jobs.beside import readouts_again, temperatures
+
+        # Floors are those of a seed, so one strategy measures them.
+        floors = self.floors(key["seed"]) if key["strategy"] == self.config.strategies[0] else {}
         learned = self.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
+        by_task = temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
+        by_task |= {"readout_again": readouts_again(strategy)} if self.common.readout_again else {}
         save_predictions(directory, learned.rows[-1])
         write_json(directory / SECONDS_PER_TASK, learned.seconds)
         return {
             "options": recorded(strategy.options),
             "ledger": ledger_summary(strategy.ledger),
             "kept_bytes": learned.kept_bytes,
+            "floors": floors,
+            "by_task": by_task,
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
             "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
         }
+
+    def floors(self, seed: int) -> Json:
+        """Return the scores that take no fine-tuning, beside those of a constant answer."""
+        from forgetfree.jobs.beside import floors
+
+        asked = self.common.floors
+        if asked == "constant":
+            return {}
+        probe = find_device(self.config.device) if asked == "probe" else None
+        return floors(self.stream(seed), self.tasks, self.config.shots, self.common.test_limit, probe)
 
     def scored(self, key: Mapping[str, Any]) -> list[Score]:
         """Return the scores of a unit from before where it begins."""
@@ -291,6 +308,8 @@ class RunJob(Job[RunConfig]):
                 failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks), "error": record["error"]})
             elif unit.is_begun:
                 unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks)})
+        done = [(unit, record["details"]) for unit, record in units if record and record["status"] == "done"]
+        about = about | {"floors": about["floors"] | _floors(done, tasks)}
         references = {run["seed"]: run for run in runs if run["strategy"] == "fine-tune"}
         for run in runs:
             reference = references.get(run["seed"])
@@ -320,9 +339,19 @@ def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
         "summary": {},
         "ledger": details["ledger"],
         "kept_bytes": details["kept_bytes"],
+        **{name: [held.get(task) for task in tasks] for name, held in details.get("by_task", {}).items()},
         **details["extra"],
         "seconds": details["seconds"],
     }
+
+
+def _floors(done: Sequence[tuple[Unit, Json]], tasks: Sequence[str]) -> Json:
+    """Return the floors that units measured: by name and seed, those of each task."""
+    found: Json = {}
+    for unit, details in done:
+        for name, scores in details.get("floors", {}).items():
+            found.setdefault(name, {})[str(unit.key["seed"])] = [scores.get(task) for task in tasks]
+    return found
 
 
 def _scored(unit: Unit, tasks: Sequence[str]) -> Json:
@@ -343,39 +372,6 @@ def _rows_so_far(unit: Unit, tasks: Sequence[str]) -> list[list[float]]:
     except ReportError:
         return []
     return matrix
-
-
-def ledger_summary(ledger: Ledger | None) -> dict[str, Any] | None:
-    """Return what results.json says of a ledger."""
-    if ledger is None:
-        return None
-    return {
-        "tasks": ledger.tasks,
-        "composition": ledger.composition,
-        **({"alone": [record.alone for record in ledger.records]} if ledger.composition == "auto" else {}),
-        "region_size": [len(record.region) for record in ledger.records],
-        "owned_size": [len(record.owned.region) for record in ledger.records],
-        "bytes": ledger.size_in_bytes,
-        "overlap": ledger.overlap(),
-        "places": _places(ledger),
-    }
-
-
-def _places(ledger: Ledger) -> list[Json]:
-    """Return how many entries of each layer and kind the space has, and how many of them each task owns."""
-    regions = [record.owned.region for record in ledger.records]
-    owned = [distribution(region, ledger.space, _place) for region in regions]
-    sizes = Counter[tuple[str, str]]()
-    for tensor in ledger.space.tensors:
-        sizes[_place(tensor.name)] += tensor.size
-    return [
-        {"layer": layer, "kind": kind, "entries": size, "owned": [counts[layer, kind] for counts in owned]}
-        for (layer, kind), size in sizes.items()
-    ]
-
-
-def _place(name: str) -> tuple[str, str]:
-    return layer_of(name), kind_of(name)
 
 
 def _shared(values: Iterable[Any]) -> Any:

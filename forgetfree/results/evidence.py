@@ -81,17 +81,15 @@ class Evidence:
     def __init__(self, answers: Mapping[str, Answers], metrics: Mapping[str, str], draws: int = DRAWS) -> None:
         self._seeds = {name: sorted(of_seed) for name, of_seed in answers.items()}
         places = [(name, seed) for name, seeds in self._seeds.items() for seed in seeds]
-        self._exact: dict[tuple[str, int], Floats] = {}
-        self._drawn: dict[tuple[str, int], Floats] = {}
+        self._tasks = list(metrics)
         exact, drawn = [], []
         for number, (task, metric) in enumerate(metrics.items()):
             rows = np.stack([contributions(answers[name][seed][task], metric) for name, seed in places])
             exact.append([answers[name][seed][task].score(metric) for name, seed in places])
             drawn.append(drawn_scores(rows, number, draws))
-        for place, (score, scores) in zip(
-            places, zip(np.mean(exact, axis=0), np.mean(drawn, axis=0).T, strict=True), strict=True
-        ):
-            self._exact[place], self._drawn[place] = score, scores
+        # Of each strategy and seed: the scores of all tasks ``(tasks,)``, and what was drawn of them ``(tasks, draws)``.
+        self._exact = dict(zip(places, np.array(exact).T, strict=True))
+        self._drawn = dict(zip(places, np.array(drawn).transpose(2, 0, 1), strict=True))
 
     def average(self, strategy: str) -> Interval:
         """Return the average of a strategy over tasks and seeds, in [0, 1]."""
@@ -105,22 +103,29 @@ class Evidence:
         (value, drawn), (its, its_drawn) = (self._over_seeds(name, shared) for name in (strategy, other))
         return _interval(value - its, drawn - its_drawn)
 
-    def retention(self, strategy: str, other: str, floor: float) -> Interval | None:
+    def retention(self, strategy: str, other: str, floor: float, task: str | None = None) -> Interval | None:
         """Return (score − floor) / (the other's − floor): the share of what the other learned above a floor.
 
         ``None`` if they share no seed, or the other is not above the floor for certain.
+
+        Args:
+            strategy: whose share.
+            other: of what.
+            floor: a score that counts as exact, of the task or the average.
+            task: whose scores; default: the average's.
         """
         shared = [seed for seed in self._seeds[strategy] if seed in self._seeds[other]]
         if not shared:
             return None
-        (value, drawn), (its, its_drawn) = (self._over_seeds(name, shared) for name in (strategy, other))
+        (value, drawn), (its, its_drawn) = (self._over_seeds(name, shared, task) for name in (strategy, other))
         if its <= floor or np.quantile(its_drawn, 0.025) <= floor:
             return None
         return _interval((value - floor) / (its - floor), (drawn - floor) / (its_drawn - floor))
 
-    def _over_seeds(self, strategy: str, seeds: Sequence[int]) -> tuple[float, Floats]:
-        exact = float(np.mean([self._exact[strategy, seed] for seed in seeds]))
-        drawn = np.stack([self._drawn[strategy, seed] for seed in seeds])
+    def _over_seeds(self, strategy: str, seeds: Sequence[int], task: str | None = None) -> tuple[float, Floats]:
+        tasks = slice(None) if task is None else [self._tasks.index(task)]
+        exact = float(np.mean([self._exact[strategy, seed][tasks] for seed in seeds]))
+        drawn = np.stack([self._drawn[strategy, seed][tasks].mean(axis=0) for seed in seeds])
         chosen = np.random.default_rng(len(seeds)).integers(len(seeds), size=(drawn.shape[1], len(seeds)))
         return exact, np.take_along_axis(drawn, chosen.T, axis=0).mean(axis=0)
 

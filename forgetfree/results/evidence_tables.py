@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from forgetfree.results.evidence import Answers, Evidence, Interval, debiased_ec
 from forgetfree.results.headline import NAIVE, REFERENCE
 from forgetfree.results.legend import MEANINGS
 from forgetfree.results.metrics import Predictions
-from forgetfree.results.rendering import NULL, Table, cell, percent
+from forgetfree.results.rendering import NULL, WIDE, Table, cell, percent, transposed
 from forgetfree.results.run_results import Comparison
 from forgetfree.results.unit_files import answers_of
 
@@ -29,7 +29,12 @@ def evidence_tables(comparison: Comparison) -> list[Table]:
             answers[entry.label] = found
     if not answers or len({_rows(each) for found in answers.values() for each in found.values()}) > 1:
         return []
-    return [_intervals(comparison, answers, metrics), _calibration(answers)]
+    evidence = Evidence(answers, metrics)
+    return [
+        _intervals(comparison, answers, evidence),
+        *_retention(comparison, answers, evidence),
+        _calibration(comparison, answers),
+    ]
 
 
 def _of_rows(answers: dict[str, Predictions], metrics: dict[str, str]) -> bool:
@@ -41,51 +46,70 @@ def _rows(answers: Mapping[str, Predictions]) -> tuple[tuple[str, bytes], ...]:
     return tuple((task, each.labels.astype(np.int64).tobytes()) for task, each in answers.items())
 
 
-def _intervals(comparison: Comparison, answers: dict[str, Answers], metrics: dict[str, str]) -> Table:
-    evidence = Evidence(answers, metrics)
-    labels = [entry.label for entry in comparison.strategies if entry.label in answers]
-    others = {
-        name: next(
-            (e.label for e in comparison.strategies if e.label in answers and e.runs[0]["strategy"] == name), None
-        )
-        for name in (REFERENCE, NAIVE)
-    }
-    reference = others[REFERENCE]
-    floor = None if comparison.constant is None else float(np.mean(comparison.constant))
-    kept = floor is not None and reference is not None
-    compared = [label for label in others.values() if label is not None]
-    header = ["strategy", "average", *(f"minus {label}" for label in compared)]
+def _intervals(comparison: Comparison, answers: dict[str, Answers], evidence: Evidence) -> Table:
+    compared = [label for name in (REFERENCE, NAIVE) if (label := _label_of(comparison, answers, name))]
     rows = []
-    for label in labels:
+    for label in answers:
         row = [label, _shown(evidence.average(label))]
         for other in compared:
             difference = None if other == label else evidence.difference(label, other)
             row.append(NULL if difference is None else f"{_shown(difference)} {difference.verdict}")
-        if floor is not None and reference is not None:
-            share = evidence.retention(label, reference, floor)
-            row.append(NULL if share is None else _shown(share))
         rows.append(tuple(row))
-    named = [
-        "average",
-        "interval",
-        *(["minus another"] if compared else []),
-        *(["kept above a constant answer"] * kept),
-    ]
+    named = ["average", "interval", *(["minus another"] if compared else [])]
     return Table(
         "Averages with their 95 % intervals (in %, differences in percentage points)",
-        (*header, *(["kept above a constant answer"] if kept else [])),
+        ("strategy", "average", *(f"minus {label}" for label in compared)),
         tuple(rows),
         legend=tuple((name, MEANINGS[name]) for name in named),
     )
 
 
-def _calibration(answers: dict[str, Answers]) -> Table:
-    """Return for each strategy ECE, what chance shows, and what is left without it: means over tasks."""
+def _retention(comparison: Comparison, answers: dict[str, Answers], evidence: Evidence) -> Iterator[Table]:
+    """Yield for each task, and for the average, which share is kept of what fine-tuning learned above the best floor."""
+    reference, floors = _label_of(comparison, answers, REFERENCE), comparison.best_floors
+    if reference is None or not floors:
+        return
+    average = float(np.mean([score for _, score in floors]))
+    rows = [("the floor", *(f"{percent(score)} ({name})" for name, score in floors), percent(average))]
+    for label in answers:
+        shares = [
+            evidence.retention(label, reference, floor, task)
+            for task, (_, floor) in zip(comparison.tasks, floors, strict=True)
+        ]
+        shares.append(evidence.retention(label, reference, average))
+        rows.append((label, *(NULL if share is None else _shown(share) for share in shares)))
+    table = Table(
+        f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
+        ("strategy", *comparison.tasks, "average"),
+        tuple(rows),
+        legend=tuple((name, MEANINGS[name]) for name in ("kept above the floor", "interval")),
+    )
+    yield transposed(table, "task") if len(comparison.tasks) > WIDE else table
+
+
+def _label_of(comparison: Comparison, answers: dict[str, Answers], strategy: str) -> str | None:
+    """Return the label of the first row of a strategy whose answers are known."""
+    found = (e.label for e in comparison.strategies if e.label in answers and e.runs[0]["strategy"] == strategy)
+    return next(found, None)
+
+
+def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
+    """Return for each strategy ECE, what chance shows, and what is left without it and after scaling: means over tasks."""
     measures: dict[str, Callable[[Predictions], float]] = {
         "ECE": lambda each: each.ece,
         "noise floor": ece_noise_floor,
         "ECE without noise": debiased_ece,
     }
+    runs = {entry.label: entry.runs for entry in comparison.strategies}
+    scaled = {"ECE after scaling": "ece_scaled", "temperature": "temperature"}
+    if not any(run.get("temperature") for label in answers for run in runs[label]):
+        scaled = {}
+
+    def means(key: str, label: str) -> Iterator[float | None]:
+        for run in runs[label]:
+            values = run.get(key) or [None]
+            yield None if None in values else float(np.mean(values))
+
     rows = [
         (
             label,
@@ -96,15 +120,20 @@ def _calibration(answers: dict[str, Answers]) -> Table:
                 )
                 for measure in measures.values()
             ),
+            *(cell(means(key, label), percent if key == "ece_scaled" else _number) for key in scaled.values()),
         )
         for label, found in answers.items()
     ]
     return Table(
         "Calibration beside chance (in percentage points; means over tasks)",
-        ("strategy", *measures),
+        ("strategy", *measures, *scaled),
         tuple(rows),
-        legend=tuple((name, MEANINGS[name]) for name in measures),
+        legend=tuple((name, MEANINGS[name]) for name in (*measures, *scaled)),
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}"
 
 
 def _shown(interval: Interval) -> str:

@@ -10,6 +10,10 @@ MEANINGS = {
     "BWT": "backward transfer: the score at the end minus the score right after learning; below 0 where tasks were forgotten",
     "ECE": "expected calibration error: how far confidence is from accuracy, in 15 bins; the mean over tasks",
     "a constant answer": "the best score that the same answer to every row has: what knows a task is above it",
+    "a bag of words": "logistic regression on the words (TF-IDF) of the same training rows, without the model; the mean over "
+    "seeds",
+    "a linear probe": "logistic regression on the features of the pre-trained model, of the same training rows; the mean over "
+    "seeds. Nothing of the model is trained",
     "bold": "the best of a column of strategies",
     "FWT": "forward transfer: the score of a task just before it is learned, minus that before training",
     "intransigence": "how far a task is below the model fine-tuned on it alone, right after learning",
@@ -28,9 +32,17 @@ MEANINGS = {
     "interval": "in brackets: where 95 of 100 lie when test rows and seeds are drawn anew (bootstrap over both; rows are drawn "
     "once for all strategies and seeds). With fewer than five seeds it is somewhat too narrow",
     "minus another": "the difference of the averages on equal rows and seeds; undecided: the interval holds 0",
-    "kept above a constant answer": "(average − c) / (average of fine-tune − c), for the c of a constant answer",
+    "kept above the floor": "(score − floor) / (score of fine-tune − floor): the share of what fine-tuning learned. The floor "
+    "of a task is the best of those in the table of scores, that of the average is their mean; floors count as exact. — where "
+    "fine-tune is not above the floor for certain",
     "noise floor": "the ECE that chance alone shows: that of a perfectly calibrated model with the same confidences, on as "
     "many rows",
     "ECE without noise": "ECE less what chance adds to it, estimated (Kumar et al., 2019)",
+    "ECE after scaling": "ECE of the same answers after each task's logits were divided by one number, its temperature, fitted "
+    "to validation rows (Guo et al., 2017)",
+    "temperature": "that number, the mean over tasks: above 1 where the model was too sure",
+    "a task, re-trained": "the score of a new linear readout (logistic regression), trained on the task's training rows with "
+    "the model that answers for it at the end",
+    "won by re-training": "that average minus the strategy's own: what the readout had forgotten, not the features",
     "once learned": "the score right after the task was learned",
 }

@@ -32,8 +32,12 @@ __all__ = [
 NULL = "—"
 #: Longer cells are no numbers.
 _PROSE = 40
+#: In tables of streams longer than this, tasks are rows: no page is as wide as fifty of them.
+WIDE = 10
 #: What the best constant answer scores, beside every score.
 CONSTANT = "a constant answer"
+#: Floors that are fitted to training rows, by their names in results.json.
+LEARNED_FLOORS = {"bag_of_words": "a bag of words", "linear_probe": "a linear probe"}
 
 
 @dataclass(frozen=True)

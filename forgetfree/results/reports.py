@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -17,9 +17,11 @@ from forgetfree.results.evidence_tables import evidence_tables
 from forgetfree.results.headline import headline
 from forgetfree.results.legend import MEANINGS
 from forgetfree.results.metrics import forgetting_per_task
+from forgetfree.results.notes import notes
 from forgetfree.results.rendering import (
     CONSTANT,
     NULL,
+    WIDE,
     Page,
     Table,
     cell,
@@ -51,6 +53,7 @@ def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
     """
     if format == "json":
         content = {**asdict(comparison), "report": asdict(lay_out(comparison))}
+        content = {key: value for key, value in content.items() if key != "learned_floors" or value}
         return json_text(content, indent=2)
     if format == "html":
         from forgetfree.results.run_page import render_run_page  # draws figures
@@ -85,23 +88,21 @@ class Columns(NamedTuple):
 
 #: Streams longer than this show how things grow with the number of tasks.
 _LONG = 5
-#: In tables of streams longer than this, tasks are rows: no page is as wide as fifty of them.
-_WIDE = 10
 
 
 def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     """Return all tables of a report, in the order in which they are read; see `render`."""
     strategies = comparison.strategies
-    wide = len(comparison.tasks) > _WIDE
+    wide = len(comparison.tasks) > WIDE
     matrix_table = _course_table if wide else _matrix_table
     by_task = [_outcome_table(comparison), _transfer_table(comparison), _calibration_table(comparison)]
-    known = [_cost_table(comparison)]
+    known = [_readout_table(comparison), _cost_table(comparison)]
     known += [
         table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
     ]
     return Page(
         title=f"forgetfree: {_stream(comparison)}",
-        notes=tuple(_notes(comparison)),
+        notes=tuple(notes(comparison)),
         tables=(
             *(transposed(table, "task") if wide and table.rows else table for table in by_task),
             *(evidence_tables(comparison) if ended else ()),
@@ -153,10 +154,13 @@ def _outcome_table(comparison: Comparison) -> Table:
             average, ece = (cell(map(np.mean, values), percent) for values in (scores, eces))
             of_tasks = (cell(column, percent) for column in zip(*scores, strict=True))
             rows.append((f"{entry.label} (one final union)", *of_tasks, average, NULL, NULL, ece))
-    if comparison.constant:
-        average = percent(float(np.mean(comparison.constant)))
-        rows.append((CONSTANT, *map(percent, comparison.constant), average, NULL, NULL, NULL))
-    more = _legend([CONSTANT, "bold"] if comparison.constant else ["bold"])
+    constant = {CONSTANT: comparison.constant} if comparison.constant else {}
+    floors: dict[str, Sequence[float | None]] = {**constant, **comparison.learned_floors}
+    for name, floor in floors.items():
+        known = [score for score in floor if score is not None]
+        average = percent(float(np.mean(known))) if len(known) == len(floor) else NULL
+        rows.append((name, *(NULL if score is None else percent(score) for score in floor), average, NULL, NULL, NULL))
+    more = _legend([*floors, "bold"])
     better = [of.better for of in columns for _ in of.headers]
     return with_best(replace(table, rows=tuple(rows), legend=table.legend + more), better)
 
@@ -211,6 +215,28 @@ def _calibration_table(comparison: Comparison) -> Table:
             percent,
             legend="agreement",
         ),
+    )
+
+
+def _readout_table(comparison: Comparison) -> Table:
+    """Return the scores of new readouts on the models as they are at the end, and what they win."""
+    entries = [entry for entry in comparison.strategies if all(run.get("readout_again") for run in entry.runs)]
+
+    def mean(run: Json, key: str) -> float | None:
+        scores = {"again": run["readout_again"], "own": run["matrix"][-1]}[key]
+        return None if None in scores else float(np.mean(scores))
+
+    def won(run: Json, *_: int) -> float | None:
+        again, own = mean(run, "again"), mean(run, "own")
+        return None if again is None or own is None else again - own
+
+    return _table(
+        "After re-training the readout on the final model (in %, the difference in percentage points)",
+        "strategy",
+        [(entry.label, entry.runs) for entry in entries],
+        Columns(_task_headers(comparison), lambda run, _, i: run["readout_again"][i], percent, 1, "a task, re-trained"),
+        Columns(["average"], lambda run, *_: mean(run, "again"), percent, 1, "average"),
+        Columns(["won by re-training"], won, percent, 0, "won by re-training"),
     )
 
 
@@ -277,7 +303,7 @@ def _ledger_table(comparison: Comparison, entry: StrategyRuns) -> Table:
         [(task, entry.runs) for task in tasks] if known else (),
         Columns(["region"], lambda run, row, _: run["ledger"]["region_size"][row], _count, legend="region"),
         Columns(["owned"], lambda run, row, _: run["ledger"]["owned_size"][row], _count, legend="owned"),
-        Columns(["largest overlap"], most, _share, legend="largest overlap") if len(tasks) > _WIDE else overlaps,
+        Columns(["largest overlap"], most, _share, legend="largest overlap") if len(tasks) > WIDE else overlaps,
     )
 
 
@@ -317,50 +343,8 @@ def _known(score: float | None) -> float:
 def _stream(comparison: Comparison) -> str:
     """Return the name of the stream; where it lists many tasks, how many."""
     tasks = comparison.tasks
-    listed = len(tasks) > _WIDE and "," in comparison.stream
+    listed = len(tasks) > WIDE and "," in comparison.stream
     return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else comparison.stream
-
-
-def _notes(comparison: Comparison) -> Iterable[str]:
-    if comparison.settings:
-        yield (
-            "Set-up: "
-            + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in comparison.settings.items())
-            + "."
-        )
-    if rows := _test_rows(comparison.test_rows):
-        yield rows
-    seeds = [(entry.label, [run["seed"] for run in entry.runs]) for entry in comparison.strategies]
-    if any(len(numbers) > 1 for _, numbers in seeds):
-        yield "Cells are mean (standard deviation, n - 1) over seeds."
-    if seeds and all(numbers == seeds[0][1] for _, numbers in seeds):
-        yield f"Every strategy: {_count_seeds(seeds[0][1])}."
-    elif seeds:
-        yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
-    for entry in comparison.strategies:
-        for run in entry.runs:
-            for claim in run.get("broken_claims", ()):
-                yield f"Broken claim of {entry.label}, seed {run['seed']}: {claim}."
-    for run in comparison.unfinished:
-        done = max(0, len(run["matrix"]) - 1)
-        yield (
-            f"Unfinished and left out: {run['strategy']}, seed {run['seed']}, "
-            f"after {done} of {len(comparison.tasks)} tasks ({run['source']})."
-        )
-    for run in comparison.failed:
-        yield f"Failed and left out: {run['strategy']}, seed {run['seed']} ({run['source']}): {run['error']}"
-
-
-def _test_rows(rows: Mapping[str, int]) -> str:
-    """Say how many rows each task is scored on."""
-    counts = sorted(set(rows.values()))
-    if not counts:
-        return ""
-    if len(counts) == 1:
-        return f"Each task is scored on {counts[0]:,} rows."
-    if len(rows) > _WIDE:
-        return f"Tasks are scored on {counts[0]:,} to {counts[-1]:,} rows each."
-    return f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
 
 
 def _task_headers(comparison: Comparison) -> list[str]:
@@ -369,10 +353,6 @@ def _task_headers(comparison: Comparison) -> list[str]:
         task if metric == "accuracy" else f"{task} ({metric.upper()})"
         for task, metric in zip(comparison.tasks, comparison.metric, strict=True)
     ]
-
-
-def _count_seeds(seeds: Sequence[int]) -> str:
-    return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
 
 
 def _mean_over(seeds: int) -> str:

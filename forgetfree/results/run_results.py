@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from forgetfree.display import brief
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
-from forgetfree.results.rendering import NULL
+from forgetfree.results.rendering import CONSTANT, LEARNED_FLOORS, NULL
 from forgetfree.results.schema import check_run
 from forgetfree.results.stored import find_results, read_stored, to_csv
 
@@ -53,6 +55,8 @@ class Comparison:
         metric: what is measured on each task, `accuracy` or `f1`.
         settings: what the results say of the set-up, for display, e.g. `{"model": "minilm", "shots": 16}`.
         constant: per task, the best score of a constant answer; None where the results do not say it.
+        learned_floors: by their names in tables, what a classifier scores without fine-tuning, per task, as means over seeds;
+            None where there is none.
         test_rows: per task, how many rows are scored; empty where the results do not say it.
         strategies: one entry per row, in the order first seen. Each run says under `source` where it was read.
         unfinished: runs cut short, as in results.json, each with its `source`.
@@ -65,11 +69,25 @@ class Comparison:
     metric: tuple[str, ...]
     settings: Json
     constant: tuple[float, ...] | None
+    learned_floors: Mapping[str, tuple[float | None, ...]]
     test_rows: Mapping[str, int]
     strategies: tuple[StrategyRuns, ...]
     unfinished: tuple[Json, ...]
     failed: tuple[Json, ...]
     sources: tuple[str, ...]
+
+    @property
+    def best_floors(self) -> list[tuple[str, float]]:
+        """Return of each task the name of its best floor, and its score; nothing where results do not say them."""
+        if self.constant is None:
+            return []
+        named = {CONSTANT: self.constant, **self.learned_floors}
+        return [
+            max(
+                ((name, score) for name, scores in named.items() if (score := scores[i]) is not None), key=itemgetter(1)
+            )
+            for i in range(len(self.tasks))
+        ]
 
 
 def load_run_results(path: StrPath) -> Json:
@@ -158,6 +176,7 @@ def merge(results: Sequence[Json]) -> Comparison:
         metric=tuple(metric[0]) if metric else ("accuracy",) * len(first["tasks"]),
         settings=_shared_settings(results),
         constant=next((tuple(result["floors"]["constant"]) for result in results if result.get("floors")), None),
+        learned_floors={} if telling else _learned_floors(results),
         test_rows=first["data"].get("test_rows", {}),
         strategies=tuple(
             StrategyRuns(
@@ -200,6 +219,19 @@ def kept_bytes(run: Json) -> list[int]:
     """Return the bytes kept beside the pre-trained model after each task; of older results, those of the ledger at the end."""
     kept: list[int] = run.get("kept_bytes") or ([run["ledger"]["bytes"]] if run["ledger"] else [])
     return kept
+
+
+def _learned_floors(results: Sequence[Json]) -> dict[str, tuple[float | None, ...]]:
+    """Return the means over seeds of the floors that were fitted to training rows."""
+    found = {}
+    for name, shown in LEARNED_FLOORS.items():
+        of_seeds: Json = {}
+        for result in results:
+            of_seeds |= (result.get("floors") or {}).get(name, {})
+        if of_seeds:
+            columns = zip(*of_seeds.values(), strict=True)
+            found[shown] = tuple(None if None in scores else fmean(scores) for scores in columns)
+    return {name: scores for name, scores in found.items() if any(score is not None for score in scores)}
 
 
 # ---- merging --------------------------------------------------------------------------------------------

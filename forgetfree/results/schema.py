@@ -41,6 +41,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0)]
 Shares = Annotated[list[Share], _that(lambda v, c: len(v) == c["n"], "{n} numbers in [0, 1]")]
 Amounts = Annotated[list[Amount], _that(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0")]
+ByTask = Annotated[list[Amount | None], _that(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0, or null")]
 Matrix = Annotated[
     list[list[Share | None]],
     _that(
@@ -106,6 +107,9 @@ class _Run(_Part):
     kept_bytes: Amounts | None = None
     seconds_per_task: Amounts | None = None
     agreement: Amounts | None = None
+    temperature: ByTask | None = None
+    ece_scaled: ByTask | None = None
+    readout_again: ByTask | None = None
     union: _Union | None = None
     broken_claims: list[str] = []
 
@@ -124,6 +128,8 @@ class _Failed(_Part):
 
 class _RunFloors(_Part):
     constant: Shares
+    bag_of_words: dict[str, ByTask] = {}
+    linear_probe: dict[str, ByTask] = {}
 
 
 class _OfTasks(_Part):

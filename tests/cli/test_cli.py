@@ -904,7 +904,8 @@ def test_what_a_strategy_says_is_stale_is_asked_of_the_right_task(
 ) -> None:
     """joint answers again after the first task alone, and before: 2 x 3 evaluations, in scenario=class too."""
     monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
-    arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", "--set", "scenario=class")
+    more = ("--set", "scenario=class", "--set", "temperature_scaling=false")
+    arguments = tiny_cli.arguments(tmp_path / "out", "--strategy", "joint", *more)
     at = arguments.index("--sparsity")
     assert cli.main(arguments[:at] + arguments[at + 2 :]) == 0
     assert len(re.findall(r"evaluate 0/\d+\n", capsys.readouterr().err)) == 6

@@ -20,6 +20,7 @@ from forgetfree.results.evidence import (
     ece_noise_floor,
 )
 from forgetfree.results.metrics import Predictions
+from forgetfree.results.run_results import load_run_results, merge
 
 
 def answering(right: np.ndarray, labels: np.ndarray) -> Predictions:
@@ -107,6 +108,24 @@ def test_what_is_kept_is_counted_above_the_floor() -> None:
     assert evidence.retention("constant", "fine-tune", 0.5).value == pytest.approx(0)  # type: ignore[union-attr]
 
 
+def test_what_is_kept_of_one_task_is_counted_above_its_own_floor() -> None:
+    labels = np.arange(200) % 2
+    shares = {"fine-tune": {"easy": 190, "hard": 160}, "half": {"easy": 180, "hard": 120}}
+    answers = {
+        name: {0: {task: answering(np.arange(200) < right, labels) for task, right in each.items()}}
+        for name, each in shares.items()
+    }
+    evidence = Evidence(answers, {"easy": "accuracy", "hard": "accuracy"})
+    easy, hard = (
+        evidence.retention("half", "fine-tune", floor, task) for floor, task in ((0.85, "easy"), (0.4, "hard"))
+    )
+    assert easy is not None and easy.value == pytest.approx((0.90 - 0.85) / (0.95 - 0.85))
+    assert hard is not None and hard.value == pytest.approx((0.60 - 0.40) / (0.80 - 0.40))
+    both = evidence.retention("half", "fine-tune", (0.85 + 0.4) / 2)
+    assert both is not None and both.value == pytest.approx((0.75 - 0.625) / (0.875 - 0.625))
+    assert hard.low < hard.value < hard.high
+
+
 def calibrated(n: int, seed: int, shift: float = 0.0) -> Predictions:
     """A model that is right with the probability it gives, or less often by ``shift``."""
     random = np.random.default_rng(seed)
@@ -174,17 +193,77 @@ def test_a_report_says_what_its_averages_are_worth(tmp_path: Path, capsys: pytes
     assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 0
     said = capsys.readouterr().out
     table = said[said.index("## Averages with their 95 % intervals") :].split("\n## ")[0]
-    header, _, *rows = [line.split(" | ") for line in table.splitlines() if line.startswith("|")]
-    assert [name.strip("| ") for name in header] == [
-        *("strategy", "average", "minus fine-tune", "minus continual-ft", "kept above a constant answer"),
+    header, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    assert header == [
+        *("strategy", "average", "minus fine-tune", "minus continual-ft"),
     ]
-    by_name = {row[0].strip("| "): row[1:] for row in rows}
+    by_name = {row[0]: row[1:] for row in rows}
     assert list(by_name) == list(loss)
     assert by_name["fine-tune"][1] == "—" and by_name["fine-tune"][2].endswith("higher")
     assert by_name["continual-ft"][1].endswith("lower") and by_name["continual-ft"][2] == "—"
-    assert by_name["fine-tune"][3].strip("| ") == r"100.0 \[100.0, 100.0\]"
+    table = said[said.index("## Kept above the floor") :].split("\n## ")[0]
+    header, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    assert header == ["strategy", "a", "b", "c", "average"]
+    by_name = {row[0]: row[1:] for row in rows}
+    assert list(by_name) == ["the floor", *loss]
+    assert by_name["fine-tune"][3] == r"100.0 \[100.0, 100.0\]"
+    results = load_run_results(tmp_path / "run")
+    constant = results["floors"]["constant"]
+    assert by_name["the floor"][0] == f"{100 * constant[0]:.1f} (a constant answer)"
+    scores = {name: np.mean([run["matrix"][-1] for run in results["runs"] if run["strategy"] == name]) for name in loss}
+    floor = np.mean(constant)
+    kept = (scores["continual-ft"] - floor) / (scores["fine-tune"] - floor)
+    assert by_name["continual-ft"][3].startswith(f"{100 * kept:.1f} ")
     assert "## Calibration beside chance" in said
     (tmp_path / "run" / "fine-tune" / "seed-0" / "predictions.safetensors").write_bytes(b"damaged")
     assert cli.main(["report", str(tmp_path / "run"), "--format", "markdown"]) == 0
     said = capsys.readouterr().out
     assert "minus fine-tune" not in said and "minus continual-ft" in said
+
+
+def test_the_best_floor_of_each_task_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bag of words that scores more than a constant answer is the floor, and takes away from what was kept."""
+    out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
+    of_equal_rows(out)
+    results = json.loads((out / "results.json").read_text())
+    results["floors"] |= {
+        "constant": [0.5, 0.4],
+        "bag_of_words": {"0": [0.56, 0.2], "1": [0.54, 0.4]},
+        "linear_probe": {"0": [None, 0.62], "1": [0.9, 0.58]},
+    }
+    (out / "results.json").write_text(json.dumps(results))
+    merged = merge([load_run_results(out)])
+    assert merged.learned_floors["a bag of words"] == pytest.approx((0.55, 0.3))
+    assert merged.learned_floors["a linear probe"][0] is None  # one seed lacks it
+    assert merged.best_floors == [("a bag of words", pytest.approx(0.55)), ("a linear probe", pytest.approx(0.6))]
+    assert cli.main(["report", str(out), "--format", "markdown"]) == 0
+    said = capsys.readouterr().out
+    assert "| the floor | 55.0 (a bag of words) | 60.0 (a linear probe) | 57.5 |" in said
+    assert "| a bag of words | 55.0 | 30.0 | 42.5 | — | — | — |" in said
+    assert "| a linear probe | — | 60.0 | — | — | — | — |" in said
+    results["floors"]["bag_of_words"]["0"] = [0.5]
+    (out / "results.json").write_text(json.dumps(results))
+    assert cli.main(["report", str(out), "--format", "markdown"]) == 1
+    assert "floors.bag_of_words.0 must be 2 numbers" in capsys.readouterr().err
+
+
+def test_calibration_after_scaling_stands_beside_that_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = make_run(tmp_path / "run", ["a", "b"], {"fine-tune": 0.0, "continual-ft": 0.1})
+    of_equal_rows(out)
+    results = json.loads((out / "results.json").read_text())
+    for run in results["runs"]:
+        if run["strategy"] == "fine-tune":
+            run |= {"temperature": [1.5, 2.5 + run["seed"]], "ece_scaled": [0.02, 0.04], "readout_again": [0.9, 0.7]}
+    (out / "results.json").write_text(json.dumps(results))
+    assert cli.main(["report", str(out), "--format", "markdown"]) == 0
+    said = capsys.readouterr().out
+    assert "| strategy | ECE | noise floor | ECE without noise | ECE after scaling | temperature |" in said
+    rows = [line for line in said[said.index("## Calibration beside chance") :].splitlines() if line.startswith("| ")]
+    assert rows[2].startswith("| fine-tune ") and rows[2].endswith("| 3.0 (0.0) | 2.25 (0.35) |")
+    assert rows[3].startswith("| continual-ft ") and rows[3].endswith("| — | — |")
+    table = said[said.index("## After re-training the readout") :].split("\n## ")[0]
+    average = np.mean([run["matrix"][-1] for run in results["runs"] if run["strategy"] == "fine-tune"])
+    assert "continual-ft" not in table and "| 90.0 (0.0) | 70.0 (0.0) | 80.0 (0.0) |" in table
+    assert f"| {100 * (0.8 - average):.1f} (" in table

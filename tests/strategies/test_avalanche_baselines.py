@@ -96,6 +96,15 @@ def test_runs_on_every_readout_for_as_many_steps_as_told(
     assert strategy.model is stream.model
 
 
+@pytest.mark.parametrize(("factor", "steps"), [(2.5, round(2.5 * 3 * STEPS)), (0.01, 1)])
+def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
+    tiny_stream: MakeStream, factor: float, steps: int
+) -> None:
+    updates = Updates()
+    learn(make("joint", tiny_stream("bert", "linear"), extra=[updates], steps_factor=factor))
+    assert [len(task) for task in updates.tasks] == [steps]
+
+
 @pytest.mark.parametrize("name", BASELINES)
 def test_seeds_determine_the_weights(tiny_stream: MakeStream, name: str) -> None:
     def run(seed: int) -> Tensor:

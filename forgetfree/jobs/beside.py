@@ -1,0 +1,86 @@
+"""What a run measures beside the scores of its strategies: floors, temperatures, and readouts that are trained again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forgetfree.continual.evaluation import sample
+from forgetfree.data.sampling import representative
+from forgetfree.learning.encoded_task import sampled
+from forgetfree.learning.floors import bag_of_words, linear_probe
+from forgetfree.models.state import ModelState
+from forgetfree.results.temperature import CALIBRATION_ROWS, fitted_temperature, scaled
+
+if TYPE_CHECKING:
+    from forgetfree.continual.strategy import ContinualStrategy
+    from forgetfree.continual.streams import Stream
+    from forgetfree.data.rows import TaskRows
+    from forgetfree.jobs.stream_checkpoint import Row
+
+#: By task.
+Numbers = dict[str, float | None]
+
+
+def floors(
+    stream: Stream, rows: Sequence[TaskRows], shots: int | None, test_limit: int | None, probe: str | None
+) -> dict[str, Numbers]:
+    """Return the scores of a bag of words, and of a linear probe on θ_pre, on every task of a stream.
+
+    Args:
+        stream: whose rows, with the seed of its samples.
+        rows: of its tasks, as texts; none where it reads tensors.
+        shots: training rows per label, as the stream was made with.
+        test_limit: test rows, likewise.
+        probe: the device on which θ_pre reads the rows; ``None``: there is no probe.
+    """
+    tasks, known, found = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
+    if rows:
+        train = [sampled(each, shots, stream.seed) for each in rows]
+        test = [each.test.take(representative(each.test.groups, test_limit)) for each in rows]
+        found["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
+    if probe is not None:
+        model = stream.model.to(torch.device(probe))
+        held = ModelState.of(model)
+        try:
+            stream.pre_trained.load_(model)
+            found["linear_probe"] = linear_probe(tasks, model, task_known=known)
+        finally:
+            held.load_(model)
+    names = [task.name for task in tasks]
+    return {floor: dict(zip(names, scores, strict=True)) for floor, scores in found.items()}
+
+
+def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers]:
+    """Return the temperature of each task, fitted to its validation rows, and the ECE of ``answers`` with it.
+
+    Nothing where the stream has no validation rows of its own.
+    """
+    benchmark = strategy.stream.benchmark
+    held_out = getattr(benchmark, "validation_stream", None) or getattr(benchmark, "valid_stream", None)
+    if not held_out:
+        return {}
+    strategy.predictions, strategy.choose_batches = {}, lambda task, batches: sample(batches, CALIBRATION_ROWS)
+    try:
+        strategy.eval([held_out[task.label] for task in strategy.stream.tasks])
+    finally:
+        strategy.choose_batches = None
+    found = {task: fitted_temperature(strategy.predictions[task]) for task in answers}
+    return {"temperature": dict(found), "ece_scaled": {task: scaled(answers[task], t).ece for task, t in found.items()}}
+
+
+def readouts_again(strategy: ContinualStrategy) -> Numbers:
+    """Return the score on each task of a new linear readout on the features of the model that answers for it now.
+
+    What it wins over the score of the strategy, the readout had forgotten; the rest is lost in the features. ``None`` where the
+    readout is not the task's own, or answers are not read from the model's features.
+    """
+    model, found = strategy.model, Numbers()
+    for task in strategy.stream.tasks:
+        with strategy.answering(task) as other:
+            possible = other is None and not model.shared_readout
+            how: dict[str, Any] = {"batch_size": strategy.options.rows_at_once, "precision": strategy.options.precision}
+            found[task.name] = linear_probe([task], model, **how)[0] if possible else None
+    return found

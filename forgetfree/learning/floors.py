@@ -1,0 +1,153 @@
+"""Floors: scores that take no fine-tuning at all. What a model knows of a task is what it scores above them.
+
+A bag of words is a logistic regression on TF-IDF, a linear probe one on the features of a frozen backbone. Both are fitted
+to the training rows that the strategies get. Where the task is withheld, one classifier is fitted to the rows of all tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from forgetfree.core.examples import Examples
+from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.data.rows import Rows
+from forgetfree.data.sampling import representative
+from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.learning.training import features_of
+
+Integers = npt.NDArray[np.int64]
+#: Training rows that a classifier is fitted to, at most: with more it would take minutes, and hardly score more.
+MOST_ROWS = 20_000
+
+
+def bag_of_words(
+    tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequence[Rows], *, task_known: bool = True
+) -> list[float | None]:
+    """Return the score of a bag of words on each task; ``None`` where words are labelled, or no text has a word.
+
+    Args:
+        tasks: that the rows are of, with labels as the readouts number them.
+        train: of each task the texts of ``task.train``.
+        test: of each task the texts of ``task.test``.
+        task_known: whether each task has a classifier of its own.
+    """
+    if any(task.definition.kind == "tokens" for task in tasks) and not task_known:
+        return [None] * len(tasks)
+    found: list[float | None] = []
+    for group in _groups(len(tasks), task_known):
+        if any(tasks[i].definition.kind == "tokens" for i in group):
+            found.append(None)
+            continue
+        chosen = [representative(tasks[i].train.targets, MOST_ROWS // len(group)) for i in group]
+        labels = [tasks[i].train.labels.numpy()[rows] for i, rows in zip(group, chosen, strict=True)]
+        texts = [train[i].take(rows) for i, rows in zip(group, chosen, strict=True)]
+        answers = word_answers(texts, np.concatenate(labels), [test[i] for i in group])
+        found += [
+            None if predicted is None else _score(tasks[i], predicted)
+            for i, predicted in zip(group, answers, strict=True)
+        ]
+    return found
+
+
+def word_answers(train: Sequence[Rows], labels: Integers, test: Sequence[Rows]) -> list[Integers | None]:
+    """Return the labels that a bag of words gives to test rows, part by part; ``None`` where no text has a word.
+
+    A pair is read as the words of the first text, those of the second, and those of both: three numbers for each word.
+
+    Args:
+        train: parts of the training rows.
+        labels: of all of them ``(n,)``.
+        test: parts of the test rows.
+    """
+    from scipy.sparse import hstack, vstack
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    words, paired = TfidfVectorizer(token_pattern=r"\w+"), any(part.second for part in train)
+
+    def read(part: Rows) -> Any:
+        first = words.transform(part.first)
+        if not paired:
+            return first
+        second = words.transform(part.second or [""] * len(part))
+        return hstack([first, second, first.multiply(second)])
+
+    try:
+        words.fit([text for part in train for texts in part.texts for text in texts])
+    except ValueError:  # no word at all
+        return [None] * len(test)
+    classifier = _fitted(LogisticRegression(max_iter=1000), vstack([read(part) for part in train]), labels)
+    return [classifier.predict(read(part)) for part in test]
+
+
+def linear_probe(
+    tasks: Sequence[EncodedTask],
+    model: ReadoutModel,
+    *,
+    task_known: bool = True,
+    batch_size: int = 64,
+    precision: str = "fp32",
+) -> list[float | None]:
+    """Return the score on each task of a linear readout on the model's features as they are, standardised.
+
+    ``None`` where the readout is not linear: the others read logits of the whole vocabulary.
+
+    Args:
+        tasks: whose rows are read.
+        model: with the backbone that is probed.
+        task_known: whether each task has a classifier of its own.
+        batch_size: rows per forward pass.
+        precision: of forward passes.
+    """
+    if model.readout != "linear":
+        return [None] * len(tasks)
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    def read(rows: Examples) -> npt.NDArray[np.float32]:
+        features: npt.NDArray[np.float32] = features_of(model, rows, batch_size=batch_size, precision=precision).numpy()
+        return features
+
+    found: list[float | None] = []
+    for group in _groups(len(tasks), task_known):
+        rows = [_at_most(tasks[i].train, MOST_ROWS // len(group)) for i in group]
+        features, labels = (np.concatenate([of(part) for part in rows]) for of in (read, _labels_read))
+        classifier = _fitted(make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)), features, labels)
+        found += [_score(tasks[i], classifier.predict(read(tasks[i].test))) for i in group]
+    return found
+
+
+def _groups(tasks: int, task_known: bool) -> list[list[int]]:
+    """Return the numbers of the tasks that share a classifier."""
+    return [[i] for i in range(tasks)] if task_known else [list(range(tasks))]
+
+
+def _at_most(rows: Examples, count: int) -> Examples:
+    return rows if len(rows) <= count else rows.subset(representative(rows.targets, count))
+
+
+def _labels_read(rows: Examples) -> Integers:
+    """Return the labels of what a model reads: of all rows, or of all words that are not cut off."""
+    words = len(rows.labels) != len(rows) or rows.counts != [1] * len(rows)
+    labels: Integers = (rows.batch(range(len(rows)))[1] if words else rows.labels).numpy()
+    return labels
+
+
+def _fitted(classifier: Any, features: Any, labels: Integers) -> Any:
+    """Return the classifier, or one that knows a single label where there is no other."""
+    from sklearn.dummy import DummyClassifier
+
+    return (classifier if len(np.unique(labels)) > 1 else DummyClassifier()).fit(features, labels)
+
+
+def _score(task: EncodedTask, predicted: Integers) -> float:
+    """Return the score of the labels that a classifier gives to a task's test rows, or to the words of them that are read."""
+    width = 1 + max(int(predicted.max()), int(task.test.labels.max()), *task.classes, 1)
+    logits = torch.eye(width)[torch.as_tensor(predicted, dtype=torch.int64)]
+    return task.predictions(logits, task.test).score(task.definition.metric)

@@ -1,0 +1,55 @@
+"""The sentences above the tables of a report: the set-up, rows and seeds, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from forgetfree.results.rendering import WIDE
+from forgetfree.results.run_results import Comparison
+
+
+def notes(comparison: Comparison) -> Iterable[str]:
+    """Yield them in order."""
+    if comparison.settings:
+        yield (
+            "Set-up: "
+            + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in comparison.settings.items())
+            + "."
+        )
+    if rows := _test_rows(comparison.test_rows):
+        yield rows
+    seeds = [(entry.label, [run["seed"] for run in entry.runs]) for entry in comparison.strategies]
+    if any(len(numbers) > 1 for _, numbers in seeds):
+        yield "Cells are mean (standard deviation, n - 1) over seeds."
+    if seeds and all(numbers == seeds[0][1] for _, numbers in seeds):
+        yield f"Every strategy: {_count_seeds(seeds[0][1])}."
+    elif seeds:
+        yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
+    for entry in comparison.strategies:
+        for run in entry.runs:
+            for claim in run.get("broken_claims", ()):
+                yield f"Broken claim of {entry.label}, seed {run['seed']}: {claim}."
+    for run in comparison.unfinished:
+        done = max(0, len(run["matrix"]) - 1)
+        yield (
+            f"Unfinished and left out: {run['strategy']}, seed {run['seed']}, "
+            f"after {done} of {len(comparison.tasks)} tasks ({run['source']})."
+        )
+    for run in comparison.failed:
+        yield f"Failed and left out: {run['strategy']}, seed {run['seed']} ({run['source']}): {run['error']}"
+
+
+def _test_rows(rows: Mapping[str, int]) -> str:
+    """Say how many rows each task is scored on."""
+    counts = sorted(set(rows.values()))
+    if not counts:
+        return ""
+    if len(counts) == 1:
+        return f"Each task is scored on {counts[0]:,} rows."
+    if len(rows) > WIDE:
+        return f"Tasks are scored on {counts[0]:,} to {counts[-1]:,} rows each."
+    return f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."
+
+
+def _count_seeds(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"

@@ -1,0 +1,74 @@
+"""All data at once, as Avalanche trains on it: not continual learning, but what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, cast
+
+from avalanche.training import supervised
+
+from forgetfree.continual.adapter import TemplateStrategy
+from forgetfree.continual.strategy import Training, undo_on_error
+from forgetfree.continual.streams import EncodedTask
+from forgetfree.learning.training import TrainingOptions
+from forgetfree.options import option
+
+
+class Cumulative(TemplateStrategy, supervised.Cumulative):
+    """Train on each task's rows together with those of all earlier tasks."""
+
+    online: ClassVar[bool] = True
+    dataset: Any
+
+    def setup(self) -> None:
+        """Keep all rows."""
+        self.keep_beside(lambda: self.dataset)
+
+    def begin(self, task: EncodedTask) -> Training:
+        """Train everything. A task that is cut short does not count."""
+        self.scope.enter_context(undo_on_error(partial(setattr, self, "dataset", self.dataset)))
+        return self.everything_by_avalanche(task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointOptions(TrainingOptions):
+    """Options of `Joint` beside those of training."""
+
+    steps_factor: float = option(
+        1.0, "times the steps of all tasks together; above 1, say 4, joint comes nearer to a ceiling", above=0
+    )
+
+
+class Joint(TemplateStrategy, supervised.JointTraining):
+    """Train once on the rows of all tasks, for ``steps_factor`` times the steps that all tasks have together.
+
+    The first experience trains on the whole stream, the later ones add nothing. It forgets nothing. With a factor of 1 it
+    bounds no other strategy: rows are mixed as they come, and within these steps a task that needs many of its own may be
+    learned less well than alone (docs/results/baselines.md).
+    """
+
+    Options: ClassVar[type[TrainingOptions]] = JointOptions
+
+    def setup(self) -> None:
+        """Keep all rows."""
+        self.keep_beside(lambda: [experience.dataset for experience in self.stream.benchmark.train_stream])
+
+    def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
+        """Train on the whole stream, once."""
+        for experience in experiences if isinstance(experiences, Iterable) else [experiences]:
+            self.check_experience(experience)
+        if self.learned:
+            return self.evaluator.get_last_metrics()
+        return super().train(self.stream.benchmark.train_stream, eval_streams, **kwargs)
+
+    def begin(self, task: EncodedTask) -> Training:
+        """Train everything on all tasks."""
+        tasks, options = self.stream.tasks, cast(JointOptions, self.options)
+        steps = max(1, round(options.steps_factor * sum(map(self.full_steps, tasks))))
+        return self.everything_by_avalanche(task, steps=steps, learns=tasks)
+
+    def changed_by(self, learned: EncodedTask) -> list[EncodedTask] | None:
+        """Return all tasks for the first, none for the others."""
+        return None if learned is self.stream.tasks[0] else []

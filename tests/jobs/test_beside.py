@@ -1,0 +1,128 @@
+"""What a run measures beside its scores: floors, temperatures, readouts trained again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import forgetfree
+from forgetfree import cli
+from forgetfree.continual.streams import load_stream
+from forgetfree.data.sources import load_tasks
+from forgetfree.learning.encoded_task import sampled
+from forgetfree.learning.floors import linear_probe, word_answers
+from forgetfree.models.state import ModelState
+from forgetfree.results.metrics import Predictions
+
+ALL = ("--set", "floors=probe", "--set", "readout_again=true")
+TASKS = "sst2,ag_news"
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def command(data_directory: Path, model_directory: Any) -> list[str]:
+    fixed = {
+        "--data": data_directory,
+        "--model": model_directory("bert"),
+        "--shots": 4,
+        "--steps": 10,
+        "--learning-rate": 0.3,
+    }
+    words = [str(word) for pair in fixed.items() for word in pair]
+    return ["run", TASKS, *words, "--strategy", "continual-ft", "--strategy", "fine-tune"]
+
+
+@pytest.fixture(scope="module")
+def finished(command: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("beside") / "out"
+    assert cli.main([*command, *ALL, "--seed", "0", "--seed", "5", "--out", str(out)]) == 0
+    return out
+
+
+def test_floors_are_those_of_each_seeds_sample(finished: Path, data_directory: Path, model_directory: Any) -> None:
+    floors = results_of(finished)["floors"]
+    assert set(floors) == {"constant", "bag_of_words", "linear_probe"}
+    for seed in (0, 5):
+        for number, rows in enumerate(load_tasks(TASKS, str(data_directory))):
+            train = sampled(rows, 4, seed)
+            (predicted,) = word_answers([train], np.array(train.labels), [rows.test])
+            share = (predicted == np.array(rows.test.labels)).mean()
+            assert floors["bag_of_words"][str(seed)][number] == share
+        how: dict[str, Any] = {"data": str(data_directory), "model": str(model_directory("bert"))}
+        stream = load_stream(TASKS, shots=4, seed=seed, **how)
+        assert floors["linear_probe"][str(seed)] == linear_probe(stream.tasks, stream.model)
+
+
+def test_ece_after_scaling_is_that_of_the_answers_divided_by_the_temperature(finished: Path) -> None:
+    results = results_of(finished)
+    for run in results["runs"]:
+        held = load_file(finished / run["strategy"] / f"seed-{run['seed']}" / "predictions.safetensors")
+        for number, task in enumerate(results["tasks"]):
+            logits = held[f"{task}/logits"].astype(np.float64) / run["temperature"][number]
+            assert run["ece_scaled"][number] == Predictions(logits, held[f"{task}/labels"]).ece
+
+
+def test_a_new_readout_is_trained_on_the_model_as_it_is_at_the_end(
+    finished: Path, data_directory: Path, model_directory: Any
+) -> None:
+    results = results_of(finished)
+    found = {(run["strategy"], run["seed"]): run["readout_again"] for run in results["runs"]}
+    how: dict[str, Any] = {"data": str(data_directory), "model": str(model_directory("bert"))}
+    for seed in (0, 5):
+        stream = load_stream(TASKS, shots=4, seed=seed, **how)
+        ModelState.load(finished / f"continual-ft/seed-{seed}/checkpoint.safetensors").load_(stream.model)
+        assert found["continual-ft", seed] == linear_probe(stream.tasks, stream.model)
+    assert any(scores != results["floors"]["linear_probe"][str(seed)] for (_, seed), scores in found.items())
+
+
+def test_scores_are_the_same_without_and_it_can_be_left_out(finished: Path, command: list[str], tmp_path: Path) -> None:
+    bare = ("--set", "floors=constant", "--set", "temperature_scaling=false")
+    assert cli.main([*command, *bare, "--seed", "0", "--out", str(tmp_path / "bare")]) == 0
+    results, full = results_of(tmp_path / "bare"), results_of(finished)
+    assert set(results["floors"]) == {"constant"}
+    for run, same in zip(results["runs"], full["runs"], strict=False):
+        assert {"temperature", "ece_scaled", "readout_again"}.isdisjoint(run)
+        assert {key: same[key] for key in run if key != "seconds"} == {k: v for k, v in run.items() if k != "seconds"}
+
+
+def test_a_csv_file_holds_them_too(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(finished), "--format", "csv"]) == 0
+    (tmp_path / "results.csv").write_text(capsys.readouterr().out)
+    assert cli.main(["report", str(tmp_path / "results.csv"), "--format", "markdown"]) == 0
+    said = capsys.readouterr().out
+    assert "| a bag of words |" in said and "| a linear probe |" in said and "After re-training the readout" in said
+
+
+def test_a_wrong_kind_of_floor_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, "--set", "floors=both", "--out", str(tmp_path / "out")]) == 2
+    assert "floors must be constant or words or probe, got 'both'" in capsys.readouterr().err
+
+
+def test_tensors_have_a_probe_and_no_words(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(40, 6)
+    data = {name: (x, (x[:, i] > 0).long()) for i, name in enumerate(("first", "second"))}
+    network = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    forgetfree.run(
+        "first,second",
+        data=data,
+        model=network,
+        strategies=["continual-ft"],
+        steps=3,
+        out=tmp_path / "out",
+        floors="probe",
+    )
+    results = results_of(tmp_path / "out")
+    assert set(results["floors"]) == {"constant", "linear_probe"}
+    assert all(0 < temperature <= 100 for temperature in results["runs"][0]["temperature"])

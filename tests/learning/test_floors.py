@@ -1,0 +1,136 @@
+"""Bags of words and linear probes: against direct calls of scikit-learn, and where there is nothing to fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from tagged import tagged_stream
+
+from forgetfree.data.rows import Rows
+from forgetfree.data.sources import load_tasks
+from forgetfree.learning import floors
+from forgetfree.learning.encoded_task import encode_task, sampled
+from forgetfree.learning.floors import bag_of_words, linear_probe, word_answers
+from forgetfree.models.loading import load_model
+from forgetfree.results.entities import Sentences, entity_f1
+
+TASKS = ["qnli", "ag_news", "sst2"]  # a pair, four labels, two labels
+
+
+@pytest.fixture(scope="module")
+def known(data_directory: Path, model_directory: Any) -> Any:
+    """The tiny tasks, encoded, their model, and their rows as texts."""
+    rows = load_tasks(",".join(TASKS), str(data_directory))
+    loaded = load_model(str(model_directory("bert")), "linear")
+    tasks = [encode_task(each, loaded, shots=4, seed=3) for each in rows]
+    return tasks, loaded.model, [sampled(each, 4, 3) for each in rows], [each.test for each in rows]
+
+
+def test_a_bag_of_words_is_what_scikit_learn_makes_of_the_same_rows(known: Any) -> None:
+    tasks, _, train, test = known
+    found = bag_of_words(tasks, train, test)
+    for i in (1, 2):  # of one text a row
+        words = TfidfVectorizer(token_pattern=r"\w+")
+        fitted = LogisticRegression(max_iter=1000).fit(words.fit_transform(train[i].first), train[i].labels)
+        assert found[i] == fitted.score(words.transform(test[i].first), test[i].labels)
+    words = TfidfVectorizer(token_pattern=r"\w+").fit([*train[0].first, *train[0].second])
+
+    def read(rows: Rows) -> Any:
+        first, second = (words.transform(each).toarray() for each in (rows.first, rows.second))
+        return np.concatenate([first, second, first * second], axis=1)
+
+    fitted = LogisticRegression(max_iter=1000).fit(read(train[0]), train[0].labels)
+    assert found[0] == fitted.score(read(test[0]), test[0].labels)
+
+
+def test_words_of_both_texts_of_a_pair_are_seen_together() -> None:
+    """Whether two texts share their word cannot be told from either of them."""
+    draw = np.random.default_rng(0)
+    words = ["one", "two", "three", "four"]
+
+    def rows(n: int) -> Rows:
+        first = draw.integers(4, size=n)
+        second = np.where(draw.random(n) < 0.5, first, (first + draw.integers(1, 4, size=n)) % 4)
+        return Rows(
+            *(tuple(words[i] for i in each) for each in (first, second)), tuple((first == second).astype(int).tolist())
+        )
+
+    train, test = rows(200), rows(100)
+    (predicted,) = word_answers([train], np.array(train.labels), [test])
+    assert predicted is not None and (predicted == np.array(test.labels)).mean() == 1.0
+
+
+def test_rows_without_a_word_have_no_bag_of_words() -> None:
+    silent = Rows(("...", "!?"), (), (0, 1))
+    assert word_answers([silent], np.array([0, 1]), [silent, silent]) == [None, None]
+
+
+def test_a_probe_is_a_logistic_regression_on_standardised_features(known: Any) -> None:
+    tasks, model, *_ = known
+    found = linear_probe(tasks, model, batch_size=3)
+    model.eval()
+    for task, score in zip(tasks, found, strict=True):
+        with torch.no_grad():
+            train, test = (model.features(rows.batch(range(len(rows)))[0]).numpy() for rows in (task.train, task.test))
+        scale = StandardScaler().fit(train)
+        fitted = LogisticRegression(max_iter=1000).fit(scale.transform(train), task.train.labels.numpy())
+        expected = fitted.predict(scale.transform(test))
+        assert score == pytest.approx((expected == task.test.labels.numpy()).mean(), abs=1.01 / len(task.test))
+
+
+def test_where_the_task_is_withheld_one_classifier_knows_all_labels(known: Any) -> None:
+    tasks, model, train, test = known
+    together = bag_of_words(tasks, train, test, task_known=False)
+    labels = np.concatenate([task.train.labels.numpy() for task in tasks])
+    answers = word_answers(train, labels, test)
+    for task, predicted, score in zip(tasks, answers, together, strict=True):
+        assert score == (predicted == task.test.labels.numpy()).mean()
+    assert together != bag_of_words(tasks, train, test)
+    assert linear_probe(tasks, model, task_known=False) != linear_probe(tasks, model)
+
+
+def test_a_classifier_is_fitted_to_so_many_rows_and_a_single_label_is_all_it_knows(
+    known: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, _, train, test = known
+    monkeypatch.setattr(floors, "MOST_ROWS", 1)
+    (score,) = bag_of_words(tasks[2:], train[2:], test[2:])
+    assert score in [np.mean([label == one for label in test[2].labels]) for one in (0, 1)]
+
+
+def test_other_readouts_have_no_probe(data_directory: Path, model_directory: Any) -> None:
+    (rows,) = load_tasks("sst2", str(data_directory))
+    loaded = load_model(str(model_directory("roberta-mlm")), "prompt")
+    assert linear_probe([encode_task(rows, loaded, shots=4)], loaded.model) == [None]
+
+
+def test_words_that_are_labelled_have_a_probe_and_no_bag_of_words() -> None:
+    stream = tagged_stream()
+    task = stream.tasks[0]
+    assert bag_of_words([task], [Rows((), (), ())], [Rows((), (), ())]) == [None]
+    stream.model.eval()
+
+    def read(rows: Any, i: int) -> np.ndarray:
+        with torch.no_grad():
+            return stream.model.features(rows.batch([i])[0]).numpy()
+
+    rows = task.train
+    features = np.concatenate([read(rows, i) for i in range(len(rows))])
+    labels = np.concatenate([rows.batch([i])[1] for i in range(len(rows))])
+    scale = StandardScaler().fit(features)
+    fitted = LogisticRegression(max_iter=1000).fit(scale.transform(features), labels)
+    predicted, lengths = [], task.test.words.diff().tolist()
+    for i, length in enumerate(lengths):
+        found = fitted.predict(scale.transform(read(task.test, i))).tolist()
+        predicted += found + [0] * (length - len(found))  # words that were cut off are answered by O
+    sentences = Sentences(task.definition.labels, np.array(lengths))
+    expected = entity_f1(np.array(predicted), task.test.labels.numpy(), sentences)
+    (score,) = linear_probe([task], stream.model)
+    assert score is not None and score == pytest.approx(expected, abs=0.06)  # one word may fall otherwise in a batch
