@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EACCES, EEXIST, ENOTDIR
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,13 +98,14 @@ def circumstances(device: str) -> dict[str, Any]:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Return what config.json says of versions, machine and command."""
+    """Return what config.json and unit.json say of versions, code, machine and command."""
     import torch
 
     from forgetfree.core.device import processor_of
 
     return {
         "versions": versions(),
+        "code": code(),
         "machine": {
             "device": device,
             "system": platform.platform(),
@@ -111,6 +114,21 @@ def environment(device: str) -> dict[str, Any]:
         },
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
     }
+
+
+@cache
+def code() -> str | None:
+    """Return the commit of this code, with ``-dirty`` where files differ from it; ``None`` where it is no checkout."""
+    here = str(Path(__file__).parent)
+    try:
+        for words in (
+            ("ls-files", "--error-unmatch", "environment.py"),
+            ("describe", "--always", "--abbrev=40", "--dirty"),
+        ):
+            told = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip()
 
 
 def versions() -> dict[str, str]:

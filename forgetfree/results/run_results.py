@@ -20,6 +20,7 @@ from forgetfree.json_file import is_table, read_json
 from forgetfree.results.rendering import CONSTANT, LEARNED_FLOORS, NULL
 from forgetfree.results.schema import check_run
 from forgetfree.results.stored import find_results, read_stored, to_csv
+from forgetfree.results.unit_files import made_of
 
 __all__ = ["Comparison", "StrategyRuns", "kept_bytes", "load_run_results", "merge", "one_file", "with_timings"]
 
@@ -212,7 +213,7 @@ def one_file(results: Sequence[Json]) -> str:
             f"One CSV file holds one set-up and one configuration of a strategy, got "
             f"{', '.join(entry.label for entry in strategies)}. Write a file for each."
         )
-    return to_csv({**results[0], "runs": [run for entry in strategies for run in entry.runs]})
+    return to_csv({**results[0], "runs": [{**run, **made_of(run)} for entry in strategies for run in entry.runs]})
 
 
 def kept_bytes(run: Json) -> list[int]:
@@ -257,7 +258,7 @@ def _first_difference(key: str, ours: Any, theirs: Any) -> str | None:
 
 
 def _apart_from_seconds(run: Json) -> Json:
-    return {key: value for key, value in run.items() if key not in ("seconds", "seconds_per_task")}
+    return {key: value for key, value in run.items() if key not in ("seconds", "seconds_per_task", "made")}
 
 
 def _label(strategy: str, options: Json, variants: Sequence[Json], always: Sequence[str]) -> str:

@@ -37,6 +37,17 @@ def answers_of(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Predic
     return found if sound else {}
 
 
+def made_of(run: Mapping[str, Any]) -> Json:
+    """Return what a unit was computed with, under ``made``; nothing where its unit.json is missing or damaged."""
+    if "made" in run:  # it was read from a file that has it
+        return {}
+    try:
+        record = parse_json(read_bounded(folder_of(run) / "unit.json"))
+        return {"made": {key: record[key] for key in ("versions", "code", "machine", "command") if key in record}}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def losses_of(run: Mapping[str, Any]) -> list[Json]:
     """Return the logged steps of a unit (``task``, ``phase``, ``step``, ``loss``); none where the file is damaged."""
     try:

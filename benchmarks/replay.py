@@ -1,0 +1,160 @@
+"""Repeat a unit of a published run file, and compare its scores with the published ones.
+
+    python -m forgetfree.benchmarks.replay small --unit fine-tune/seed-0 --data demo
+
+With the versions, threads and kind of processor that the file names, the scores must be equal to the bit; else each score after
+the last task must lie in the 95 % interval (Wilson's) that its test rows give the published one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
+from forgetfree.results.run_results import load_run_results
+
+Json = dict[str, Any]
+#: Where files are that are given by name.
+RESULTS = Path(__file__).parent / "results"
+Verdict = Literal["equal to the bit", "within its interval", "different"]
+
+
+def replay(results: Json, unit: str, data: str, out: Path, model: str | None = None) -> Verdict:
+    """Run one unit again, and say how its scores compare with the published ones.
+
+    Args:
+        results: a run, as `load_run_results` reads it.
+        unit: one of `units_of`.
+        data: where the tasks are, as ``--data``.
+        out: a new directory.
+        model: where the model is; default: what the file calls it.
+
+    Raises:
+        UnknownNameError: there is no such unit.
+        ReportError: data or model are not the published ones, or the unit failed.
+        UsageError: an option of the published run is no longer there.
+    """
+    from forgetfree.jobs.environment import circumstances, set_threads
+    from forgetfree.jobs.runner import RunJob
+
+    published = units_of(results).get(unit)
+    if published is None:
+        raise UnknownNameError("unit", unit, units_of(results))
+    job = RunJob(config_of(results, published, data, out, model))
+    _check_same(results, job.describe()["about"])
+    set_threads(job.threads)
+    made, now = published.get("made", {}), circumstances(job.device)
+    same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
+    found = job.perform()
+    if found["failed"]:
+        raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
+    return compared(published, found["runs"][0], list(results["data"]["test_rows"].values()), exactly=same_machine)
+
+
+def units_of(results: Json) -> dict[str, Json]:
+    """Return the runs of a file by the names of their units."""
+    return {f"{run['strategy']}/seed-{run['seed']}": run for run in results["runs"]}
+
+
+def config_of(results: Json, run: Json, data: str, out: Path, model: str | None = None) -> Any:
+    """Return the configuration that repeats a run; arguments as those of `replay`."""
+    from forgetfree.jobs.run_config import RunConfig, RunOptions
+
+    own = RunOptions.__dataclass_fields__
+    settings = {key: value for key, value in results.get("set", {}).items() if key in own}
+    settings.setdefault("test_limit", max(results["data"]["test_rows"].values()))
+    settings |= {"scenario": results.get("scenario", "task"), "evaluate_on": results.get("evaluated_on", "test")}
+    settings |= {
+        "floors": "constant",
+        "temperature_scaling": False,
+        "readout_again": False,
+    }  # which no score depends on
+    if threads := run.get("made", {}).get("machine", {}).get("threads"):
+        settings["threads"] = threads
+    settings |= {f"{run['strategy']}.{key}": value for key, value in run["options"].items()}
+    return RunConfig(
+        stream=results["stream"],
+        strategies=(run["strategy"],),
+        seeds=(run["seed"],),
+        shots=results["data"]["shots"],
+        model=model or results["model"]["name"],
+        readout=results["model"]["readout"],
+        data=data,
+        settings=settings,
+        device=run.get("made", {}).get("machine", {}).get("device", "auto"),
+        out=str(out),
+    )
+
+
+def compared(published: Json, again: Json, rows: Sequence[int], *, exactly: bool) -> Verdict:
+    """Return how the scores of a run compare with those of the same run before.
+
+    Args:
+        published: the run before.
+        again: the run.
+        rows: how many test rows each task has.
+        exactly: every bit must be equal.
+    """
+    from scipy.stats import binomtest
+
+    if all(published[key] == again[key] for key in ("matrix", "ece")):
+        return "equal to the bit"
+    if exactly:
+        return "different"
+    for score, other, n in zip(published["matrix"][-1], again["matrix"][-1], rows, strict=True):
+        interval = binomtest(round(score * n), n).proportion_ci(method="wilson")
+        if not interval.low <= other <= interval.high:
+            return "different"
+    return "within its interval"
+
+
+def _check_same(results: Json, about: Json) -> None:
+    for what, ours, theirs in (
+        ("model", about["model"]["fingerprint"], results["model"].get("fingerprint")),
+        ("data", about["data"]["fingerprints"], results["data"].get("fingerprints")),
+        ("numbers of test rows", about["data"]["test_rows"], results["data"].get("test_rows")),
+    ):
+        if ours != theirs:
+            raise ReportError(
+                f"The published {what} and these differ: expected {theirs}, got {ours}. Give the same --data and --model."
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Repeat, compare, and print both; return the exit code: 1 where scores differ."""
+    known = ", ".join(sorted(path.stem for path in RESULTS.glob("*.csv")))
+    parser = argparse.ArgumentParser(
+        prog="python -m forgetfree.benchmarks.replay",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", help=f"a run file of benchmarks/results ({known}), or the path of one")
+    parser.add_argument("--unit", help="such as fine-tune/seed-0; default: list the units")
+    parser.add_argument("--data", default="hub", help="as that of forgetfree run (default: hub)")
+    parser.add_argument("--model", help="where the model is (default: as the file calls it)")
+    parser.add_argument("--out", type=Path, help="a new directory for the run (default: a temporary one)")
+    asked = parser.parse_args(arguments)
+    try:
+        path = Path(asked.name) if asked.name.endswith(".csv") else RESULTS / f"{asked.name}.csv"
+        if not path.exists():
+            raise UsageError(f"{path} does not exist. Give the path of a CSV file, or one of {known}.")
+        results = load_run_results(path)
+        if asked.unit is None:
+            print("\n".join(units_of(results)))
+            return 0
+        with TemporaryDirectory() as folder:
+            verdict = replay(results, asked.unit, asked.data, asked.out or Path(folder) / "out", asked.model)
+    except ForgetfreeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    print(f"{path.stem}, {asked.unit}: {verdict}")
+    return int(verdict == "different")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
