@@ -39,7 +39,7 @@ def replay(results: Json, unit: str, data: str, out: Path, model: str | None = N
         ReportError: data or model are not the published ones, or the unit failed.
         UsageError: an option of the published run is no longer there.
     """
-    from forgetfree.jobs.environment import circumstances, set_threads
+    from forgetfree.jobs.environment import circumstances, set_threads, threads_as_before
     from forgetfree.jobs.runner import RunJob
 
     published = units_of(results).get(unit)
@@ -47,8 +47,9 @@ def replay(results: Json, unit: str, data: str, out: Path, model: str | None = N
         raise UnknownNameError("unit", unit, units_of(results))
     job = RunJob(config_of(results, published, data, out, model))
     _check_same(results, job.describe()["about"])
-    set_threads(job.threads)
-    made, now = published.get("made", {}), circumstances(job.device)
+    with threads_as_before():
+        set_threads(job.threads)
+        made, now = published.get("made", {}), circumstances(job.device)
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
     found = job.perform()
     if found["failed"]:

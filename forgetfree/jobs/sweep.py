@@ -24,7 +24,7 @@ from forgetfree.jobs.unit import Json, Unit
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.rendering import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.results.sweep_report import lay_out_sweep
+from forgetfree.results.sweep_report import CHOSEN, lay_out_sweep
 from forgetfree.seeds import derive_seed
 
 #: Trials that are drawn at a time: from all that came before, so the outcome does not depend on the number of workers.
@@ -59,7 +59,7 @@ def run_sweep(config: SweepConfig, **how: Unpack[Execution]) -> Json:
     if results["chosen"] is None:
         errors = [error for trial in results["trials"] for error in trial["errors"]]
         raise RunError(f"No setting could be trained with every seed: {errors[0]} Try others in another --out.")
-    out = Path(config.out) / "chosen"
+    out = Path(config.out) / CHOSEN
     how["resume"] = (out / "config.json").exists()
     run = RunJob(config.run_config(settings[results["chosen"]], str(out), trial=False)).perform(**how)
     return results | {"run": run, "failed": run["failed"]}

@@ -19,7 +19,8 @@ from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
 from forgetfree.results.rendering import CONSTANT, LEARNED_FLOORS, NULL
 from forgetfree.results.schema import check_run
-from forgetfree.results.stored import find_results, read_stored, to_csv
+from forgetfree.results.stored import command_of, find_results, read_stored, to_csv
+from forgetfree.results.sweep_report import CHOSEN, load_sweep_results
 from forgetfree.results.unit_files import made_of
 
 __all__ = ["Comparison", "StrategyRuns", "kept_bytes", "load_run_results", "merge", "one_file", "with_timings"]
@@ -110,7 +111,19 @@ def load_run_results(path: StrPath) -> Json:
             "such a run, or finish this one with `forgetfree run ... --resume`."
         )
     results = read_stored(file, check_run, "Restore it from a copy, or run again with another --out.")
-    return {**with_timings(results, file.parent), "source": str(path)}
+    return {**with_timings(_with_trials(results, file), file.parent), "source": str(path)}
+
+
+def _with_trials(results: Json, file: Path) -> Json:
+    """Return the results of the run that a sweep ends with, with ``trials`` of each run: among how many settings it chose."""
+    sweep = file.parent.parent / "results.json"
+    if file.name != "results.json" or file.parent.name != CHOSEN or command_of(sweep) != "sweep":
+        return results
+    try:
+        trials = len(load_sweep_results(sweep)["trials"])
+    except ReportError:  # what can be said without it is said
+        return results
+    return results | {"runs": [run | {"trials": trials} for run in results["runs"]]}
 
 
 def with_timings(results: Json, directory: Path) -> Json:
@@ -258,7 +271,7 @@ def _first_difference(key: str, ours: Any, theirs: Any) -> str | None:
 
 
 def _apart_from_seconds(run: Json) -> Json:
-    return {key: value for key, value in run.items() if key not in ("seconds", "seconds_per_task", "made")}
+    return {key: value for key, value in run.items() if key not in ("seconds", "seconds_per_task", "made", "trials")}
 
 
 def _label(strategy: str, options: Json, variants: Sequence[Json], always: Sequence[str]) -> str:

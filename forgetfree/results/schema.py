@@ -112,6 +112,8 @@ class _Run(_Part):
     readout_again: ByTask | None = None
     union: _Union | None = None
     broken_claims: list[str] = []
+    trials: int | None = None
+    made: Json = {}
 
 
 class _Unfinished(_Part):

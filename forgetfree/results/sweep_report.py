@@ -10,6 +10,8 @@ from forgetfree.results.rendering import NULL, Page, Table, percent
 from forgetfree.results.stored import find_results, read_stored
 
 Json = dict[str, Any]
+#: In the directory of a sweep: the run with the chosen setting.
+CHOSEN = "chosen"
 
 
 def load_sweep_results(path: Path) -> Json:

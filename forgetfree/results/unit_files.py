@@ -43,8 +43,9 @@ def made_of(run: Mapping[str, Any]) -> Json:
         return {}
     try:
         record = parse_json(read_bounded(folder_of(run) / "unit.json"))
-        return {"made": {key: record[key] for key in ("versions", "code", "machine", "command") if key in record}}
-    except (OSError, ValueError, TypeError):
+        machine = {key: value for key, value in record["machine"].items() if key != "system"}  # no bit depends on that
+        return {"made": {key: record.get(key) for key in ("versions", "code", "command")} | {"machine": machine}}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 

@@ -103,6 +103,22 @@ def test_a_sweep_goes_on_where_it_was_cut_short(
     assert [run["matrix"] for run in runs[0]] == [run["matrix"] for run in runs[1]]
 
 
+def test_reports_of_chosen_runs_say_how_many_settings_each_strategy_had(
+    swept: Path, given: list[str], data_directory: Path, tmp_path: Path, capsys: Any
+) -> None:
+    other = ["--strategy", "continual-ft", "--set", "learning_rate=0.01,0.1,0.3", "--seed", "0", "--seed", "1"]
+    assert cli.main([*given, *other, "--data", str(data_directory), "--out", str(tmp_path / "naive")]) == 0
+    shutil.copytree(swept / "chosen", tmp_path / "moved")  # away from its sweep
+    capsys.readouterr()
+    assert cli.main(["report", str(swept / "chosen"), str(tmp_path / "naive" / "chosen")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Settings that were tried on validation rows: grafting-continual 4, continual-ft 3." in said
+    assert cli.main(["report", str(tmp_path / "moved"), str(tmp_path / "naive" / "chosen")]) == 0
+    assert "grafting-continual not tuned, continual-ft 3." in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["report", str(tmp_path / "moved")]) == 0
+    assert "Settings that were tried" not in capsys.readouterr().out
+
+
 def test_a_report_of_a_sweep_is_its_table(swept: Path, capsys: Any) -> None:
     assert cli.main(["report", str(swept)]) == 0
     table = capsys.readouterr().out

