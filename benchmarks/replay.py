@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
+from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.run_results import load_run_results
 
 Json = dict[str, Any]
@@ -140,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="where the model is (default: as the file calls it)")
     parser.add_argument("--out", type=Path, help="a new directory for the run (default: a temporary one)")
     asked = parser.parse_args(arguments)
+    quiet_libraries()
     try:
         path = Path(asked.name) if asked.name.endswith(".csv") else RESULTS / f"{asked.name}.csv"
         if not path.exists():

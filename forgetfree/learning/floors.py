@@ -6,6 +6,7 @@ to the training rows that the strategies get. Where the task is withheld, one cl
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -142,8 +143,11 @@ def _labels_read(rows: Examples) -> Integers:
 def _fitted(classifier: Any, features: Any, labels: Integers) -> Any:
     """Return the classifier, or one that knows a single label where there is no other."""
     from sklearn.dummy import DummyClassifier
+    from sklearn.exceptions import ConvergenceWarning
 
-    return (classifier if len(np.unique(labels)) > 1 else DummyClassifier()).fit(features, labels)
+    with warnings.catch_warnings():  # a floor that has not quite converged is one, too
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return (classifier if len(np.unique(labels)) > 1 else DummyClassifier()).fit(features, labels)
 
 
 def _score(task: EncodedTask, predicted: Integers) -> float:
