@@ -71,7 +71,11 @@ class UnknownNameError(UsageError):
 
 
 class OptionError(UsageError):
-    """An option's value is of the wrong type or out of range."""
+    """An option's value is of the wrong type or out of range; ``parts`` has each fault where several are told together."""
+
+    def __init__(self, message: str, parts: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.parts = tuple(parts)
 
 
 class SeveralFaultsError(UsageError):

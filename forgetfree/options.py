@@ -69,7 +69,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if faults := faults_in(self):
-            raise OptionError(f"{'; '.join(faults)}.")
+            raise OptionError(f"{'; '.join(faults)}.", faults)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def build(options: type[T], values: Mapping[str, Any], owner: str) -> T:
     try:
         return options(**{name: read_value(value, hints[name]) for name, value in values.items()})
     except OptionError as error:
-        raise OptionError(f"Options of {owner}: {error}") from error
+        raise OptionError(f"Options of {owner}: {error}", error.parts) from error
 
 
 def read_value(value: Any, hint: Any) -> Any:

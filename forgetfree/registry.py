@@ -12,6 +12,8 @@ folder that the package itself ships.
 
 A plug-in never takes a name of ours: it is listed as not used. One that cannot be used is listed with the reason,
 and stops only the runs that name it.
+
+A strategy that is not registered is named ``package.module:Class``, of what can be imported or lies in the working directory.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree.display import brief
-from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError
+from forgetfree.errors import ForgetfreeError, UnknownNameError, UsageError, first_line
 
 if TYPE_CHECKING:
     from forgetfree.tasks import TaskDefinition
@@ -205,16 +207,47 @@ def strategies() -> dict[str, Entry]:
 
 
 def strategy(name: str) -> Any:
-    """Return the strategy class of a name.
+    """Return the strategy class of a name, which is registered or ``package.module:Class``.
 
     Raises:
         UnknownNameError: no such strategy.
-        UsageError: its package is broken, or registers something else under the name.
+        UsageError: its package or module is broken, or has something else under the name.
     """
+    if ":" in name:
+        return _class_of_module(name)
     known = strategies()
     if name not in known:
-        raise UnknownNameError("strategy", name, known)
+        raise UnknownNameError("strategy", name, known, "A class of your own is named MODULE:CLASS.")
     return known[name].load(strategy_class)
+
+
+def _class_of_module(name: str) -> Any:
+    """Return the strategy class that ``package.module:Class`` names."""
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py") or not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise UsageError(
+            f"A strategy of your own is named MODULE:CLASS, got {brief(name)}. Write my_strategy:MyStrategy for the class "
+            "MyStrategy in the file my_strategy.py of this directory."
+        )
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last, so that no file there hides a library's module
+    try:
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a module may do anything while it is imported
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"The strategy {name} is not found: no module {error.name} is installed or lies in {here}. Start forgetfree in "
+                "the directory of the module's file, or correct the name."
+            ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+        raise UsageError(f"The module of the strategy {name} cannot be imported: {reason}. Correct it.") from error
+    if not hasattr(found, attribute):
+        own = [each.__name__ for each in vars(found).values() if isinstance(each, type) and each.__module__ == module]
+        raise UnknownNameError(f"class of the module {module}:", attribute, own)
+    try:
+        return strategy_class(getattr(found, attribute))
+    except UsageError as error:
+        raise UsageError(f"{name} is no strategy: {first_line(error).rstrip('.')}. See docs/plug-in.md.") from error
 
 
 def name_of(strategy: type) -> str | None:
@@ -344,6 +377,8 @@ def strategy_class(given: Any) -> Any:
         raise UsageError(f"expected a subclass of ContinualStrategy, got {brief(given)}")
     if not issubclass(given.Options, base.Options):
         raise UsageError(f"expected its Options to be a subclass of TrainingOptions, got {brief(given.Options)}")
+    if missing := sorted(given.__abstractmethods__):
+        raise UsageError(f"{given.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
     describe(given.Options)  # fails where an option has no type that can be read
     return given
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -45,8 +47,12 @@ def unsaid(quiet: bool) -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """Print one line on stderr, for who watches."""
-    print(escaped(message), file=sys.stderr)
+    """Print one line on stderr, for who watches; on a terminal it is wrapped between words."""
+    text = escaped(message)
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr)
 
 
 def print_recipe(model: str, recipe: Mapping[str, Any]) -> None:

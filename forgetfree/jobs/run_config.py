@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
-from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.jobs.config import CommonOptions, JobConfig
+from forgetfree.errors import OptionError, UnknownNameError, UsageError
+from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.tasks import Scenario
@@ -53,7 +53,8 @@ class RunConfig(JobConfig):
 
     stream: str = option("", "a registered stream, or task names joined by commas")
     strategies: tuple[str, ...] = option(
-        DEFAULT_STRATEGIES, "name of 'forgetfree list strategies', may be given several times; all: every one of ours"
+        DEFAULT_STRATEGIES,
+        "name of 'forgetfree list strategies', or MODULE:CLASS of your own; may be given several times; all: every one of ours",
     )
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
     sparsity: float | None = option(None, "share of the parameters that a region may have")
@@ -87,10 +88,7 @@ class RunConfig(JobConfig):
                 attempt(_check_setting, key, own, known)
         if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
             faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
-        options = {
-            name: attempt(build, cls.Options, self._values_for(name, known[name]), name)
-            for name, cls in classes.items()
-        }
+        options = self._options(classes, faults)
         run_options = attempt(self.set_of, RunOptions)
         finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}
         finding = {name: how for name, how in finding.items() if how != "last"}
@@ -101,6 +99,21 @@ class RunConfig(JobConfig):
             )
         faults.report()
         return CheckedConfig(classes, options, run_options)
+
+    def _options(self, classes: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
+        """Return the options of each strategy; a fault that several of them have is added once."""
+        options, wrong = dict[str, Any](), dict[str, list[str]]()
+        for name, cls in classes.items():
+            try:
+                options[name] = build(cls.Options, self._values_for(name, set(cls.Options.__dataclass_fields__)), name)
+            except OptionError as error:
+                whole = str(error).removeprefix(f"Options of {name}: ").removesuffix(".")
+                for part in error.parts or (whole,):
+                    wrong.setdefault(part, []).append(name)
+        for part, names in wrong.items():
+            if f"--{part}." not in faults:  # of a flag, it is told already
+                faults.add(f"Options of {', '.join(names)}: {part}.")
+        return options
 
     def _values_for(self, strategy: str, known: set[str]) -> dict[str, Any]:
         """Return the options of one strategy, weakest first: recipe, flags, ``--set key``, ``--set strategy.key``."""

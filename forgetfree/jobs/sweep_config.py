@@ -42,7 +42,9 @@ class SweepConfig(JobConfig):
     command: ClassVar[str] = "sweep"
 
     stream: str = option("", "a registered stream, or task names joined by commas")
-    strategy: str = option("grafting-continual", "whose options are tried (default: grafting-continual)")
+    strategy: str = option(
+        "grafting-continual", "whose options are tried: a name, or MODULE:CLASS (default: grafting-continual)"
+    )
     trials: int | None = option(None, "settings that Optuna tries (default: all combinations)", at_least=1)
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
     sparsity: float | None = option(None, "share of the parameters that a region may have")

@@ -11,11 +11,7 @@ from forgetfree.results.run_results import Comparison
 def notes(comparison: Comparison) -> Iterable[str]:
     """Yield them in order."""
     if comparison.settings:
-        yield (
-            "Set-up: "
-            + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in comparison.settings.items())
-            + "."
-        )
+        yield f"Set-up: {', '.join(f'{_words(key)} {value}' for key, value in comparison.settings.items())}."
     if rows := _test_rows(comparison.test_rows):
         yield rows
     seeds = [(entry.label, [run["seed"] for run in entry.runs]) for entry in comparison.strategies]
@@ -57,3 +53,8 @@ def _test_rows(rows: Mapping[str, int]) -> str:
 
 def _count_seeds(seeds: Sequence[int]) -> str:
     return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
+
+
+def _words(option: str) -> str:
+    """Return an option as words; the class in ``module:Class.option`` keeps its name."""
+    return option if ":" in option else option.replace("_", " ")

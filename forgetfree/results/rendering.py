@@ -26,7 +26,7 @@ from forgetfree.errors import UnknownNameError
 
 __all__ = [
     *("CONSTANT", "FORMATS", "NULL", "Page", "Table", "cell", "notebook_html", "percent", "render_html", "render_page"),
-    *("shown", "size", "transposed", "with_best"),
+    *("shown", "size", "transposed", "with_best", "without_columns"),
 ]
 
 NULL = "—"
@@ -110,6 +110,19 @@ def _shown(table: Table) -> Table:
 
 
 # ---- tables ---------------------------------------------------------------------------------------------
+
+
+def without_columns(table: Table, *headers: str) -> Table:
+    """Return a table without some columns, and its title without their names and unit."""
+    kept = [i for i, header in enumerate(table.header) if header not in headers]
+    return replace(
+        table,
+        title=f"{table.title.partition(' (')[0]} (in %)",
+        header=tuple(table.header[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in table.rows),
+        best=tuple((row, kept.index(column)) for row, column in table.best if column in kept),
+        legend=tuple((name, meaning) for name, meaning in table.legend if name not in headers),
+    )
 
 
 def with_best(table: Table, better: Sequence[int]) -> Table:

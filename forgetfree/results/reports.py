@@ -29,6 +29,7 @@ from forgetfree.results.rendering import (
     render_page,
     transposed,
     with_best,
+    without_columns,
 )
 from forgetfree.results.run_results import Comparison, StrategyRuns, kept_bytes
 from forgetfree.tasks import version_of
@@ -96,6 +97,8 @@ def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     wide = len(comparison.tasks) > WIDE
     matrix_table = _course_table if wide else _matrix_table
     by_task = [_outcome_table(comparison), _transfer_table(comparison), _calibration_table(comparison)]
+    if len(comparison.tasks) == 1:  # nothing can be forgotten or transferred
+        by_task = [without_columns(by_task[0], "average", "forgetting", "BWT"), by_task[2]]
     known = [_readout_table(comparison), _cost_table(comparison)]
     known += [
         table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
