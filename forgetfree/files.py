@@ -217,6 +217,17 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise SafetensorError(first_line(error)) from error
 
 
+def has_format(path: Path, format: str) -> bool:
+    """Say whether a file is a tensor file whose metadata name this format."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return bool((file.metadata() or {}).get("format") == format)
+    except (SafetensorError, OSError):
+        return False
+
+
 def read_sound(
     path: Path,
     kind: str,

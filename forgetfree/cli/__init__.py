@@ -73,12 +73,12 @@ _COMMANDS = {
 }
 _COMMANDS |= {
     "merge": (
-        *("Use", "GRAFT GRAFT... --out FILE [OPTIONS]", "Merge grafts into one model for all of their tasks."),
-        "merge qnli.safetensors sst2.safetensors --by ties --out merged.safetensors",
+        *("Use", "GRAFT|DIR... --out FILE [OPTIONS]", "Merge grafts, or tasks of a run, into one model for all."),
+        "merge runs/first --task qnli --task sst2 --by ties --out merged.safetensors",
     ),
     "convert": (
         *("Exchange", "GRAFT|DIR --to FORMAT --out PATH [OPTIONS]", "Turn a graft into an adapter of PEFT, or back."),
-        "convert graft.safetensors --to shira --out adapter --model minilm",
+        "convert runs/first --task sst2 --to shira --out adapter",
     ),
     "push": (
         *("Exchange", "FILE|DIR OWNER/NAME [OPTIONS]", "Put a graft or a ledger on the Hugging Face hub, with a card."),

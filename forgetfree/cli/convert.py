@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import go_offline_if_cut_off, local_path, needs_hub
+from forgetfree.cli.grafts import grafts_of
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug
+from forgetfree.cli.use import Seed, Strategy
 from forgetfree.cli.words import check_new_file, say
 from forgetfree.display import escaped
 from forgetfree.errors import UsageError
@@ -17,13 +19,16 @@ from forgetfree.jobs.environment import quiet_libraries
 
 def command(
     source: Annotated[
-        str, Parameter(name="GRAFT|DIR", help="a graft.safetensors, or the directory of a SHiRA adapter")
+        str, Parameter(name="GRAFT|DIR", help="a graft, a run or a ledger; or the directory of a SHiRA adapter")
     ],
     /,
     *,
     to: Annotated[
         Literal["shira", "graft"], Parameter(help="shira: an adapter of PEFT, from a graft; graft: the way back")
     ],
+    task: Annotated[str | None, Parameter(metavar="NAME", help="of a run or a ledger (default: the only one)")] = None,
+    strategy: Strategy = None,
+    seed: Seed = None,
     model: Annotated[
         str | None, Parameter(metavar="NAME|DIR", help="the base model (default: by the name that the file has for it)")
     ] = None,
@@ -35,14 +40,16 @@ def command(
 ) -> None:
     """Convert."""
     quiet_libraries()
-    from forgetfree.core.graft import Graft
-    from forgetfree.core.graft_file import find_graft
     from forgetfree.serve.apply import base_model_name, check_free
     from forgetfree.serve.shira import from_shira, to_shira
 
     if to == "graft":
         if drop_others:
             raise UsageError("--drop-others goes with --to shira: a graft holds all that an adapter has. Leave it out.")
+        if task or strategy or seed is not None:
+            raise UsageError(
+                "--task, --strategy and --seed are for --to shira: an adapter is of one task. Leave them out."
+            )
         check_new_file(out)
         _reach(model)
         graft = from_shira(source, model)
@@ -54,8 +61,12 @@ def command(
             )
         return
     check_free(out)
-    graft = Graft.load(find_graft(local_path(source)))
-    name = base_model_name(model, graft)
+    grafts, named = grafts_of([source], [task] if task else [], seed, strategy)
+    if len(grafts) > 1:
+        tasks = [graft.origin.task.name for graft in grafts.values() if graft.origin]
+        raise UsageError(f"{source} holds {', '.join(tasks)}. Give one of them by --task.")
+    (graft,) = grafts.values()
+    name = base_model_name(model or named, graft)
     _reach(name)
     made = to_shira(graft, name, out, drop_others=drop_others)
     print(

@@ -1,4 +1,4 @@
-"""``forgetfree merge``: one model for the tasks of several grafts."""
+"""``forgetfree merge``: one model for the tasks of several grafts, or of a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from forgetfree.cli.hub import go_offline_if_cut_off, local_path, needs_hub
+from forgetfree.cli.grafts import Tasks, grafts_of
+from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug
+from forgetfree.cli.use import Seed, Strategy
 from forgetfree.cli.words import check_new_file
 from forgetfree.display import escaped
 from forgetfree.errors import UsageError
@@ -16,7 +18,12 @@ from forgetfree.jobs.environment import quiet_libraries
 
 
 def command(
-    *graft_files: Annotated[str, Parameter(name="GRAFT", help="graft.safetensors files, two or more, one a task")],
+    *sources: Annotated[
+        str, Parameter(name="GRAFT|DIR", help="grafts, runs or ledgers, which hold two tasks or more together")
+    ],
+    task: Tasks = (),
+    strategy: Strategy = None,
+    seed: Seed = None,
     by: Annotated[
         Literal["union", "task-arithmetic", "ties", "stitch"],
         Parameter(
@@ -40,15 +47,13 @@ def command(
     """Write the ledger."""
     quiet_libraries()
     check_new_file(out)
-    if len(set(graft_files)) < 2:
-        raise UsageError(f"Merging takes two different grafts or more, got {len(set(graft_files))}. Give one a task.")
-    from forgetfree.core.graft import Graft
-    from forgetfree.core.graft_file import find_graft
     from forgetfree.serve.apply import base_model_name
     from forgetfree.serve.merge import merge_grafts
 
-    grafts = {file: Graft.load(find_graft(local_path(file))) for file in graft_files}
-    name = base_model_name(model, *grafts.values())
+    grafts, named = grafts_of(list(dict.fromkeys(sources)), task, seed, strategy)
+    if len(grafts) < 2:
+        raise UsageError(f"Merging takes two different grafts or more, got {len(grafts)}. Give one a task.")
+    name = base_model_name(model or named, *grafts.values())
     if needs_hub(name):
         go_offline_if_cut_off()
     ledger = merge_grafts(grafts, by, model=name, weight=weight, density=density)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from forgetfree.core.graft_origin import GraftOrigin
@@ -25,7 +24,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
 from forgetfree.display import brief
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import StrPath, check_metadata, read_sound, signed_bytes
+from forgetfree.files import StrPath, check_metadata, has_format, read_sound, signed_bytes
 
 FORMAT, SCHEMA = "forgetfree.graft", 1
 _KINDS = ("graft", "readout", "buffer")
@@ -83,7 +82,8 @@ def find_graft(path: StrPath) -> Path:
     if not path.is_dir():
         return path
     inside, below = (
-        [each for each in sorted(found) if _is_graft(each)] for found in (path.glob(_FILES), path.rglob(_FILES))
+        [each for each in sorted(found) if has_format(each, FORMAT)]
+        for found in (path.glob(_FILES), path.rglob(_FILES))
     )
     found = inside or below
     if len(found) != 1:
@@ -202,13 +202,3 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
         "buffers": named["buffer"],
         "origin": origin,
     }
-
-
-def _is_graft(path: Path) -> bool:
-    from safetensors import safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            return bool((file.metadata() or {}).get("format") == FORMAT)
-    except (SafetensorError, OSError):
-        return False
