@@ -21,7 +21,7 @@ from forgetfree.errors import DataError
 from forgetfree.tasks import SPLITS, Kind
 
 #: Suffixes of files that may hold rows and are not read.
-_UNREAD = (".arrow", ".feather", ".txt", ".xls", ".xlsx")
+_UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
 
 
 def is_one_task(root: Path) -> bool:

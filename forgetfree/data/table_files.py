@@ -1,4 +1,4 @@
-"""Files that hold a table: parquet, jsonl, csv, tsv, json; those of text may be packed."""
+"""Files that hold a table: parquet, jsonl, csv, tsv, json, CoNLL's tagged words; those of text may be packed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from forgetfree.data.conll import ENDINGS as CONLL
+from forgetfree.data.conll import read_conll
 from forgetfree.data.labels import shown
 from forgetfree.data.tables import Table
 from forgetfree.errors import DataError, first_line
@@ -18,7 +20,7 @@ from forgetfree.json_file import MOST_BYTES as MOST_JSON
 from forgetfree.json_file import parse_json
 
 #: The formats of files; those of text may be packed.
-FORMATS, PACKED = ("parquet", "jsonl", "csv", "tsv", "json"), ("", ".gz", ".zst")
+FORMATS, PACKED = ("parquet", "jsonl", "csv", "tsv", "json", *CONLL), ("", ".gz", ".zst")
 #: The names of splits, ours first.
 _SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -55,6 +57,7 @@ def find_table(folder: Path, split: str) -> Path | None:
         stem, format = format_of(path.name)
         if format and split_of(stem) == split:
             found.append((stem.lower() != split, FORMATS.index(format), path.name))
+    found = [each for each in found if not each[-1].endswith(".txt")] or found  # which may hold anything
     if len(found) > 1:
         names = " and ".join(name for *_, name in sorted(found))
         raise DataError(f"{folder} holds {names}, and the {split} split is one file. Remove the others.")
@@ -81,6 +84,7 @@ def read_table(path: Path) -> Table:
             "json": _read_json,
             "csv": _read_csv,
             "tsv": _read_tsv,
+            **dict.fromkeys(CONLL, _read_conll),
         }[format](path)
     except DataError:
         raise
@@ -243,6 +247,11 @@ def _read_json(path: Path) -> Table:
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON: {first_line(error)}. Write the file again.") from error
     return of_records(str(path), records, range(1, len(records) + 1))
+
+
+def _read_conll(path: Path) -> Table:
+    with _opened(path) as file:
+        return read_conll(str(path), _lines(file, path))
 
 
 def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:

@@ -439,7 +439,7 @@ def test_a_key_that_appears_twice_in_source_json_is_named(tmp_path: Path) -> Non
     ("name", "split"),
     [
         ("validation.xlsx", "validation"),
-        ("dev.txt", "validation"),
+        ("dev.feather", "validation"),
         ("valid.arrow", "validation"),
         ("TEST.xls", "test"),
     ],
