@@ -3,10 +3,10 @@
 Where the task is withheld (the stream's ``scenario`` is ``class`` or ``domain``), a strategy with one model for all tasks
 answers with it. One with a model per task (`taskwise`) answers with that of the last task, every label read by the readout
 of the last task that has it; or each row with the model of one task. With ``task_inference=router`` that is the task whose
-answer, among its own labels, has the least entropy as a share of the largest they could have; with ``lda``, the task to which
-θ_pre's features say that the row belongs (`forgetfree.learning.task_features`), and no other task answers. During training,
-the task in training is the last. Labels of no such task get the lowest logit there is; before any task, the untrained model
-answers.
+answer, among its own labels, has the least entropy as a share of the largest they could have (of a sentence whose words are
+labelled: on average over them); with ``lda``, the task to which θ_pre's features say that the row belongs
+(`forgetfree.learning.task_features`), and no other task answers. During training, the task in training is the last. Labels of
+no such task get the lowest logit there is; before any task, the untrained model answers.
 """
 
 from __future__ import annotations
@@ -143,24 +143,32 @@ def _routed(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor
     if (training := strategy.training) is not None:
         tasks.append(training.task)
         answers.append([_among(training.task, (training.answer or strategy.model)(x, t)) for x, t in batches])
-    return [_surest(tasks, torch.stack(of_batch)) for of_batch in zip(*answers, strict=True)]
+    counts = (strategy.model.counts(x) for x, _ in batches)
+    return [
+        _surest(tasks, torch.stack(of_batch), each)
+        for of_batch, each in zip(zip(*answers, strict=True), counts, strict=True)
+    ]
 
 
 def _by_features(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
-    """Return the logits of each batch; a task answers those rows alone that look like its own."""
+    """Return the logits of each batch; a task answers those rows alone that look like its own, with all their words."""
     training = strategy.training
     tasks = [*strategy.learned, *([] if training is None else [training.task])]
     names = [task.name for task in tasks]
     nearest = [strategy.task_features.nearest(x, names) for x, _ in batches]
-    found = [torch.empty(len(x), strategy.model.heads[0].n_labels, device=x.device) for x, _ in batches]
+    counts = [strategy.model.counts(x) for x, _ in batches]
+    n_labels = strategy.model.heads[0].n_labels
+    found = [
+        torch.empty(int(each.sum()), n_labels, device=x.device) for each, (x, _) in zip(counts, batches, strict=True)
+    ]
 
     def answer_rows(number: int, answer: Answer) -> None:
-        for (x, labels), of_rows, logits in zip(batches, nearest, found, strict=True):
-            rows = (of_rows == number).nonzero().squeeze(1).to(x.device)
-            if len(rows):
-                logits[rows] = _among(
-                    tasks[number], answer(x[rows], labels[rows] if isinstance(labels, Tensor) else labels)
-                )
+        for (x, labels), of_rows, each, logits in zip(batches, nearest, counts, found, strict=True):
+            rows = (of_rows == number).to(x.device)
+            if rows.any():
+                lines = rows.repeat_interleave(each.to(x.device))
+                its_labels = labels[lines] if isinstance(labels, Tensor) else labels
+                logits[lines] = _among(tasks[number], answer(x[rows], its_labels))
 
     for number, task in enumerate(strategy.learned):
         if any(bool((of_rows == number).any()) for of_rows in nearest):
@@ -172,10 +180,22 @@ def _by_features(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[T
     return found
 
 
-def _surest(tasks: Sequence[EncodedTask], answers: Tensor) -> Tensor:
-    """Return of answers ``(tasks, rows, labels)`` each row's with the least entropy ``(rows, labels)``."""
-    entropies = [share_of_entropy(logits, len(task.classes)) for task, logits in zip(tasks, answers, strict=True)]
-    best = torch.stack(entropies).argmin(0)
+def _surest(tasks: Sequence[EncodedTask], answers: Tensor, counts: Tensor) -> Tensor:
+    """Return of answers ``(tasks, n, labels)`` each row's with the least entropy ``(n, labels)``.
+
+    Where words are labelled, all words of a sentence are answered by one task: that with the least mean entropy over them.
+
+    Args:
+        tasks: whose answers.
+        answers: a line for each label that is asked for.
+        counts: how many lines each row has ``(rows,)``.
+    """
+    entropies = torch.stack(
+        [share_of_entropy(logits, len(task.classes)) for task, logits in zip(tasks, answers, strict=True)]
+    )
+    row = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    of_rows = entropies.new_zeros(len(tasks), len(counts)).index_add_(1, row, entropies) / counts
+    best = of_rows.argmin(0)[row]
     return answers[best, torch.arange(len(best), device=best.device)]
 
 

@@ -156,10 +156,10 @@ def label_spaces(
     """
     sizes = [len(task.labels) for task in tasks]
     tagged = [task.name for task in tasks if task.kind == "tokens"]
-    if tagged and scenario != "task":
+    if tagged and scenario == "class":
         raise UsageError(
-            f"scenario={scenario} withholds the task of each row, and the words of {tagged[0]!r} are labelled by a readout of "
-            "the task's own. Use scenario=task."
+            f"scenario=class tells all tasks' labels apart, and in {tagged[0]!r} O means none of the task's own entities, "
+            "which would be wrong for those of other tasks. Use scenario=task; or scenario=domain, where entities are the same."
         )
     if scenario == "task":
         return list(tasks), [LabelSpace()] * len(tasks)
@@ -177,6 +177,13 @@ def label_spaces(
             counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
             raise UsageError(
                 f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
+            )
+        if tagged and len({task.labels if task.kind == "tokens" else () for task in tasks}) > 1:
+            kinds = "; ".join(f"{task.name}: {', '.join(task.entities) or 'no words to label'}" for task in tasks)
+            raise UsageError(
+                f"scenario=domain needs tasks that share their labels: the same kinds of entities in the same order, got "
+                f"{kinds}. "
+                'Name them in each source.json, such as {"kind": "tokens", "entities": ["PER", "LOC"]}, or use scenario=task.'
             )
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     return (

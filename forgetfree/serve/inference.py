@@ -278,6 +278,10 @@ class Predictor:
                 f"{', '.join(self.tasks)}; or run a strategy with a model per task with --set scenario=class (or domain) --set "
                 "task_inference=router (or lda)."
             )
+        if tagged := [name for name, task in self.tasks.items() if task.kind == "tokens"]:
+            raise UsageError(
+                f"The router answers whole texts, and {tagged[0]} labels words. Give --task, one of {', '.join(self.tasks)}."
+            )
         answers: dict[int, Answer] = {}
         for size in (1, 2):
             numbers = [n for n, text in enumerate(texts) if size == (1 if isinstance(text, str) else len(text))]

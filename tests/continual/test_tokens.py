@@ -85,10 +85,55 @@ def test_a_stream_is_sound() -> None:
     check_stream(tagged_stream())
 
 
-def test_the_task_must_be_known() -> None:
+def domains(scenario: Any = "domain") -> Stream:
+    """Two domains whose sentences hold entities of the same kinds by other words, and one readout for both."""
+    kinds = {"PER": TOPICS["TOPIC"], "LOC": TOPICS["SPORT"]}
+    tasks = [tagged_task("people", PEOPLE), tagged_task("others", kinds, seed=1)]
+    return make_stream("domains", tasks, tiny_model(), scenario=scenario)
+
+
+@pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "replay"])
+def test_domains_with_the_same_entities_share_one_readout(name: str) -> None:
+    strategy, rows = learned(name, domains())
+    assert strategy.model.readout_module(0) is strategy.model.readout_module(1)
+    for task in strategy.stream.tasks:
+        assert rows[-1][task.name].logits.shape == (len(task.test.labels), 5)
+        assert 0 <= rows[-1][task.name].score("f1") <= 1
+    assert not same(rows[0]["people"], rows[-1]["people"])  # the last model answers for all
+
+
+def test_the_router_chooses_one_task_for_all_words_of_a_sentence() -> None:
+    """Compared sentence by sentence with the two models' own answers, whose mean entropy is taken here."""
+    strategy, rows = learned("fine-tune", domains(), task_inference="router")
+    first, second = strategy.stream.tasks
+    chosen = []
+    for task in (first, second):
+        own = []
+        for learner in (first, second):
+            strategy.learned, before = [learner], strategy.learned
+            own.append(torch.from_numpy(strategy.evaluate([task])[task.name].logits))
+            strategy.learned = before
+        routed, begin = torch.from_numpy(rows[-1][task.name].logits), 0
+        for count in task.test.counts:
+            words = slice(begin, begin := begin + count)
+            shares = [torch.special.entr(each[words].softmax(1)).sum(1).mean() for each in own]
+            chosen.append(int(shares[1] < shares[0]))
+            assert torch.allclose(routed[words], own[chosen[-1]][words], atol=1e-5)
+    assert set(chosen) == {0, 1}
+
+
+def test_the_task_must_be_known_where_labels_differ() -> None:
+    with pytest.raises(
+        UsageError, match=r"scenario=class.*'people' O means none.*Use scenario=task; or scenario=domain"
+    ):
+        domains("class")
+    for other in (tiny_task("sst2"), tagged_task("topics", TOPICS), tagged_task("mixed", {"LOC": ["a"], "PER": ["b"]})):
+        tasks = [tagged_task("people", PEOPLE), other]
+        with pytest.raises(
+            UsageError, match=r"the same kinds of entities in the same order|tasks that share their labels"
+        ):
+            make_stream("x", tasks, tiny_model(), scenario="domain")
     tasks = [tagged_task("people", PEOPLE), tiny_task("sst2")]
-    with pytest.raises(UsageError, match=r"scenario=class withholds the task.*'people'.*Use scenario=task"):
-        make_stream("x", tasks, tiny_model(), scenario="class")
     with pytest.raises(UsageError, match=r"Task 'people' labels words.*Use --readout linear"):
         make_stream("x", tasks, tiny_model(readout="prompt"))
 
