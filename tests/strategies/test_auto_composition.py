@@ -17,8 +17,12 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from forgetfree import Ledger, Predictor, cli, registry
+from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
+from forgetfree.files import checksum
+from forgetfree.jobs.checkpoints import pack
+from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Record
 
@@ -198,3 +202,31 @@ def test_it_goes_the_users_way(
         digests = [hashlib.sha256((each / unit / file).read_bytes()).hexdigest() for each in (out, expected)]
         assert digests[0] == digests[1]
     assert Ledger.load(out / unit / "ledger.safetensors").tasks == ["qnli", "sst2"]
+
+
+class Starts(Checkpoint):
+    """Notes what each phase is known by."""
+
+    def __init__(self) -> None:
+        self.known_by: list[str] = []
+
+    def begin(self, steps: int, state: Any, *about: Any) -> int:
+        text, tensors = pack([steps, state.state_dict() | {"generators": None}, about])
+        self.known_by.append(checksum(tensors, {"state": text}))
+        return 0
+
+
+def test_a_checkpoint_tells_both_trainings_apart(tiny_stream: MakeStream) -> None:
+    """Where nothing of γ is owned, both start from the same values with the same seed; what they stand on differs."""
+    starts, monitor = Starts(), Monitor()
+    monitor.checkpoint = lambda: starts  # type: ignore[method-assign]
+    stream, cls = tiny_stream(stream="qnli,sst2"), registry.strategy("grafting-continual")
+    apart = {"sparsity": 0.001, "base": "random", "mask_steps": 0}
+    options = cls.Options(**OPTIONS | apart, composition="auto")
+    strategy = cls(stream=stream, options=options, device="cpu", monitor=monitor)
+    for experience in stream.benchmark.train_stream:
+        strategy.train(experience)
+    first, second = (record.region for record in strategy.ledger.records)
+    assert len(first & second) == 0 and len(first) and len(second)
+    assert len(starts.known_by) == 7  # fine-tuned, localized and trained; the second one trained twice
+    assert len(set(starts.known_by)) == 7
