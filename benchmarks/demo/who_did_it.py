@@ -1,7 +1,7 @@
-"""Who did it to whom, in the active or the passive voice: is the claim about a sentence wrong (0) or right (1)?
+"""Who did it? A sentence tells it, in the active or the passive voice; who is named as the answer is wrong (0) or right (1).
 
 Both labels come with the same words: only their order and the voice tell who acted. So a bag of words stands at chance, and so
-does a pre-trained encoder whose sentence embeddings hardly know the order. The task must be learned.
+does a readout of a pre-trained encoder whose sentence embeddings hardly know the order. The task must be learned.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from forgetfree.benchmarks.demo.frames import SPLITS, Row, draw, read_pools
 ROWS_PER_LABEL = {"train": 300, "validation": 60, "test": 152}
 
 SENTENCES = (
-    "The {actor} {verb} the {other} {when}.",
-    "The {other} was {verb} by the {actor} {when}.",
+    "The {actor} {verb} the {other}.",
+    "The {other} was {verb} by the {actor}.",
 )
-CLAIM = "It was the {claimed} who {verb} the other."
+ANSWER = "The {named}."
 
 WORDS = {
     "train": {
@@ -24,36 +24,31 @@ WORDS = {
             |sailor|dancer|judge|plumber|hunter|actor|student|king|neighbor|writer""",
         "verb": """thanked|helped|followed|called|blamed|praised|visited|ignored|invited|rescued|warned|hired|greeted
             |chased|envied|trusted|kicked|fired|watched|mocked|saved|robbed""",
-        "when": """on Monday|last week|in the morning|at the station|after lunch|in the street|before the show
-            |that winter|years ago|at work""",
     },
     "validation": {
         "person": "clerk|cook|poet|miner|guard|priest|butcher|shepherd",
         "verb": "hugged|insulted|pushed|cured|tricked|forgave",
-        "when": "at noon|in the kitchen|yesterday|on a train",
     },
     "test": {
         "person": """carpenter|librarian|mayor|gardener|detective|surgeon|fisherman|barber|composer|coach|journalist
             |dentist""",
         "verb": """admired|accused|obeyed|attacked|cheated|welcomed|teased|defended|questioned|paid|betrayed
             |interviewed""",
-        "when": "at the market|one summer|near the bridge|on Friday evening|in the rain|over dinner",
     },
 }
 
 
 def rows(split: str) -> list[Row]:
-    """Rows (sentence, claim, label) of one split, labels balanced and shuffled; no sentence occurs twice."""
+    """Rows (sentence, answer, label) of one split, labels balanced and shuffled; no sentence occurs twice."""
     rng = random.Random(3000 + SPLITS.index(split))
     pools, made, told = read_pools(WORDS[split]), list[Row](), set[str]()
     while len(made) < 2 * ROWS_PER_LABEL[split]:
         label = len(made) % 2
         actor, other = draw(rng, pools["person"], 2)
-        words = {"actor": actor, "other": other, "verb": draw(rng, pools["verb"], 1)[0]}
+        verb = draw(rng, pools["verb"], 1)[0]
         # The voice changes after every second row, so that each has both labels equally often.
-        frame = SENTENCES[len(made) // 2 % 2]
-        sentence = frame.format(**words, when=draw(rng, pools["when"], 1)[0])
+        sentence = SENTENCES[len(made) // 2 % 2].format(actor=actor, other=other, verb=verb)
         if sentence not in told:
             told.add(sentence)
-            made.append((sentence, CLAIM.format(claimed=actor if label else other, verb=words["verb"]), label))
+            made.append((sentence, ANSWER.format(named=actor if label else other), label))
     return draw(rng, made, len(made))

