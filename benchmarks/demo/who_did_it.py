@@ -1,7 +1,7 @@
-"""Who did it? A sentence tells it, in the active or the passive voice; who is named as the answer is wrong (0) or right (1).
+"""Who did it? A sentence tells who did what to whom; who is named as the answer is wrong (0) or right (1).
 
-Both labels come with the same words: only their order and the voice tell who acted. So a bag of words stands at chance, and so
-does a readout of a pre-trained encoder whose sentence embeddings hardly know the order. The task must be learned.
+Both labels come with the same words: only their order tells who acted. So a bag of words stands at chance, and the task must be
+learned.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from forgetfree.benchmarks.demo.frames import SPLITS, Row, draw, read_pools
 
 ROWS_PER_LABEL = {"train": 300, "validation": 60, "test": 152}
 
-SENTENCES = (
-    "The {actor} {verb} the {other}.",
-    "The {other} was {verb} by the {actor}.",
-)
+SENTENCE = "The {actor} {verb} the {other}."
 ANSWER = "The {named}."
 
 WORDS = {
@@ -46,8 +43,7 @@ def rows(split: str) -> list[Row]:
         label = len(made) % 2
         actor, other = draw(rng, pools["person"], 2)
         verb = draw(rng, pools["verb"], 1)[0]
-        # The voice changes after every second row, so that each has both labels equally often.
-        sentence = SENTENCES[len(made) // 2 % 2].format(actor=actor, other=other, verb=verb)
+        sentence = SENTENCE.format(actor=actor, other=other, verb=verb)
         if sentence not in told:
             told.add(sentence)
             made.append((sentence, ANSWER.format(named=actor if label else other), label))

@@ -24,7 +24,7 @@ LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2}
 ROWS_SHA256 = {
     "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
     "ag_news": "5533eeb2f717bfe498d8ec58950f9cda5f7e87260a3ac1deb2f47c3424cdefd6",
-    "who_did_it": "486338fbcef91d8727d3381b082be887384fca5a6c2c3ce03ac71b853593c70a",
+    "who_did_it": "5a01e78698893dd3e10a8b1edfbcd434679470394a49a9f470176d819241c242",
     "sst2": "3439f9bf98724d0c3e0a45a5d8c236649eb3a908805438a33bbad6ea1a1bd8bb",
 }
 
@@ -104,21 +104,11 @@ def test_every_qnli_question_has_both_labels_alike() -> None:
         assert set(balance.values()) == {0}
 
 
-ACTORS = r"The (\w+) \w+ the \w+\.", r"The \w+ was \w+ by the (\w+)\."  # in the active voice, in the passive
-
-
-def test_the_answer_names_the_actor_where_the_label_says_so_whatever_the_voice() -> None:
+def test_the_answer_names_the_actor_where_the_label_says_so_and_else_the_other() -> None:
     for rows in load("who_did_it").values():
-        kinds: Counter[tuple[int, int]] = Counter()
         for sentence, answer, label in rows:
-            ((voice, actor),) = [
-                (i, found[1]) for i, form in enumerate(ACTORS) if (found := re.fullmatch(form, sentence))
-            ]
-            assert answer is not None
-            (named,) = re.fullmatch(r"The (\w+)\.", answer).groups()  # type: ignore[union-attr]
-            assert (named == actor) == bool(label) and named in re.findall(r"\w+", sentence)
-            kinds[voice, label] += 1
-        assert set(kinds.values()) == {len(rows) // 4}
+            found = re.fullmatch(r"The (\w+) \w+ the (\w+)\.", sentence)
+            assert found and answer == f"The {found[1 if label else 2]}."
 
 
 @pytest.mark.parametrize(("task", "ceiling"), [("qnli", 0.60), ("ag_news", 0.45), ("sst2", 0.60), ("who_did_it", 0.55)])
