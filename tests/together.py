@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,8 @@ from forgetfree.core.steps import trainable
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import RunError
+from forgetfree.jobs.unit import Unit
+from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
@@ -212,3 +215,9 @@ def shard_too(directory: str, port: int, out: str) -> None:
     store = meeting_point(2, port)
     store.set("here", "")
     sharded(directory, 1, 2, store, out)
+
+
+def tell_surroundings(unit: Unit, monitor: Monitor) -> None:
+    """A unit's work: write down where it is done."""
+    told = f"{os.environ.get('FORGETFREE_TOLD')} {os.getcwd()}"
+    unit.directory.with_suffix(".txt").write_text(told)

@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager
+from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
@@ -25,8 +26,6 @@ from forgetfree.learning.monitor import Monitor
 
 #: Small models use two cores badly; more processes than this use much memory.
 _USUAL = 2
-#: What takes seconds to import.
-_SLOW_IMPORTS = ("torch", "transformers.modeling_utils", "forgetfree.continual.streams")
 
 
 class Work(Protocol):
@@ -117,14 +116,27 @@ class WorkerProcesses:
 def _context() -> BaseContext:
     """Return how workers are started.
 
-    They are forked from a process that has imported what this one has, which takes seconds, and has done nothing else:
-    threads of torch, which this process may have started, do not survive a fork.
+    They are forked from a process that has imported what they need, once for all, and has done nothing else: threads of
+    torch, which this process may have started, do not survive a fork.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([name for name in _SLOW_IMPORTS if name in sys.modules])
+    streams = ["forgetfree.continual.streams"] if "forgetfree.continual.strategy" in sys.modules else []
+    context.set_forkserver_preload(["transformers.modeling_utils", *streams])
+    before = dict(os.environ)
+    # It looks for modules before it knows our sys.path. In the working directory may lie anything.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        _set_environment(before)
     return context
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def dealt(devices: Sequence[int], jobs: int) -> list[int | None]:
@@ -163,8 +175,7 @@ def _begin(
 ) -> None:
     """Make this process a worker."""
     global _work, _told, _handlers
-    os.environ.clear()  # that of the process it was forked from may be older
-    os.environ.update(environment)
+    _set_environment(environment)  # that of the process it was forked from may be older
     _handlers = terminable(lambda: os._exit(1))
     _handlers.__enter__()  # for good
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to stop

@@ -19,11 +19,14 @@ from typing import Any
 
 import pytest
 from tiny import last_of_each
+from together import tell_surroundings
 
 from forgetfree import cli, errors
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.jobs.experiments import ExperimentConfig, run_experiment, usual_jobs
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import WorkerProcesses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -172,6 +175,39 @@ def test_an_error_of_the_parent_stops_the_workers(
         cli.main(last_of_each([*where, *many, *more]))
     assert none_is_left()
     assert len(list((tmp_path / "fine-tuned").iterdir())) < 40
+
+
+def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are forked from a process that was started under others."""
+    units = [Unit({"seed": seed}, tmp_path / f"seed-{seed}") for seed in (0, 1)]
+    for value in ("once", "later"):
+        (tmp_path / value).mkdir()
+        monkeypatch.chdir(tmp_path / value)
+        monkeypatch.setenv("FORGETFREE_TOLD", value)
+        assert len(list(WorkerProcesses(2).run(tell_surroundings, units))) == 2
+        for unit in units:
+            assert unit.directory.with_suffix(".txt").read_text() == f"{value} {tmp_path / value}"
+
+
+def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Path) -> None:
+    """It is looked for before the worker knows where this process looks."""
+    (tmp_path / "transformers.py").write_text("open('wrong', 'w')")
+    code = f"""
+import sys
+sys.path.remove("")
+from pathlib import Path
+from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.workers import WorkerProcesses
+from together import tell_surroundings
+units = [Unit({{"seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
+print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300
+    )
+    assert done.stdout == "1\n", done.stderr
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch) -> None:

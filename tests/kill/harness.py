@@ -157,8 +157,7 @@ class Child:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         random.seed(os.getpid())  # of no consequence
         # Workers are forked, too: spawned, each would import all again.
-        context = multiprocessing.get_context
-        workers.multiprocessing.get_context = lambda kind: context("fork")  # type: ignore[attr-defined, assignment]
+        workers._context = lambda: multiprocessing.get_context("fork")
         if often:
             checkpoints.INTERVAL, checkpoints.SHARE = 0.0, math.inf
         log: list[str] = []
