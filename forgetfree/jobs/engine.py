@@ -213,10 +213,8 @@ class Job(ABC, Generic[Config]):
             set_threads(self.threads or (processes and threads_each(self.config.settings)))
             config = self._config(before, allow_changed, jobs)
             missing = [unit for unit in _units(self.out, self.keys()) if not unit.is_done()]
-            if missing:
-                from forgetfree.jobs.room import check_room
-
-                check_room(self.config, self.given, config)
+            if missing:  # room knows all kinds of jobs
+                import_module("forgetfree.jobs.room").check_room(self.config, self.given, config)
             for unit in missing:
                 make_directory(unit.directory)
                 unit.forget()

@@ -95,7 +95,10 @@ def test_a_notebook_trains_by_two_processes_what_the_command_line_trains_by_one(
         ({"processes": 0}, "--processes must be at least 1, got 0"),
         ({"processes": 2, "jobs": 2}, "--processes 2 trains one unit at a time, got --jobs 2"),
         ({"processes": 2, "parts": 3}, "parts must be a power of two"),
-        ({"processes": 2, "optimizer": torch.optim.Adam}, "Other processes load all by name, and given are"),
+        (
+            {"processes": 2, "optimizer": lambda moved: torch.optim.Adam(moved)},
+            "Other processes load all by name, and given are",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_python_too(
