@@ -120,7 +120,9 @@ class Carried:
         write_atomically(directory / PREDICTIONS, signed_bytes(self.predictions, {}))
         write_json(directory / SECONDS_PER_TASK, self.seconds)
         self.note(directory, action, task)
-        details = self._record["details"] | {
+        held = self._record["details"]
+        details = held | {
+            **{key: _of_tasks(held[key], self.tasks) for key in ("floors", "by_task") if key in held},
             "ledger": ledger_summary(self.ledger),
             "kept_bytes": self.kept_bytes,
             "extra": {"scales": self.scales} if self.scales else {},
@@ -138,3 +140,8 @@ class Carried:
         before, after = (described_files(each) for each in (self.unit.directory, directory))
         how = {"unit": dict(self.unit.key), "task": task, "trained_again": self.again}
         note(directory / LEDGER, action, before, after, **how)
+
+
+def _of_tasks(numbers: Json, tasks: Sequence[str]) -> Json:
+    """Return of each kind of numbers those of some tasks."""
+    return {kind: {task: number for task, number in of.items() if task in tasks} for kind, of in numbers.items()}
