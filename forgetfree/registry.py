@@ -195,6 +195,27 @@ EXPERIMENTS: dict[str, Entry] = {
     ),
     "ood": Entry("forgetfree.benchmarks.paper.ood:OutOfDistribution", "table 3, fig. 7: other data sets; WiSE-FT"),
     "where": Entry("forgetfree.benchmarks.paper.where:Where", "figs. 9, 10: layers and kinds of parameters"),
+    "multi-task": Entry(
+        "forgetfree.benchmarks.paper.multi_task:MultiTask",
+        "fig. 8: the regions of tasks that one model learned together",
+    ),
+    "bound": Entry(
+        "forgetfree.benchmarks.paper.bound:Bound", "§4.3, app. D: train–test gaps, and certificates of the error"
+    ),
+    "adapters": Entry(
+        "forgetfree.benchmarks.paper.adapters:Adapters", "tables 6, 7: grafts against LoRA and bottlenecks"
+    ),
+    "fish": Entry("forgetfree.benchmarks.paper.fish:Fish", "table 8: learned regions against FISH masks"),
+    "causal": Entry("forgetfree.benchmarks.paper.causal:Causal", "table 9: a causal language model"),
+    "full-data": Entry("forgetfree.benchmarks.paper.full_data:FullData", "table 5: all rows at hand"),
+    "model-labels": Entry(
+        "forgetfree.benchmarks.paper.model_labels:ModelLabels",
+        "fig. 15: regions that give the model's own answers back",
+    ),
+    "prompt-against-linear": Entry(
+        "forgetfree.benchmarks.paper.prompt_against_linear:PromptAgainstLinear",
+        "fig. 3: label words against a linear readout",
+    ),
 }
 
 

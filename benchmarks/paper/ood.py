@@ -71,7 +71,7 @@ class OutOfDistribution(Experiment):
         for names in TARGETS[unit["task"]]:
             if not context.missing(names):
                 name = context.first_available(names)
-                tests[name] = self._target(context, tuned, name)
+                tests[name] = target_rows(context, tuned, name)
         (region,) = tuned.learned(context.preset.sparsity)
         models = {"fine-tuned": tuned.fine_tuned, "grafted": tuned.graft(region)}
         rows = []
@@ -92,15 +92,6 @@ class OutOfDistribution(Experiment):
                         }
                     )
         return rows
-
-    @staticmethod
-    def _target(context: ExperimentContext, tuned: TunedTask, name: str) -> EncodedRows:
-        """Test rows of another task, read as the source's, labels matched by name; those without a match are left out."""
-        target = context.rows(name)
-        new = matched(target.task.labels, tuned.bench.task.definition.labels, name)
-        test = target.test.take([i for i, label in enumerate(target.test.labels) if label in new])
-        test = test.take(representative(test.labels, context.preset.test_limit))
-        return tuned.bench.encode(replace(test, labels=tuple(new[label] for label in test.labels)))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Accuracy and ECE by source and target."""
@@ -168,6 +159,15 @@ class OutOfDistribution(Experiment):
         axes[0].set_ylabel("accuracy on the target (%)")
         legend(figure, axes)
         return figure
+
+
+def target_rows(context: ExperimentContext, tuned: TunedTask, name: str) -> EncodedRows:
+    """Test rows of another task, read as the source's, labels matched by name; those without a match are left out."""
+    target = context.rows(name)
+    new = matched(target.task.labels, tuned.bench.task.definition.labels, name)
+    test = target.test.take([i for i, label in enumerate(target.test.labels) if label in new])
+    test = test.take(representative(test.labels, context.preset.test_limit))
+    return tuned.bench.encode(replace(test, labels=tuple(new[label] for label in test.labels)))
 
 
 def matched(labels: Sequence[str], sources: Sequence[str], name: str) -> dict[int, int]:

@@ -242,3 +242,25 @@ def tell(tasks: Iterable[TaskRows]) -> None:
     """Say on stderr what is to be known of how tasks were read."""
     for note in (note for rows in tasks for note in rows.notes):
         print(escaped(f"note: {note}"), file=sys.stderr)
+
+
+def put_together(name: str, tasks: Sequence[TaskRows]) -> TaskRows:
+    """Return one task of the rows of several that have the same labels.
+
+    Raises:
+        UsageError: their labels differ.
+    """
+    first = tasks[0].task
+    if differing := [each.task.name for each in tasks if each.task.labels != first.labels]:
+        raise UsageError(
+            f"The rows of {name!r} need the labels of {first.name!r} ({', '.join(first.labels)}), and {differing[0]!r} has "
+            "others. Set label_names in its source.json."
+        )
+
+    def all_of(split: str) -> Rows:
+        parts = [getattr(each, split) for each in tasks]
+        return Rows(
+            *(tuple(one for part in parts for one in getattr(part, key)) for key in ("first", "second", "labels"))
+        )
+
+    return TaskRows(replace(first, name=name, hub=None), *map(all_of, SPLITS))

@@ -29,7 +29,7 @@ from forgetfree.core.device import find_device
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import check_task, load_task, load_tasks
-from forgetfree.errors import ForgetfreeError, ModelError, SeveralFaultsError, UsageError, first_line
+from forgetfree.errors import ForgetfreeError, ModelError, NoDataError, SeveralFaultsError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs import costs
 from forgetfree.jobs.asked import Asked, Learner, asked_for
@@ -140,7 +140,18 @@ def _rows(config: JobConfig, asked: Asked, given: Given, faults: Faults, notes: 
     how = asked.common.evaluate_on, config.columns
     single = isinstance(config, GraftConfig | ExperimentConfig)
     if single or len(asked.tasks) == len(set(asked.tasks)) > 1:
-        tasks = [faults.attempt(load_task, name, data, *how) for name in asked.tasks]  # each tells its own faults
+        learned = {name for learner in asked.learners for name in learner.tasks}
+
+        def load(name: str) -> TaskRows | None:
+            try:
+                return load_task(name, data, *how)
+            except NoDataError as error:
+                if name in learned:
+                    raise
+                notes.append(f"Left out: {error}")  # such as another data set that an experiment answers
+                return None
+
+        tasks = [faults.attempt(load, name) for name in asked.tasks]  # each tells its own faults
     else:
         tasks = faults.attempt(load_tasks, asked.tasks, data, *how) or []
     found |= {rows.task.name: rows for rows in tasks if rows}

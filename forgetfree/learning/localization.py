@@ -214,7 +214,7 @@ def localize(
             space,
             theta_pre,
             theta_ft,
-            _batches(task.train, mask, derive_seed(seed, "batches"), _piece(options, device)),
+            mask_batches(task.train, mask, derive_seed(seed, "batches"), options, device),
             model,
             sparsities=sparsities,
             base=base,
@@ -225,15 +225,13 @@ def localize(
         )
 
 
-def _piece(options: LocalizationOptions, device: torch.device) -> dict[str, int]:
-    """Return how many rows, and how many tokens, a forward pass takes at most, as `micro_batches` asks."""
-    if options.mask_micro_batch_size is not None:
-        return {"size": options.mask_micro_batch_size}
-    return {"size": 64} | ({"tokens": 240} if device.type == "cpu" else {})
-
-
-def _batches(rows: Examples, mask: MaskOptions, seed: int, piece: dict[str, int]) -> Iterator[list[Batch]]:
-    """Yield the mini-batches of each step."""
+def mask_batches(
+    rows: Examples, mask: MaskOptions, seed: int, options: LocalizationOptions, device: torch.device
+) -> Iterator[list[Batch]]:
+    """Yield the mini-batches of each step on S, of as many rows and tokens as a forward pass takes."""
+    piece = {"size": options.mask_micro_batch_size or 64}
+    if options.mask_micro_batch_size is None and device.type == "cpu":
+        piece["tokens"] = 240
     # Each step changes every score, so it must not depend on rows of one length alone.
     lengths = rows.lengths
     for batch in plan_batches(lengths, mask.batch_size, mask.steps, seed, group_by_length=False):

@@ -227,6 +227,11 @@ def locate(name: str) -> str:
             f"The model directory {name!r} {fault}. Give one in Hugging Face layout, 'minilm' or a hub name OWNER/NAME "
             "to --model."
         )
+    if name == "smollm2":
+        raise ModelError(
+            "The model 'smollm2' is a directory of this name, which is not here. Make it: python -m "
+            "forgetfree.benchmarks.smollm2 --out smollm2."
+        )
     if name not in registry.MODELS and "/" not in name:
         raise UnknownNameError(
             "model",

@@ -32,6 +32,15 @@ LOOK: dict[str, tuple[str, str]] = {
     "sgd": ("#0072B2", "o"),
     "adamw": ("#D55E00", "X"),
     "adamw + ℓ1": ("#009E73", "D"),
+    "fisher": ("#D55E00", "X"),
+    "label words": ("#0072B2", "o"),
+    "linear": ("#D55E00", "X"),
+    "true labels": ("#0072B2", "o"),
+    "own labels": ("#D55E00", "X"),
+    "graft": ("#0072B2", "o"),
+    "LoRA": ("#D55E00", "X"),
+    "Houlsby": ("#009E73", "D"),
+    "Pfeiffer": ("#CC79A7", "v"),
 }
 _STYLE: Any = {
     "font.size": 9,

@@ -15,7 +15,7 @@ import tiny
 from tiny import SIZES
 
 from forgetfree import cli, registry
-from forgetfree.benchmarks.paper.ood import OutOfDistribution, matched
+from forgetfree.benchmarks.paper.ood import matched, target_rows
 from forgetfree.errors import TrainingError, UsageError
 from forgetfree.jobs.experiments import (
     SCORE,
@@ -39,7 +39,9 @@ from forgetfree.results.rendering import CONSTANT, render_page
 QUICK = ["--shots", "4", "--readout", "linear"]
 QUICK += [part for setting in ("steps=2", "mask_steps=1", "mask_batch_size=8") for part in ("--set", setting)]
 #: Which of the tiny tasks an experiment is tried on.
-TASKS = {name: ["sst2"] for name in registry.EXPERIMENTS} | {"ood": ["qnli"], "continual": ["qnli", "ag_news", "sst2"]}
+TASKS = {name: ["sst2"] for name in registry.EXPERIMENTS}
+TASKS |= {"ood": ["qnli"], "adapters": ["qnli"]}
+TASKS |= {name: ["qnli", "ag_news", "sst2"] for name in ("continual", "multi-task")}
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +124,9 @@ def test_the_presets_hold_options_that_there_are(name: str, preset: str) -> None
         build(LocalizationOptions, {"sparsity": setting.sparsity, **setting.options, **choice}, "the experiment")
     assert load_experiment(name).units(setting)
     if preset == "paper":
-        assert (setting.model, setting.readout, len(setting.seeds)) == ("roberta-base", "prompt", 5)
-        assert 4096 in setting.shots and setting.test_limit is None
+        language_model = ("gpt2", "causal") if name == "causal" else ("roberta-base", "prompt")
+        assert (setting.model, setting.readout, len(setting.seeds)) == (*language_model, 5)
+        assert (50_000 if name == "full-data" else 4096) in setting.shots and setting.test_limit is None
 
 
 def test_the_same_seed_gives_the_same_results_and_the_same_figure(
@@ -194,7 +197,7 @@ def test_of_nli_targets_contradiction_and_entailment_alone_are_answered(data, mo
     preset = adjusted(load_experiment("ood").presets["small"], {"model": str(model_directory("bert"))}, {})
     context = ExperimentContext(preset, str(data), "cpu", StateStore(tmp_path), tmp_path, Monitor())
     tuned = TunedTask(bench := context.bench({"task": "qnli", "shots": 4, "seed": 0}), bench.pre, context.options())
-    target, rows = OutOfDistribution._target(context, tuned, "mnli"), context.rows("mnli").test
+    target, rows = target_rows(context, tuned, "mnli"), context.rows("mnli").test
     expected = [(text, label) for text, label in zip(rows.first, rows.labels, strict=True) if label != 1]
     assert 0 < len(target) == len(expected) < len(rows)
     assert target.labels.tolist() == [0 if label == 0 else 1 for _, label in expected]
@@ -204,7 +207,7 @@ def test_a_constant_answers_score_stands_beside_every_score(measured) -> None:
     for name in registry.EXPERIMENTS:
         page, rows = outcome(load_experiment_results(measured(name))), rows_of(results_of(measured(name)))
         scored = [table for table in page.tables[1:] if table.title.startswith((SCORE, "Accuracy"))]
-        assert scored or name == "where"
+        assert scored or name in ("where", "bound")
         for table in scored:
             if not table.title.endswith("in the paper"):
                 assert CONSTANT in table.header or CONSTANT in [row[0] for row in table.rows]

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from forgetfree.core.base_regions import BaseKind, budget
 from forgetfree.core.regions import Region, biases
 from forgetfree.data.columns import RECOGNISED, Columns
-from forgetfree.data.rows import TaskRows
+from forgetfree.data.rows import TaskRows, put_together
 from forgetfree.data.sampling import representative
 from forgetfree.data.sources import load_task
 from forgetfree.errors import MetricError, ModelError, NoDataError, RunError, TrainingError, UnknownNameError
@@ -23,7 +24,7 @@ from forgetfree.json_file import check, check_fields, is_number, read_json
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask
-from forgetfree.models.loading import load_model
+from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build, recorded
 from forgetfree.results.metrics import Predictions, agreement
@@ -41,6 +42,7 @@ class ExperimentContext:
         cache: its directory, for experiments that run whole streams.
         monitor: hears of the unit at hand; default: silence.
         columns: of texts and labels in the data, as far as they are named.
+        merged: tasks made of the rows of several, by name.
     """
 
     def __init__(
@@ -52,14 +54,19 @@ class ExperimentContext:
         cache: Path,
         monitor: Monitor | None = None,
         columns: Columns = RECOGNISED,
+        merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.preset, self.data, self.device, self.cache = preset, data, device, cache
-        self.monitor, self.columns = monitor or Monitor(), columns
+        self.monitor, self.columns, self.merged = monitor or Monitor(), columns, merged
         self._store = store
         self._tasks: dict[str, TaskRows] = {}
 
     def rows(self, task: str) -> TaskRows:
         """Return a task and all its rows."""
+        if task in self.merged and task not in self._tasks:
+            self._tasks[task] = put_together(
+                task, [self.rows(each) for each in self.merged[task] if not self.missing([each])]
+            )
         if task not in self._tasks:
             self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.columns)
         return self._tasks[task]
@@ -89,11 +96,23 @@ class ExperimentContext:
         """Return the first of several names of a task under which there is data."""
         return next(name for name in names if not self.missing([name]))
 
-    def bench(self, unit: Unit) -> SingleTask:
-        """Return the single task of a unit; of a label with fewer rows than ``shots``, all are taken."""
+    def model(self, readout: str | None = None) -> LoadedModel:
+        """Return the preset's model, loaded anew and without tasks; ``readout`` if not the preset's."""
+        preset = self.preset
+        return load_model(
+            preset.model, readout or self.readout, graftable=preset.graftable, max_length=preset.max_length
+        )
+
+    def bench(self, unit: Unit, loaded: LoadedModel | None = None) -> SingleTask:
+        """Return the single task of a unit; of a label with fewer rows than ``shots``, all are taken.
+
+        Args:
+            unit: which task, how many shots, which seed; which readout, if not the preset's.
+            loaded: the model, where several tasks share one; default: its own.
+        """
         preset = self.preset
         bench = SingleTask(
-            load_model(preset.model, self.readout, graftable=preset.graftable, max_length=preset.max_length),
+            loaded or self.model(unit.get("readout")),
             self.rows(unit["task"]),
             shots=unit["shots"],
             or_fewer=True,

@@ -46,12 +46,14 @@ class Experiment(ABC):
     presets: ClassVar[Mapping[str, Preset]]
     #: What it looks at one of: several numbers of shots, or sparsities, would be taken for seeds.
     single: ClassVar[tuple[str, ...]] = ("shots",)
+    #: Tasks that are made of the rows of several, by name.
+    merged: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: The columns of its rows that hold what was measured, see `forgetfree.results.scores.scores_of_rows`.
     measured: ClassVar[tuple[str, ...]] = ("score", "constant", "ece", "agreement")
 
     def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
         """Return the tasks whose data it needs, each under one name or several; the first name that has data counts."""
-        return [(task,) for task in preset.tasks]
+        return [(each,) for task in preset.tasks for each in self.merged.get(task, (task,))]
 
     def units(self, preset: Preset) -> list[Unit]:
         """Return what is measured one by one: by default every task, number of shots, and seed."""

@@ -81,6 +81,7 @@ class ExperimentJob(Job[ExperimentConfig]):
             StateStore(self.cache),
             self.cache,
             columns=self.config.columns,
+            merged=self.experiment.merged,
         )
 
     @cached_property

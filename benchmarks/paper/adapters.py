@@ -1,0 +1,211 @@
+"""Grafts against LoRA and bottleneck adapters of several sizes. Tables 6 and 7 of the paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+from torch import nn
+
+from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
+from forgetfree.benchmarks.paper.ood import TARGETS, target_rows
+from forgetfree.benchmarks.paper.presets import ADAMW, PAPER, SMALL
+from forgetfree.benchmarks.paper.published import TABLE_6, TABLE_7
+from forgetfree.core.trained import WholeTensors
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.errors import TrainingError
+from forgetfree.jobs.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    ExperimentContext,
+    Preset,
+    Row,
+    TunedTask,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    select,
+    share_of,
+    shown,
+    verdict,
+)
+from forgetfree.learning.fine_tuning import full_steps
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import fine_tune, predict
+from forgetfree.results.figures import legend, look, panels
+from forgetfree.results.metrics import Predictions
+from forgetfree.results.rendering import CONSTANT, Table
+from forgetfree.seeds import derive_seed
+from forgetfree.strategies.lora.adapters import LoraAdapters, lora_config, targets
+
+#: Ranks of LoRA and widths of bottlenecks (B.3).
+SIZES = {"LoRA": (1, 2, 8), "Houlsby": (1, 2, 16, 64), "Pfeiffer": (1, 2, 16, 64)}
+#: Adapters take ten times the rate of a whole model, as the strategy `lora` does.
+RATE = {**ADAMW, "learning_rate": 1e-3}
+
+
+class Adapters(Experiment):
+    """Train adapters of several sizes, and graft regions of several sizes; answer the task, and other data sets of its kind."""
+
+    paper: ClassVar[str] = "tables 6 and 7"
+    question: ClassVar[str] = "Do adapters as small as a graft score, know and transfer as it does?"
+    presets: ClassVar = {
+        "small": replace(SMALL, tasks=("mpqa", "sst2"), seeds=(0,), arms={"adapters": (RATE,)}),
+        "paper": replace(
+            PAPER,
+            tasks=("sst2", "ag_news", "qnli", "qqp", "mpqa"),
+            sparsities=(1e-4, 5e-4, 1e-3, 1e-2),
+            arms={"adapters": tuple({**RATE, "learning_rate": rate} for rate in (1e-4, 5e-4, 1e-3))},
+        ),
+    }
+
+    def tasks(self, preset: Preset) -> list[tuple[str, ...]]:
+        """Tasks and the targets of those that have some."""
+        wanted = [target for task in preset.tasks for target in TARGETS.get(task, ())]
+        return list(dict.fromkeys([*((task,) for task in preset.tasks), *wanted]))
+
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+        """Every method at every size, on the task and its targets."""
+        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        tests = {unit["task"]: tuned.bench.task.test}
+        for names in TARGETS.get(unit["task"], ()):
+            if not context.missing(names):
+                name = context.first_available(names)
+                tests[name] = target_rows(context, tuned, name)
+        grafts = [(share_of(1.0), tuned.fine_tuned)]
+        grafts += [(share_of(s), tuned.graft(r)) for s, r in zip(sparsities, tuned.learned(*sparsities), strict=True)]
+        rows = []
+        for share, state in grafts:
+            answers = {name: tuned.bench.answers(state, test, tuned.options) for name, test in tests.items()}
+            rows += self._rows(tuned, answers, "graft", share)
+        choices = [context.options(**choice) for choice in context.preset.arms["adapters"]]
+        for method, sizes in SIZES.items():
+            for size in sizes:
+                rows += self._rows(tuned, adapted(tuned.bench, method, size, choices, tests), method, str(size))
+        return rows
+
+    @staticmethod
+    def _rows(tuned: TunedTask, answers: Mapping[str, Predictions], method: str, size: str) -> list[Row]:
+        rows = []
+        for target, given in answers.items():
+            metric = tuned.bench.task.definition.metric if target == tuned.bench.task.name else "accuracy"
+            measured = {"score": given.score(metric), "constant": given.constant_score(metric), "ece": given.ece}
+            rows.append({"target": target, "method": method, "size": size, "test_rows": len(given.labels), **measured})
+        return rows
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """The paper's tables, and ours."""
+        own = [{**row, "method": f"{row['method']} {row['size']}"} for row in rows]
+        scores: dict[str, tuple[str, dict[str, Any]]] = {}
+        for row in own:
+            pair = {"task": row["task"], "target": row["target"]}
+            scores[row["task"] if len(set(pair.values())) == 1 else " → ".join(pair.values())] = ("score", pair)
+        eces = {name: ("ece", pair) for name, (_, pair) in scores.items() if "→" not in name}
+        floors = [{**row, "method": CONSTANT, "score": row["constant"]} for row in select(own, method=own[0]["method"])]
+        return [
+            TABLE_6,
+            TABLE_7,
+            pivot(f"{SCORE}; on other data, accuracy", [*own, *floors], "method", scores),
+            pivot("Expected calibration error", own, "method", eces),
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """The smallest graft against adapters, mean over sizes and tasks."""
+        inside = [row for row in rows if row["target"] == row["task"]]
+        outside = [row for row in rows if row["target"] != row["task"]]
+        grafts, found = [size for size in distinct(select(rows, method="graft"), "size") if size != share_of(1.0)], []
+        for key, those, text, paper in (
+            ("ece", inside, "has less calibration error", "4.6 points less"),
+            ("score", outside, "scores higher on other data", "7.9 points more"),
+        ):
+            graft = mean(those, key, method="graft", size=grafts[0]) if grafts else float("nan")
+            for method in SIZES:
+                other = mean(those, key, method=method)
+                better = graft < other if key == "ece" else graft > other
+                found.append(
+                    Claim(
+                        f"the smallest graft {text} than {method}",
+                        paper,
+                        f"{shown(graft)} against {shown(other)}",
+                        verdict(better, graft, other),
+                    )
+                )
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """ECE over score, a point for each size."""
+        tasks = distinct(rows, "task")
+        figure, (axes,) = panels(tasks, share_y=False)
+        for ax, task in zip(axes, tasks, strict=True):
+            for method in ("graft", *SIZES):
+                those = select(rows, task=task, target=task, method=method)
+                for size in distinct(those, "size"):
+                    x, y = (100 * mean(those, key, size=size) for key in ("score", "ece"))
+                    ax.plot(x, y, linestyle="", **look(method))
+                    ax.annotate(size, (x, y), textcoords="offset points", xytext=(3, 3), fontsize=6)
+            ax.set_xlabel("score (%)")
+        axes[0].set_ylabel("calibration error (points)")
+        legend(figure, axes)
+        return figure
+
+
+def adapted(
+    bench: SingleTask, method: str, size: int, choices: Sequence[LocalizationOptions], tests: Mapping[str, EncodedRows]
+) -> dict[str, Predictions]:
+    """The answers on each set of rows after training adapters and readout; of several options validation rows decide."""
+    best, kept = -1.0, dict[str, Predictions]()
+    for options in choices:
+        seed = derive_seed(bench.seed, "adapters", bench.task.name)
+        steps, trained = full_steps(options, bench.task), replace(options, l1=0.0)
+        with bench.holding(bench.pre), _adapters(bench, method, size, seed) as parameters:
+            with bench.monitor.phase(bench.task.name, "train", steps) as on_step:
+                try:
+                    fine_tune(
+                        bench.model,
+                        bench.task.train,
+                        trained,
+                        steps=steps,
+                        seed=seed,
+                        on_step=on_step,
+                        trained=WholeTensors(parameters),
+                    )
+                except TrainingError:
+                    if len(choices) == 1:
+                        raise
+                    continue
+
+            def answers(rows: EncodedRows, options: LocalizationOptions = options) -> Predictions:
+                logits = predict(bench.model, rows, batch_size=options.rows_at_once, precision=options.precision)
+                return bench.task.predictions(logits, rows)
+
+            score = 0.0 if len(choices) == 1 else answers(bench.task.validation).score(bench.task.definition.metric)
+            if score > best:
+                best, kept = score, {name: answers(rows) for name, rows in tests.items()}
+    if not kept:
+        raise TrainingError(f"Training adapters on {bench.task.name!r} diverged under each choice. Set lower rates.")
+    return kept
+
+
+@contextmanager
+def _adapters(bench: SingleTask, method: str, size: int, seed: int) -> Iterator[list[nn.Parameter]]:
+    """Put adapters into the model inside the block, and yield their parameters."""
+    model, backbone = bench.model, bench.model.backbone
+    if method != "LoRA":
+        with bottlenecks(backbone, method, size, seed) as parameters:
+            yield parameters
+        return
+    lora = LoraAdapters(backbone)
+    pattern = "|".join(map(re.escape, targets(backbone, bench.space)))
+    lora.add("task", lora_config(rank=size, alpha=2 * size, dropout=0.0, pattern=pattern), seed)
+    model.backbone = lora.activate(["task"])
+    try:
+        yield lora.parameters("task")
+    finally:
+        model.backbone = backbone

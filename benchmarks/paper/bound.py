@@ -1,0 +1,237 @@
+"""How far the error on new rows can lie above that on training rows. Section 4.3 and appendix D of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.core.regions import Region
+from forgetfree.data.sampling import representative
+from forgetfree.jobs.experiments import (
+    Claim,
+    Experiment,
+    ExperimentContext,
+    Row,
+    TunedTask,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    select,
+    shown,
+    sparsities_of,
+    verdict,
+)
+from forgetfree.models.state import ModelState
+from forgetfree.registry import recipe_of
+from forgetfree.results.bounds import SCALE_NATS, certified_error, on_grid, printed_bound, region_nats
+from forgetfree.results.figures import legend, look, panels
+from forgetfree.results.metrics import Predictions
+from forgetfree.results.rendering import CONSTANT, Table
+
+#: The probability that a bound fails, for each task and seed.
+DELTA = 0.05
+#: How many values an entry of the region, or of the readout, may take.
+LEVELS = (2, 4, 16)
+_RECIPE = {key: value for key, value in recipe_of("minilm").items() if key != "sparsity"}
+
+
+class Bound(Experiment):
+    """Train–test gaps, the paper's bound, and certificates of models with a short description (docs/experiments.md)."""
+
+    paper: ClassVar[str] = "section 4.3, appendix D"
+    single: ClassVar = ("shots",)
+    measured: ClassVar = ("train_error", "test_error", "constant", "printed", "certificate")
+    question: ClassVar[str] = "Do few trained entries bound the error on new rows by that on training rows?"
+    presets: ClassVar = {
+        "small": replace(
+            SMALL,
+            tasks=("ag_news", "mpqa"),
+            seeds=(0,),
+            sparsities=(3e-6, 1e-5, 1e-4),
+            # Few entries must go far: AdamW's steps are as long for all of them.
+            options={**_RECIPE, "steps": 200, "precision": "bf16"},
+            grid=({},),
+            test_limit=1000,
+        ),
+        "paper": replace(PAPER, sparsities=(3e-6, 1e-5, 1e-4), options={**PAPER.options, "base": "empty"}),
+    }
+
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+        """The fine-tuned model, re-trained regions, and the same rounded to few values."""
+        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        rows = [self._row(tuned, tuned.fine_tuned, len(tuned.bench.space), model="fine-tuned", sparsity=1.0)]
+        for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):
+            state = tuned.bench.retrained(tuned.pre, region, tuned.options)
+            rows.append(self._row(tuned, state, len(region), model="re-trained", sparsity=sparsity))
+            rows += self._certified(tuned, state, region, sparsity, math.log(len(sparsities) * len(LEVELS) ** 2))
+        return rows
+
+    @staticmethod
+    def _row(tuned: TunedTask, state: ModelState, entries: int, **what: object) -> Row:
+        """Errors on as many training rows as test rows, and the paper's bound for all training rows."""
+        train = tuned.bench.task.train
+        some = train.subset(representative(train.targets, len(tuned.bench.task.test)))
+        return {
+            **what,
+            "entries": entries,
+            "train_rows": len(train),
+            "train_error": error(tuned, tuned.bench.answers(state, some, tuned.options)),
+            **tested(tuned, state),
+            "printed": printed_bound(entries, len(train), DELTA),
+        }
+
+    @staticmethod
+    def _certified(tuned: TunedTask, state: ModelState, region: Region, sparsity: float, choices: float) -> list[Row]:
+        """The certificate of the rounding that promises most on validation rows; none if it would be 1/2 at best."""
+        train, validation = tuned.bench.task.train, tuned.bench.task.validation
+        validation = validation.subset(representative(validation.targets, tuned.options.validation_rows))
+        best = 0.5, 0, 0
+        for levels in LEVELS:
+            for readout_levels in LEVELS:
+                made, nats = described(tuned, state, region, levels, readout_levels)
+                if certified_error(0, len(train), nats + choices, DELTA) < best[0]:
+                    promised = error(tuned, tuned.bench.answers(made, validation, tuned.options))
+                    limit = certified_error(round(promised * len(train)), len(train), nats + choices, DELTA)
+                    best = min(best, (limit, levels, readout_levels))
+        if best[0] == 0.5:
+            return []
+        made, nats = described(tuned, state, region, *best[1:])
+        answers = tuned.bench.answers(made, train, tuned.options)
+        errors = int((answers.logits.argmax(1) != answers.labels).sum())
+        return [
+            {
+                "model": "described",
+                "sparsity": sparsity,
+                "entries": len(region),
+                "levels": best[1],
+                "readout_levels": best[2],
+                "nats": round(nats + choices, 1),
+                "train_rows": len(train),
+                "train_error": errors / len(train),
+                **tested(tuned, made),
+                "certificate": certified_error(errors, len(train), nats + choices, DELTA),
+            }
+        ]
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Errors and bounds by task, model and entries."""
+        errors = {"training rows": ("train_error", {}), "test rows": ("test_error", {})}
+        whole = [row for row in rows if row["model"] != "described"]
+        certified = [{**row, "constant": 1 - row["constant"]} for row in select(rows, model="described")]
+        limits = {**errors, CONSTANT: ("constant", {}), f"at most, with {1 - DELTA:.0%}": ("certificate", {})}
+        title = "Error, and the paper's bound on the difference"
+        tables = [pivot(title, whole, ("task", "model", "entries"), {**errors, "bound": ("printed", {})})]
+        if certified:
+            title = "Error of models with a description of so many nats, and what is certified of all new rows"
+            tables.append(pivot(title, certified, ("task", "entries", "nats"), limits))
+        return tables
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """The gaps, the bound as printed, and the best certificate of each task."""
+        found = []
+        for task in distinct(rows, "task"):
+            those = select(rows, task=task)
+            largest = max(sparsities_of(those, model="re-trained"), default=0.0)
+            gaps = {
+                model: mean(those, "test_error", model=model, sparsity=share)
+                - mean(those, "train_error", model=model, sparsity=share)
+                for model, share in (("fine-tuned", 1.0), ("re-trained", largest))
+            }
+            printed = mean(those, "printed", model="re-trained", sparsity=largest)
+            limits = {
+                s: mean(those, "certificate", model="described", sparsity=s)
+                for s in sparsities_of(those, model="described")
+            }
+            best = min(limits, key=lambda s: limits[s], default=math.nan)
+            limit, test = limits.get(best, math.nan), mean(those, "test_error", model="described", sparsity=best)
+            found += [
+                Claim(
+                    f"{task}: the gap between training and test error is smaller for a re-trained region",
+                    "1 against 12 (QNLI)",
+                    f"{shown(gaps['re-trained'])} against {shown(gaps['fine-tuned'])}",
+                    verdict(gaps["re-trained"] < gaps["fine-tuned"], *gaps.values()),
+                ),
+                Claim(
+                    f"{task}: the bound as printed says nothing (above 100)",
+                    "740 (computed for QNLI)",
+                    shown(printed),
+                    verdict(printed > 1, printed),
+                ),
+                Claim(
+                    f"{task}: a model with a short description is certified to err on less than half of all new rows",
+                    "—",
+                    f"{shown(limit)} certified, {shown(test)} on test rows",
+                    verdict(limit < 0.5, limit),
+                ),
+            ]
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Errors and certificates over the number of entries."""
+        tasks = distinct(rows, "task")
+        figure, (axes,) = panels(tasks)
+        lines = (
+            ("re-trained", "train_error", "random"),
+            ("re-trained", "test_error", "retrained"),
+            ("described", "test_error", "grafted"),
+            ("described", "certificate", "pruned"),
+        )
+        for ax, task in zip(axes, tasks, strict=True):
+            for model, key, style in lines:
+                those = select(rows, task=task, model=model)
+                at = sorted({row["entries"] for row in those})
+                label = f"{model}: {key.replace('_', ' ')}"
+                ax.plot(at, [100 * mean(those, key, entries=n) for n in at], **{**look(style), "label": label})
+            full = 100 * mean(rows, "test_error", task=task, model="fine-tuned")
+            ax.axhline(full, color="black", ls="--", label="fine-tuned: test error")
+            ax.set_xscale("log")
+            ax.set_xlabel("entries of the region")
+        axes[0].set_ylabel("error (%)")
+        legend(figure, axes)
+        return figure
+
+
+def error(tuned: TunedTask, answers: Predictions) -> float:
+    """The share of wrong answers, each label weighted as it is among the training rows."""
+    wrong = torch.from_numpy(answers.logits.argmax(1) != answers.labels).double()
+    labels, shares = torch.from_numpy(answers.labels), Counter(tuned.bench.task.train.targets)
+    there = {label: share for label, share in shares.items() if bool((labels == label).any())}
+    return sum(share * float(wrong[labels == label].mean()) for label, share in there.items()) / sum(there.values())
+
+
+def tested(tuned: TunedTask, state: ModelState) -> Row:
+    """The error on test rows, and what a constant answer gets right there."""
+    answers = tuned.answers_of(state)
+    return {
+        "test_rows": len(answers.labels),
+        "test_error": error(tuned, answers),
+        "constant": answers.constant_score("accuracy"),
+    }
+
+
+def described(
+    tuned: TunedTask, state: ModelState, region: Region, levels: int, readout_levels: int
+) -> tuple[ModelState, float]:
+    """The model that is left when region and readout are rounded, and the length of its description in nats.
+
+    The readout is described relative to that of the first label, which changes no answer.
+    """
+    at, pre = region.indices, tuned.pre.theta
+    theta = pre.clone()
+    theta[at] += on_grid(state.theta[at] - pre[at], levels)
+    nats = region_nats(len(pre), len(region)) + len(region) * math.log(levels) + SCALE_NATS
+    task, readout = tuned.bench.task.name, {}
+    for name, tensor in state.readouts[task].items():
+        others = tensor[1:] - tensor[:1]
+        rounded = on_grid(others.flatten(), readout_levels).view_as(others)
+        readout[name] = torch.cat([torch.zeros_like(tensor[:1]), rounded])
+        nats += others.numel() * math.log(readout_levels) + SCALE_NATS
+    return replace(state, theta=theta, readouts={task: readout}), nats

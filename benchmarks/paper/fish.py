@@ -1,0 +1,102 @@
+"""Learned regions against those of largest Fisher information (FISH masks). Table 8 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.benchmarks.paper.published import TABLE_8
+from forgetfree.jobs.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    ExperimentContext,
+    Row,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    share_of,
+    shown,
+    sparsities_of,
+    verdict,
+    with_constant,
+)
+from forgetfree.results.figures import curves, legend
+from forgetfree.results.rendering import Table
+
+REGIONS = ("learned", "fisher", "random")
+
+
+class Fish(Experiment):
+    """Graft the learned region, the entries of largest Fisher information at θ_pre (Sung et al., 2021), and random ones."""
+
+    paper: ClassVar[str] = "table 8"
+    measured: ClassVar = (*Experiment.measured, "overlap")
+    question: ClassVar[str] = "Does the Fisher information of the pre-trained model tell where a skill will lie?"
+    presets: ClassVar = {
+        "small": replace(SMALL, seeds=(0,)),
+        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-4, 1e-3, 1e-2)),
+    }
+
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+        """Each kind of region at each sparsity, and how much of both the learned one and it share."""
+        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        rows = [tuned.row(tuned.fine_tuned, region="fine-tuned", sparsity=1.0)]
+        for sparsity, learned in zip(sparsities, tuned.learned(*sparsities), strict=True):
+            regions = {"learned": learned, **{kind: tuned.base(kind, sparsity) for kind in ("fisher", "random")}}
+            for kind, region in regions.items():
+                shared = len(region & learned) / len(region | learned)
+                rows.append(tuned.row(tuned.graft(region), region=kind, sparsity=sparsity) | {"overlap": shared})
+        return rows
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """The paper's table, and ours."""
+        grafts = [row for row in rows if row["region"] != "fine-tuned"]
+        by = ("task", "sparsity")
+        scores, eces = ({kind: (key, {"region": kind}) for kind in REGIONS} for key in ("score", "ece"))
+        shared = {kind: ("overlap", {"region": kind}) for kind in REGIONS[1:]}
+        return [
+            TABLE_8,
+            pivot(SCORE, grafts, by, with_constant(grafts, scores)),
+            pivot("Expected calibration error", grafts, by, eces),
+            pivot("Overlap with the learned region (intersection over union)", grafts, by, shared),
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """At each sparsity, mean over tasks."""
+        found = []
+        for sparsity in sparsities_of(rows, region="fisher"):
+            learned, fisher = (mean(rows, "score", region=kind, sparsity=sparsity) for kind in ("learned", "fisher"))
+            shared = mean(rows, "overlap", region="fisher", sparsity=sparsity)
+            told = sparsity == 1e-4  # the size that the paper's text speaks of
+            found += [
+                Claim(
+                    f"at {share_of(sparsity)} the learned graft scores higher than the FISH graft",
+                    "by about 10 points" if told else "—",
+                    f"{shown(learned)} against {shown(fisher)}",
+                    verdict(learned > fisher, learned, fisher),
+                ),
+                Claim(
+                    f"at {share_of(sparsity)} the two regions share less than a tenth of their entries",
+                    "1.1 to 11.4",
+                    shown(shared),
+                    verdict(shared < 0.1, shared),
+                ),
+            ]
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Scores over sparsity, by task."""
+        figure, axes = curves(rows, "task", "sparsity", "score", "region", REGIONS)
+        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
+            full = 100 * mean(rows, "score", task=task, region="fine-tuned")
+            ax.axhline(full, color="black", ls="--", label="fine-tuned")
+            ax.set_xlabel("share of parameters in the region")
+        axes[0].set_ylabel("score (%)")
+        legend(figure, axes)
+        return figure

@@ -1,0 +1,131 @@
+"""Regions that are learned to give the model's own answers back. Figure 15 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.core.regions import Region
+from forgetfree.data.encoding import EncodedRows
+from forgetfree.jobs.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    ExperimentContext,
+    Row,
+    TunedTask,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    share_of,
+    shown,
+    sparsities_of,
+    verdict,
+    with_constant,
+)
+from forgetfree.results.figures import curves, legend
+from forgetfree.results.rendering import Table
+
+LABELS = ("true labels", "own labels")
+
+
+class ModelLabels(Experiment):
+    """Localize a model before it has learned its task to the end, by the true labels and by its own."""
+
+    paper: ClassVar[str] = "figure 15"
+    question: ClassVar[str] = "Does a region that is learned from the model's own answers follow the model?"
+    presets: ClassVar = {
+        "small": replace(
+            SMALL,
+            tasks=("sst2", "ag_news"),
+            seeds=(0,),
+            sparsities=(1e-4, 1e-3, 1e-2),
+            options={**SMALL.options, "steps": 100},
+        ),
+        # The paper's checkpoints: SST-2 after 500 steps, QNLI and MNLI after 2,000, SNLI after 3,000.
+        "paper": replace(
+            PAPER,
+            tasks=("sst2", "qnli", "snli", "mnli"),
+            sparsities=(1e-5, 1e-4, 1e-3, 1e-2),
+            options={**PAPER.options, "steps": 2000},
+        ),
+    }
+
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+        """Grafts of regions by either kind of label, at every sparsity."""
+        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        rows = [tuned.row(tuned.fine_tuned, labels="fine-tuned", sparsity=1.0)]
+        for labels, regions in zip(LABELS, (tuned.learned(*sparsities), own_labels(tuned, sparsities)), strict=True):
+            for sparsity, region in zip(sparsities, regions, strict=True):
+                rows.append(tuned.row(tuned.graft(region), labels=labels, sparsity=sparsity))
+        return rows
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Scores and agreement with the model, by task and labels."""
+        sizes = sparsities_of([row for row in rows if row["labels"] in LABELS])
+        columns = {
+            f"graft {share_of(s)}, {labels}": ("score", {"labels": labels, "sparsity": s})
+            for s in sizes
+            for labels in LABELS
+        }
+        agreement = {name: ("agreement", what) for name, (_, what) in columns.items()}
+        scores = {**columns, "fine-tuned": ("score", {"labels": "fine-tuned"})}
+        return [
+            pivot(SCORE, rows, "task", with_constant(rows, scores)),
+            pivot("Agreement with the fine-tuned model", rows, "task", agreement),
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """At the largest sparsity."""
+        largest = max(sparsities_of([row for row in rows if row["labels"] in LABELS]), default=0.0)
+        true, own = (mean(rows, "agreement", labels=labels, sparsity=largest) for labels in LABELS)
+        score, full = (
+            mean(rows, "score", labels="own labels", sparsity=largest),
+            mean(rows, "score", labels="fine-tuned"),
+        )
+        return [
+            Claim(
+                f"by its own labels a graft of {share_of(largest)} agrees with the model as often as by the true ones, or more",
+                "—",
+                f"{shown(own)} against {shown(true)}",
+                verdict(own >= true, own, true),
+            ),
+            Claim(
+                "such a graft scores as the model does (within 2 points)",
+                "—",
+                f"{shown(score)} against {shown(full)}",
+                verdict(abs(score - full) <= 0.02, score, full),
+            ),
+        ]
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Scores over sparsity; dashed: the model itself."""
+        figure, axes = curves(rows, "task", "sparsity", "score", "labels", LABELS)
+        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
+            full = 100 * mean(rows, "score", task=task, labels="fine-tuned")
+            ax.axhline(full, color="black", ls="--", label="fine-tuned")
+            ax.set_xlabel("share of parameters in the graft")
+        axes[0].set_ylabel("score (%)")
+        legend(figure, axes)
+        return figure
+
+
+def own_labels(tuned: TunedTask, sparsities: Sequence[float]) -> list[Region]:
+    """The regions that are learned with the model's answers in place of the labels."""
+    bench, task = tuned.bench, tuned.bench.task
+
+    def relabelled(rows: EncodedRows) -> EncodedRows:
+        answers = bench.answers(tuned.fine_tuned, rows, tuned.options)
+        return replace(rows, labels=torch.from_numpy(answers.logits.argmax(1)))
+
+    bench.task = replace(task, train=relabelled(task.train), validation=relabelled(task.validation))
+    try:
+        return tuned.learned(*sparsities)
+    finally:
+        bench.task = task

@@ -1,0 +1,263 @@
+"""The regions of tasks that one model learned together: overlaps, gains, unions. Section 5.1 and figure 8 of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from statistics import fmean
+from typing import ClassVar
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.core.regions import overlap
+from forgetfree.errors import UsageError
+from forgetfree.jobs.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    ExperimentContext,
+    Preset,
+    Row,
+    TunedTask,
+    Unit,
+    distinct,
+    mean,
+    pivot,
+    select,
+    shown,
+    verdict,
+    with_constant,
+)
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.multi_task import purified, train_together
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.models.state import ModelState
+from forgetfree.results.figures import panels
+from forgetfree.results.rendering import Table
+
+#: Kinds of tasks. The paper names seven of its eight tasks; the kinds are its own (§5.1), AG News is our eighth.
+KINDS = {
+    "NLI": ("qnli", "snli", "mnli", "rte"),
+    "sentiment": ("sst2", "cr", "mr", "mpqa"),
+    "paraphrase": ("mrpc", "qqp"),
+    "classification": ("ag_news", "trec", "subj"),
+}
+TASKS = ("qnli", "snli", "mnli", "sst2", "cr", "mrpc", "qqp", "ag_news")
+#: Gradient steps on S (figure 8d).
+PURIFYING_STEPS = 10
+#: By how much training must lift a task's score before a share of that is told.
+LEARNED = 0.05
+
+
+class MultiTask(Experiment):
+    """Fine-tune one model on all tasks, find each task's region, and graft regions and their unions."""
+
+    paper: ClassVar[str] = "figure 8"
+    single: ClassVar = ("shots", "sparsities")
+    measured: ClassVar = (*Experiment.measured, "overlap", "of_union")
+    question: ClassVar[str] = (
+        "Do the skills of one model that learned several tasks lie apart, and do regions of several tasks work together?"
+    )
+    presets: ClassVar = {
+        "small": replace(  # two kinds with two tasks, and a stranger
+            SMALL,
+            tasks=("snli", "mnli", "sst2", "cr", "ag_news"),
+            seeds=(0,),
+            sparsities=(1e-3,),
+            options={**SMALL.options, "base": "empty", "steps": 200, "mask_steps": 8},
+            test_limit=200,
+        ),
+        "paper": replace(PAPER, tasks=TASKS, options={**PAPER.options, "base": "empty"}),
+    }
+
+    def units(self, preset: Preset) -> list[Unit]:
+        """All tasks with every seed."""
+        if len(preset.tasks) < 2:
+            raise UsageError(f"multi-task needs two tasks or more, got {', '.join(preset.tasks)}. Give another --task.")
+        return [{"shots": shots, "seed": seed} for shots in preset.shots for seed in preset.seeds]
+
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+        """All models on all tasks; of the grafts of one task, the overlaps too."""
+        loaded, tasks = context.model(), context.preset.tasks
+        benches = {task: context.bench({**unit, "task": task}, loaded) for task in tasks}
+        tuned = self._tuned(context, list(benches.values()))
+        first = tuned[tasks[0]]
+        rows = [
+            tuned[task].row(state, region=name, model=name, task=task)
+            for name, state in (("no graft", first.readout_alone), ("whole model", first.fine_tuned))
+            for task in tasks
+        ]
+        regions = {task: each.learned(context.preset.sparsity)[0] for task, each in tuned.items()}
+        for source, region in regions.items():
+            graft = first.graft(region)
+            for task in tasks:
+                shared = overlap(region, regions[task])
+                rows.append({**tuned[task].row(graft, region=source, model="graft", task=task), "overlap": shared})
+        for name, members in groups(tasks).items():
+            union = reduce(or_, (regions[task] for task in members))
+            pure = purified([benches[t] for t in members], first.fine_tuned, union, first.options, PURIFYING_STEPS)
+            for model, region in (("union", union), ("purified", pure)):
+                graft, of_union = first.graft(region), overlap(region, union)
+                for task in members:
+                    rows.append({**tuned[task].row(graft, region=name, model=model, task=task), "of_union": of_union})
+        return rows
+
+    @staticmethod
+    def _tuned(context: ExperimentContext, benches: Sequence[SingleTask]) -> dict[str, TunedTask]:
+        """Every task with the model that learned all; of a grid of options, mean scores on validation rows decide."""
+        choices = [context.options(**choice) for choice in context.preset.grid]
+
+        def made(options: LocalizationOptions) -> tuple[float, ModelState]:
+            state = train_together(benches, options)
+            if len(choices) == 1:
+                return 0.0, state
+            answers = [(bench, bench.answers(state, bench.task.validation, options)) for bench in benches]
+            return fmean(each.score(bench.task.definition.metric) for bench, each in answers), state
+
+        best, state, options = -1.0, benches[0].pre, choices[0]
+        for choice in choices:  # no more than two models at a time
+            score, trained = made(choice)
+            if score > best:
+                best, state, options = score, trained, choice
+        return {bench.task.name: TunedTask(bench, state, options) for bench in benches}
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Scores, overlaps, and what grafts and unions keep of the gain."""
+        tasks, rows = distinct(rows, "task"), with_gains(rows)
+        models = {"no graft": "no graft", "graft of its own": "graft", "whole model": "whole model"}
+        own = [row for row in rows if row["model"] != "graft" or row["region"] == row["task"]]
+        gains = {task: ("gain", {"task": task}) for task in tasks}
+        scores = {title: ("score", {"model": model}) for title, model in models.items()}
+        grafts = select(rows, model="graft")
+        title = "Share of the gain that is kept (eq. 5)"
+        return [
+            pivot(SCORE, own, "task", with_constant(own, scores)),
+            pivot(
+                "Share of the column's region that lies in the row's",
+                grafts,
+                "region",
+                {task: ("overlap", {"task": task}) for task in tasks},
+            ),
+            pivot(f"{title}: grafts of one task", grafts, "region", gains),
+            pivot(
+                f"{title}: unions of several tasks' regions, before and after {PURIFYING_STEPS} steps on S",
+                [row for row in rows if row["model"] in ("union", "purified")],
+                ("region", "model"),
+                gains,
+            ),
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """Of kin and strangers, of unions, and of the one pair that the text names."""
+        rows = with_gains(rows)
+        pairs = [row for row in select(rows, model="graft") if row["region"] != row["task"]]
+        kin = [row for row in pairs if kind_of(row["region"]) == kind_of(row["task"])]
+        strangers = [row for row in pairs if row not in kin]
+        shared, apart = mean(kin, "overlap"), mean(strangers, "overlap")
+        helped, unhelped = known_mean(kin), known_mean(strangers)
+        members = groups(distinct(rows, "task"))
+        inside = [row for row in rows if row["task"] in members.get(row["region"], ())]
+        union, pure = (known_mean(select(inside, model=model)) for model in ("union", "purified"))
+        there, back = (
+            known_mean(select(pairs, region=source, task=target))
+            for source, target in (("mrpc", "qqp"), ("qqp", "mrpc"))
+        )
+        return [
+            Claim(
+                "the regions of two tasks share less than half",
+                "—",
+                shown(mean(pairs, "overlap")),
+                verdict(mean(pairs, "overlap") < 0.5, mean(pairs, "overlap")),
+            ),
+            Claim(
+                "regions of one kind of task share more than those of two kinds",
+                "—",
+                f"{shown(shared)} against {shown(apart)}",
+                verdict(shared > apart, shared, apart),
+            ),
+            Claim(
+                "a graft gives tasks of its kind more of their gain than other tasks",
+                "—",
+                f"{shown(helped)} against {shown(unhelped)}",
+                verdict(helped > unhelped, helped, unhelped),
+            ),
+            Claim(
+                "a union keeps 70 % of the gain of its tasks, mean over unions and tasks",
+                "70",
+                shown(union),
+                verdict(union >= 0.7, union),
+            ),
+            Claim("ten steps on S raise that to 80 %", "80", shown(pure), verdict(pure >= 0.8, pure)),
+            Claim(
+                "MRPC's region gives QQP more of its gain than QQP's gives MRPC",
+                "—",
+                f"{shown(there)} against {shown(back)}",
+                verdict(there > back, there, back),
+            ),
+        ]
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Figure 8: overlaps; gains of grafts; gains of unions, before and after."""
+        rows, tasks = with_gains(rows), distinct(rows, "task")
+        shown_in = {
+            "overlap": ("graft", "overlap"),
+            "gain of grafts": ("graft", "gain"),
+            "gain of unions": ("union", "gain"),
+            "of purified unions": ("purified", "gain"),
+        }
+        figure, (axes,) = panels(list(shown_in), width=3.4, height=3.4, share_y=False)
+        for ax, (model, key) in zip(axes, shown_in.values(), strict=True):
+            names = distinct(select(rows, model=model), "region")
+            cells = np.array([[mean(rows, key, model=model, region=n, task=t) for t in tasks] for n in names])
+            ax.imshow(cells, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+            ax.grid(visible=False)
+            ax.set_xticks(range(len(tasks)), tasks, rotation=60, ha="right", rotation_mode="anchor")
+            ax.set_yticks(range(len(names)), names)
+            for (i, j), value in np.ndenumerate(cells):
+                if not math.isnan(value):
+                    ax.text(
+                        j,
+                        i,
+                        f"{100 * value:.0f}",
+                        ha="center",
+                        va="center",
+                        fontsize=6,
+                        color="white" if value > 0.6 else "black",
+                    )
+        axes[0].set_ylabel("region of; all in %")
+        return figure
+
+
+def kind_of(task: str) -> str:
+    """The kind of a task; one that is not known is of a kind of its own."""
+    return next((kind for kind, members in KINDS.items() if task in members), task)
+
+
+def groups(tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The tasks whose regions are put together: those of a kind, all pairs of texts, and all; each two at least."""
+    found = {kind: tuple(task for task in tasks if task in members) for kind, members in KINDS.items()}
+    found["NLI + paraphrase"] = found["NLI"] + found["paraphrase"]
+    found = {name: members for name, members in found.items() if len(members) > 1 and len(members) < len(tasks)}
+    unions = {members: name for name, members in reversed(found.items())}  # of two with one content, the first
+    return {name: members for members, name in reversed(unions.items())} | {"all": tuple(tasks)}
+
+
+def with_gains(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the share of the gain that each keeps (eq. 5): NaN where training lifts the score by too little."""
+    found = []
+    for row in rows:
+        same = {key: row[key] for key in ("task", "shots", "seed") if key in row}
+        before, after = (mean(rows, "score", model=model, **same) for model in ("no graft", "whole model"))
+        learned = after - before >= LEARNED
+        found.append({**row, "gain": (row["score"] - before) / (after - before) if learned else math.nan})
+    return found
+
+
+def known_mean(rows: Sequence[Row]) -> float:
+    """The mean gain of the rows that have one; NaN where none has."""
+    return mean([row for row in rows if not math.isnan(row["gain"])], "gain")

@@ -1,0 +1,111 @@
+"""Label words against a linear layer as the readout. Figure 3 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from matplotlib.figure import Figure
+
+from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.jobs.experiments import (
+    SCORE,
+    Claim,
+    Experiment,
+    ExperimentContext,
+    Preset,
+    Row,
+    Unit,
+    distinct,
+    kept,
+    mean,
+    pivot,
+    share_of,
+    shown,
+    sparsities_of,
+    verdict,
+    with_constant,
+)
+from forgetfree.results.figures import curves, legend, look
+from forgetfree.results.rendering import Table
+
+#: ``auto`` is the readout by label words that the model has a head for.
+READOUTS = ("auto", "linear")
+
+
+class PromptAgainstLinear(Experiment):
+    """Fine-tune with either readout, graft at several sparsities."""
+
+    paper: ClassVar[str] = "figure 3"
+    question: ClassVar[str] = "Does a skill lie in a tiny region also where fine-tuning must learn a readout?"
+    presets: ClassVar = {
+        "small": replace(
+            SMALL,
+            model="smollm2",
+            readout="auto",
+            tasks=("sst2", "qnli"),
+            shots=(64,),
+            seeds=(0,),
+            sparsities=(1e-4, 1e-3, 1e-2),
+        ),
+        "paper": replace(PAPER, tasks=("sst2", "ag_news", "qnli", "qqp"), sparsities=(1e-5, 1e-4, 1e-3, 1e-2)),
+    }
+
+    def units(self, preset: Preset) -> list[Unit]:
+        """By readout, too."""
+        return [{**unit, "readout": readout} for unit in super().units(preset) for readout in READOUTS]
+
+    def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
+        """The fine-tuned model, and its graft at every sparsity."""
+        tuned, sparsities = context.tuned(unit), context.preset.sparsities
+        rows = [tuned.row(tuned.fine_tuned, model="fine-tuned", sparsity=1.0)]
+        for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):
+            rows.append(tuned.row(tuned.graft(region), model="grafted", sparsity=sparsity))
+        return rows
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        """Scores by task and readout."""
+        columns = {
+            f"graft {share_of(s)}": ("score", {"model": "grafted", "sparsity": s})
+            for s in sparsities_of(rows, model="grafted")
+        }
+        columns = {**columns, "fine-tuned": ("score", {"model": "fine-tuned"})}
+        return [pivot(SCORE, rows, ("task", "readout"), with_constant(rows, columns))]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """What a graft keeps with either readout, mean over tasks."""
+        found = []
+        for sparsity in sparsities_of(rows, model="grafted"):
+            shares = [
+                kept(
+                    rows,
+                    {"model": "grafted", "sparsity": sparsity, "readout": readout},
+                    {"model": "fine-tuned", "readout": readout},
+                )
+                for readout in READOUTS
+            ]
+            found.append(
+                Claim(
+                    f"a graft of {share_of(sparsity)} keeps as much of the score with either readout (within 5 points)",
+                    "—",
+                    f"label words {shown(shares[0])}, linear {shown(shares[1])}",
+                    verdict(abs(shares[0] - shares[1]) <= 0.05, *shares),
+                )
+            )
+        return found
+
+    def draw(self, rows: Sequence[Row]) -> Figure:
+        """Scores of grafts over sparsity; dashed: the fine-tuned models."""
+        named = {"auto": "label words", "linear": "linear"}
+        shown_as = [{**row, "readout": named[row["readout"]]} for row in rows]
+        grafts = [row for row in shown_as if row["model"] == "grafted"]
+        figure, axes = curves(grafts, "task", "sparsity", "score", "readout", tuple(named.values()))
+        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
+            for readout in named.values():
+                full = 100 * mean(shown_as, "score", task=task, readout=readout, model="fine-tuned")
+                ax.axhline(full, color=look(readout)["color"], ls="--", lw=0.8)
+            ax.set_xlabel("share of parameters in the graft")
+        axes[0].set_ylabel("score (%); dashed: fine-tuned")
+        legend(figure, axes)
+        return figure
