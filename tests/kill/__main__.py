@@ -34,6 +34,9 @@ def main() -> int:
     parser.add_argument(
         "--first", type=int, default=1, metavar="N", help="begin with the N-th rename, to go on in slices"
     )
+    parser.add_argument(
+        "--seldom", action="store_true", help="at renames of a run without checkpoints within its phases"
+    )
     given = parser.parse_args()
     folder, begin = Path(tempfile.mkdtemp(prefix="kill-")), time.monotonic()
     failures: list[str] = []
@@ -55,7 +58,10 @@ def main() -> int:
             told(f"SIGTERM at {given.signals} random moments, {jobs} at a time, each ended within 10 s", before)
         one, number, before = Harness(World(folder)), given.first, len(failures)
         while number <= given.renames and attempt(
-            failures, f"rename {number}", partial(one.killed_at_replace, after=number % 2 == 0), number
+            failures,
+            f"rename {number}",
+            partial(one.killed_at_replace, after=number % 2 == 0, often=not given.seldom),
+            number,
         ):
             number += 1
         end = "" if number > given.renames else f"; a run has {number - 1}"

@@ -254,10 +254,13 @@ class Harness:
         assert not differ, f"{out} differs in {differ}"
         assert not [path for path in out.rglob(".*") if path.name != ".gitignore"], "leftovers"
 
-    def killed_at_replace(self, number: int, *, after: bool) -> bool:
+    def killed_at_replace(self, number: int, *, after: bool, often: bool = True) -> bool:
         """Kill a run at its rename of this number, before it or after, and resume; return whether it got so far.
 
-        The run writes a checkpoint after every step, so that those renames are among them.
+        Args:
+            number: of the rename.
+            after: kill after it, not before.
+            often: write a checkpoint after every step, so that those renames are among them.
         """
         out, replace, done = self.out(), os.replace, 0
 
@@ -273,7 +276,7 @@ class Harness:
 
             files.os.replace = replacing  # type: ignore[assignment]
 
-        child = Child(self.world.words(out), Watch(), kill)
+        child = Child(self.world.words(out), Watch(), kill, often=often)
         if child.wait() == 0:
             return False
         assert child.code == -signal.SIGKILL, child.log.read_text()
