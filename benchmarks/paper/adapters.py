@@ -15,8 +15,8 @@ from forgetfree.benchmarks.paper.bottlenecks import bottlenecks
 from forgetfree.benchmarks.paper.ood import TARGETS, target_rows
 from forgetfree.benchmarks.paper.presets import ADAMW, PAPER, SMALL
 from forgetfree.benchmarks.paper.published import TABLE_6, TABLE_7
+from forgetfree.core.examples import Examples
 from forgetfree.core.trained import WholeTensors
-from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import TrainingError
 from forgetfree.jobs.experiments import (
     SCORE,
@@ -74,7 +74,7 @@ class Adapters(Experiment):
     def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """Every method at every size, on the task and its targets."""
         tuned, sparsities = context.tuned(unit), context.preset.sparsities
-        tests = {unit["task"]: tuned.bench.task.test}
+        tests: dict[str, Examples] = {unit["task"]: tuned.bench.task.test}
         for names in TARGETS.get(unit["task"], ()):
             if not context.missing(names):
                 name = context.first_available(names)
@@ -157,7 +157,7 @@ class Adapters(Experiment):
 
 
 def adapted(
-    bench: SingleTask, method: str, size: int, choices: Sequence[LocalizationOptions], tests: Mapping[str, EncodedRows]
+    bench: SingleTask, method: str, size: int, choices: Sequence[LocalizationOptions], tests: Mapping[str, Examples]
 ) -> dict[str, Predictions]:
     """The answers on each set of rows after training adapters and readout; of several options validation rows decide."""
     best, kept = -1.0, dict[str, Predictions]()
@@ -181,7 +181,7 @@ def adapted(
                         raise
                     continue
 
-            def answers(rows: EncodedRows, options: LocalizationOptions = options) -> Predictions:
+            def answers(rows: Examples, options: LocalizationOptions = options) -> Predictions:
                 logits = predict(bench.model, rows, batch_size=options.rows_at_once, precision=options.precision)
                 return bench.task.predictions(logits, rows)
 

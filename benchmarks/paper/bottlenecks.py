@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +40,14 @@ class Bottleneck(nn.Module):
         return hidden + added
 
 
+def _after(adapter: Bottleneck, _layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    """Return what goes on in place of a layer's output."""
+    adapted: Tensor = adapter(output)
+    return adapted
+
+
 @contextmanager
-def bottlenecks(
-    backbone: nn.Module, kind: Literal["Houlsby", "Pfeiffer"], size: int, seed: int
-) -> Iterator[list[nn.Parameter]]:
+def bottlenecks(backbone: nn.Module, kind: str, size: int, seed: int) -> Iterator[list[nn.Parameter]]:
     """Put adapters into the backbone inside the block, and yield their parameters; its own tensors stay as they are.
 
     Raises:
@@ -59,7 +64,6 @@ def bottlenecks(
             weight: Any = layer.weight
             width = weight.shape[1 if hasattr(layer, "nf") else 0]  # GPT-2's Conv1D holds its weight transposed
             adapter = Bottleneck(width, size, generator).to(weight.device)
-            hook = layer.register_forward_hook(lambda _layer, _inputs, output, adapter=adapter: adapter(output))
-            stack.callback(hook.remove)
+            stack.callback(layer.register_forward_hook(partial(_after, adapter)).remove)
             parameters += adapter.parameters()
         yield parameters

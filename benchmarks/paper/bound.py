@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
 from forgetfree.core.regions import Region
@@ -123,7 +124,10 @@ class Bound(Experiment):
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Errors and bounds by task, model and entries."""
-        errors = {"training rows": ("train_error", {}), "test rows": ("test_error", {})}
+        errors: dict[str, tuple[str, dict[str, Any]]] = {
+            "training rows": ("train_error", {}),
+            "test rows": ("test_error", {}),
+        }
         whole = [row for row in rows if row["model"] != "described"]
         certified = [{**row, "constant": 1 - row["constant"]} for row in select(rows, model="described")]
         limits = {**errors, CONSTANT: ("constant", {}), f"at most, with {1 - DELTA:.0%}": ("certificate", {})}
@@ -228,7 +232,7 @@ def described(
     theta = pre.clone()
     theta[at] += on_grid(state.theta[at] - pre[at], levels)
     nats = region_nats(len(pre), len(region)) + len(region) * math.log(levels) + SCALE_NATS
-    task, readout = tuned.bench.task.name, {}
+    task, readout = tuned.bench.task.name, dict[str, Tensor]()
     for name, tensor in state.readouts[task].items():
         others = tensor[1:] - tensor[:1]
         rounded = on_grid(others.flatten(), readout_levels).view_as(others)

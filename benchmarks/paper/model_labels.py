@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.core.examples import Examples
 from forgetfree.core.regions import Region
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.jobs.experiments import (
@@ -69,7 +70,7 @@ class ModelLabels(Experiment):
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Scores and agreement with the model, by task and labels."""
         sizes = sparsities_of([row for row in rows if row["labels"] in LABELS])
-        columns = {
+        columns: dict[str, tuple[str, dict[str, Any]]] = {
             f"graft {share_of(s)}, {labels}": ("score", {"labels": labels, "sparsity": s})
             for s in sizes
             for labels in LABELS
@@ -120,7 +121,8 @@ def own_labels(tuned: TunedTask, sparsities: Sequence[float]) -> list[Region]:
     """The regions that are learned with the model's answers in place of the labels."""
     bench, task = tuned.bench, tuned.bench.task
 
-    def relabelled(rows: EncodedRows) -> EncodedRows:
+    def relabelled(rows: Examples) -> Examples:
+        assert isinstance(rows, EncodedRows)
         answers = bench.answers(tuned.fine_tuned, rows, tuned.options)
         return replace(rows, labels=torch.from_numpy(answers.logits.argmax(1)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
@@ -66,11 +66,11 @@ class PromptAgainstLinear(Experiment):
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """Scores by task and readout."""
-        columns = {
+        columns: dict[str, tuple[str, dict[str, Any]]] = {
             f"graft {share_of(s)}": ("score", {"model": "grafted", "sparsity": s})
             for s in sparsities_of(rows, model="grafted")
         }
-        columns = {**columns, "fine-tuned": ("score", {"model": "fine-tuned"})}
+        columns["fine-tuned"] = ("score", {"model": "fine-tuned"})
         return [pivot(SCORE, rows, ("task", "readout"), with_constant(rows, columns))]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, get_args
 
 from forgetfree.display import escaped
@@ -257,10 +258,15 @@ def put_together(name: str, tasks: Sequence[TaskRows]) -> TaskRows:
             "others. Set label_names in its source.json."
         )
 
-    def all_of(split: str) -> Rows:
-        parts = [getattr(each, split) for each in tasks]
-        return Rows(
-            *(tuple(one for part in parts for one in getattr(part, key)) for key in ("first", "second", "labels"))
+    def joined(parts: Sequence[Rows]) -> Rows:
+        texts, others, labels = (
+            tuple(chain(*(getattr(p, key) for p in parts))) for key in ("first", "second", "labels")
         )
+        return Rows(texts, others, labels)
 
-    return TaskRows(replace(first, name=name, hub=None), *map(all_of, SPLITS))
+    return TaskRows(
+        replace(first, name=name, hub=None),
+        train=joined([each.train for each in tasks]),
+        validation=joined([each.validation for each in tasks]),
+        test=joined([each.test for each in tasks]),
+    )

@@ -228,7 +228,7 @@ def locate(name: str) -> str:
             "to --model."
         )
     if name == "smollm2":
-        raise ModelError(
+        raise UsageError(
             "The model 'smollm2' is a directory of this name, which is not here. Make it: python -m "
             "forgetfree.benchmarks.smollm2 --out smollm2."
         )

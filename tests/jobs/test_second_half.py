@@ -128,6 +128,23 @@ def test_one_task_alone_is_refused(data_directory: Path, tmp_path: Path, capsys:
     assert "multi-task needs two tasks or more, got sst2." in capsys.readouterr().err
 
 
+def test_without_smollm2_the_remedy_is_told(
+    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    arguments = [
+        "experiment",
+        "causal",
+        "--data",
+        str(data_directory),
+        "--task",
+        "sst2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert cli.main(arguments) == 2
+    assert "Make it: python -m forgetfree.benchmarks.smollm2 --out smollm2." in capsys.readouterr().err
+
+
 # -- bound -----------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """The paper's experiments by name: work done unit by unit, results.json, tables, claims and a figure.
 
-An experiment is one final class in one file of `forgetfree.benchmarks.paper`. It says what is measured on one unit
+An experiment is one class in one file of `forgetfree.benchmarks.paper`. It says what is measured on one unit
 (a task, a number of shots, a seed), and what follows from all rows together.
 """
 

@@ -1,4 +1,4 @@
-"""What an experiment is: one final class in one file of `forgetfree.benchmarks.paper`."""
+"""What an experiment is: one class in one file of `forgetfree.benchmarks.paper`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Claim:
 
 
 class Experiment(ABC):
-    """Base of all experiments. Subclasses are final, and say what they measure and what follows."""
+    """Base of all experiments. Subclasses say what they measure and what follows."""
 
     #: What of the paper it repeats.
     paper: ClassVar[str]
