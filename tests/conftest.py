@@ -11,6 +11,8 @@ from typing import Any
 # Before torch is imported, which reads it then.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test asks for two threads, one that waits leaves its core to others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # readline leaves the width of a terminal that is not there, which reports would be laid out for.
 os.environ.pop("COLUMNS", None)
 
