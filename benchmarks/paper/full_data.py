@@ -19,7 +19,7 @@ class FullData(Localization):
     """`Localization` with up to 50,000 rows a label; the four tasks of sentiment are one."""
 
     paper: ClassVar[str] = "table 5"
-    single: ClassVar = ("shots",)
+    single: ClassVar[tuple[str, ...]] = ("shots",)
     merged: ClassVar[Mapping[str, tuple[str, ...]]] = {"sentiment": ("sst2", "mr", "cr", "mpqa")}
     question: ClassVar[str] = "Must the region grow with the data?"
     presets: ClassVar = {

@@ -36,7 +36,7 @@ class Localization(Experiment):
     """Fine-tune, localize, graft: with few shots and with many."""
 
     paper: ClassVar[str] = "table 2, figure 3"
-    single: ClassVar = ()
+    single: ClassVar[tuple[str, ...]] = ()
     question: ClassVar[str] = "Do the fine-tuned values of a tiny region bring back what fine-tuning learned?"
     presets: ClassVar = {
         "small": replace(SMALL, tasks=PAPER.tasks, shots=(64, 4096), seeds=(0,)),
