@@ -122,6 +122,27 @@ def test_the_router_chooses_one_task_for_all_words_of_a_sentence() -> None:
     assert set(chosen) == {0, 1}
 
 
+def test_features_choose_one_task_for_all_words_of_a_sentence() -> None:
+    strategy, rows = learned("fine-tune", domains(), task_inference="lda", lda_layer=0)
+    first, second = strategy.stream.tasks
+    chosen = []
+    for task in (first, second):
+        own = []
+        for learner in (first, second):
+            strategy.learned, before = [learner], strategy.learned
+            own.append(torch.from_numpy(strategy.evaluate([task])[task.name].logits))
+            strategy.learned = before
+        of_rows = strategy.task_features.nearest(
+            task.test.batch(range(len(task.test)))[0], [first.name, second.name]
+        ).tolist()
+        routed, begin = torch.from_numpy(rows[-1][task.name].logits), 0
+        for count, number in zip(task.test.counts, of_rows, strict=True):
+            words = slice(begin, begin := begin + count)
+            assert torch.allclose(routed[words], own[number][words], atol=1e-5)
+        chosen += of_rows
+    assert set(chosen) == {0, 1}
+
+
 def test_the_task_must_be_known_where_labels_differ() -> None:
     with pytest.raises(
         UsageError, match=r"scenario=class.*'people' O means none.*Use scenario=task; or scenario=domain"
