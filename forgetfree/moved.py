@@ -25,7 +25,7 @@ MOVED: Mapping[str, tuple[str, ...]] = {
         "inference": ("serve.inference",),
         "ledger_strategy": ("continual.regions",),
         "localization": ("learning.localization",),
-        "lora": ("strategies.lora.adapters", "strategies.lora.file"),
+        "lora": ("models.lora_adapters", "strategies.lora.file"),
         "lora_strategy": ("strategies.lora.task_adapters",),
         "metrics": ("results.metrics",),
         "monitor": ("learning.monitor",),

@@ -39,11 +39,11 @@ from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import fine_tune, predict
+from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
 from forgetfree.results.figures import legend, look, panels
 from forgetfree.results.metrics import Predictions
 from forgetfree.results.rendering import CONSTANT, Table
 from forgetfree.seeds import derive_seed
-from forgetfree.strategies.lora.adapters import LoraAdapters, lora_config, targets
 
 #: Ranks of LoRA and widths of bottlenecks (B.3).
 SIZES = {"LoRA": (1, 2, 8), "Houlsby": (1, 2, 16, 64), "Pfeiffer": (1, 2, 16, 64)}

@@ -105,13 +105,14 @@ class StreamAnswers:
             self._strategy.choose_batches = None
 
 
-def sample(batches: list[list[int]], count: int = CHECKED_ROWS) -> list[list[int]]:
-    """Return at most ``count`` rows, spread evenly over batches that stand in the order of length, in batches no larger.
+def sample(batches: list[list[int]], count: int | None = None) -> list[list[int]]:
+    """Return at most ``count`` rows, by default `CHECKED_ROWS`, in batches no larger.
 
-    They are the same at every call, since the bits of a row's logits depend on the rows beside it.
+    They are spread evenly over batches that stand in the order of length, and are the same at every call, since the bits of a
+    row's logits depend on the rows beside it.
     """
     rows, size = [row for batch in batches for row in batch], max(map(len, batches))
-    chosen = [rows[place] for place in evenly(len(rows), count)]
+    chosen = [rows[place] for place in evenly(len(rows), CHECKED_ROWS if count is None else count)]
     return [chosen[i : i + size] for i in range(0, len(chosen), size)]
 
 

@@ -71,13 +71,17 @@ def refuse_without(models: int, kept: int, config: JobConfig, asked: Asked) -> N
     """Raise ``UsageError`` unless there is room for so many bytes, those that are there already included."""
     cache = asked.common.cache
     for flag, place, needed in (("--out", config.out, kept + (0 if cache else models)), ("--cache", cache, models)):
-        if place:
-            free = shutil.disk_usage(existing(Path(place))).free
-            if needed - _held(Path(place)) > free:
-                raise UsageError(
-                    f"{flag} {place} needs about {needed:,} bytes, and {free:,} are free there. Give a directory on another "
-                    "disk, or ask for fewer strategies or seeds."
-                )
+        if not place:
+            continue
+        try:
+            free, held = shutil.disk_usage(existing(Path(place))).free, _held(Path(place))
+        except OSError:  # a place that cannot be is told by who writes there
+            continue
+        if needed - held > free:
+            raise UsageError(
+                f"{flag} {place} needs about {needed:,} bytes, and {free:,} are free there. Give a directory on another "
+                "disk, or ask for fewer strategies or seeds."
+            )
 
 
 def _held(directory: Path) -> int:

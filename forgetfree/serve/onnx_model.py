@@ -59,8 +59,9 @@ def export_onnx(write: Callable[[Path], WrittenModel], out: StrPath) -> WrittenM
                 "--format out, and follow the README.md of what is written."
             )
         with quiet(transformers):
-            model = getattr(transformers, written.loader).from_pretrained(written.directory).eval()
-            tokenizer = transformers.AutoTokenizer.from_pretrained(written.directory)
+            loader = getattr(transformers, written.loader)
+            model = loader.from_pretrained(written.directory, trust_remote_code=False, use_safetensors=True).eval()
+            tokenizer = transformers.AutoTokenizer.from_pretrained(written.directory, trust_remote_code=False)
         weights = sum(tensor.nbytes for tensor in model.state_dict().values())
         for file in written.directory.glob("model*.safetensors*"):
             file.unlink()

@@ -1,4 +1,4 @@
-"""LoRA: adapters in a model, their file, what strategies by adapters share, and the two strategies."""
+"""LoRA: the file of adapters, what strategies by adapters share, and the two strategies; adapters: models/lora_adapters.py."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from forgetfree.display import brief, is_text
 from forgetfree.errors import RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, check_fields, is_number, parse_json
-from forgetfree.strategies.lora.adapters import lora_config
+from forgetfree.models.lora_adapters import lora_config
 
 FORMAT, SCHEMA = "forgetfree.lora", 1
 _REMEDY = "Restore it from a copy, or run the stream again."

@@ -14,8 +14,8 @@ from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.errors import RunError
 from forgetfree.files import read_signed
 from forgetfree.models.loading import LoadedModel
+from forgetfree.models.lora_adapters import LoraAdapters
 from forgetfree.serve.kept import Source, defined
-from forgetfree.strategies.lora.adapters import LoraAdapters
 from forgetfree.strategies.lora.file import FORMAT, LoraRecord, config_of, load_records
 
 

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from forgetfree.continual.strategy import ContinualStrategy, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.models.lora_adapters import overlap
 from forgetfree.options import option
-from forgetfree.strategies.lora.adapters import overlap
 from forgetfree.strategies.lora.task_adapters import AdapterOptions, TaskAdapters, check_targets
 
 

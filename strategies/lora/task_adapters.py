@@ -20,9 +20,9 @@ from forgetfree.display import brief
 from forgetfree.errors import OptionError, RunError, TaskError
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import changed_buffers
+from forgetfree.models.lora_adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
-from forgetfree.strategies.lora.adapters import LoraAdapters, check_shapes, linear_layers, lora_config, targets
 from forgetfree.strategies.lora.file import LoraRecord, config_of, load_records, save_records
 
 

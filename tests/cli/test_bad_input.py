@@ -219,7 +219,7 @@ CASES = [
         1,
     ),
     Case("run sst2 --data ''", "--data needs a value, got an empty text."),
-    Case("run sst2 --readout magic", "Unknown --readout 'magic'. Known: auto, causal, linear, prompt."),
+    Case("run sst2 --readout magic", "Unknown --readout 'magic'. Known: auto, causal, linear, mean, prompt."),
     Case(
         "run sst2 --readout prompt", "The readout 'prompt' needs a masked language model, and 'model' is BertModel.", 1
     ),
@@ -594,7 +594,7 @@ CASES = [
     Case("report experiment", "setting must be an object", 1, edit("experiment/results.json", at("setting", to=[]))),
     Case(
         "report experiment",
-        "results.json: experiment must be one of calibration, continual, localization,",
+        "results.json: experiment must be one of adapters, bound, calibration,",
         1,
         edit("experiment/results.json", at("experiment", to="x")),
     ),
@@ -667,6 +667,7 @@ CASES = [
         "There is no task 'sst' to answer. Did you mean 'sst2'? The run learned: qnli, sst2.",
         1,
     ),
+    Case("export run --format onyx", "Unknown --format 'onyx'. Did you mean 'onnx'?"),
     Case("export nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
     Case("export run --out data", "--out 'data' exists and is not an empty directory. Give another one."),
     Case("export run --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
@@ -737,6 +738,9 @@ CASES = [
         "convert model --to graft --out out",
         "'model' is no adapter of PEFT: expected a directory with adapter_config.json.",
     ),
+    Case("convert run --to shira --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
+    Case("convert graft --to shira --strategy lora --out out", "--seed and --strategy are for the directory of a run."),
+    Case("convert run --to shira --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
     Case("convert model --to graft --out graft", "--out 'graft' exists. Give a new name."),
     Case("convert model --to graft --drop-others --out out", "--drop-others goes with --to shira: "),
     Case(
@@ -749,7 +753,10 @@ CASES = [
     Case("merge graft graft", "Merging takes two different grafts or more, got 1. Give one a task."),
     Case(f"merge graft {GRAFT}", "are both of task 'sst2'. Give one graft a task."),
     Case("merge graft nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
-    Case(f"merge graft {LEDGER}", "is no graft: expected the format 'forgetfree.graft', got 'forgetfree.ledger'.", 1),
+    Case(f"merge graft {LEDGER}", "are both of task 'sst2'. Give one graft a task."),
+    Case("merge run --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
+    Case("merge graft graft --strategy lora --out out", "--seed and --strategy are for the directory of a run.."),
+    Case("merge run --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
     Case("merge graft other.safetensors --by tie", "Unknown --by 'tie'. Did you mean 'ties'?"),
     Case(
         f"merge graft {GRAFT} --weight 0.5", "The weight is of task-arithmetic and ties: stitch has none. Leave it out."
@@ -798,12 +805,12 @@ CASES = [
         1,
     ),
     Case(
-        "ledger remove run --task nosuch --out C --data data --model model --json --quiet",
+        "ledger remove run --task nosuch --out C --resume --data data --model model --json --quiet",
         "run did not learn a task 'nosuch'.",
         1,
     ),
     Case(
-        "ledger update run --task nosuch --out C --data data --model model --json --quiet",
+        "ledger update run --task nosuch --out C --resume --data data --model model --json --quiet",
         "run did not learn a task 'nosuch'.",
         1,
     ),

@@ -206,7 +206,10 @@ def test_progress_names_stream_strategy_task_and_phase(
             r"none\.toml cannot be read: No such file or directory\. Give a TOML",
         ),
         (["run"], r"No stream is given"),
-        (["run", "sst2", "--readout", "magic"], r"Unknown --readout 'magic'\. Known: auto, causal, linear, prompt"),
+        (
+            ["run", "sst2", "--readout", "magic"],
+            r"Unknown --readout 'magic'\. Known: auto, causal, linear, mean, prompt",
+        ),
         (["report", "x", "--format", "pdf"], r"Unknown --format 'pdf'\."),
         (["list", "planets"], r"Unknown argument 'planets'\."),
         (["list", "tasks", "more"], r"Unrecognized arguments: more"),

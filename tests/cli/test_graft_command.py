@@ -165,7 +165,7 @@ def test_config_json_says_what_repeats_it(finished: Path, graft: GraftCommand) -
     config = json.loads((finished / "config.json").read_text())
     assert set(config) == {
         *("schema", "graft", "options", "versions", "machine", "command", "model", "fine_tuned", "base_file", "tasks"),
-        *("data", "about", "units"),
+        *("data", "about", "units", "code"),
     }
     assert config["graft"]["seed"] == [0, 3] and config["graft"]["set"] == {
         "optimizer": "adamw",

@@ -66,7 +66,8 @@ def test_a_ledger(runs: Path, read: Any) -> None:
     ledger, shown = Ledger.load(path), read("ledger", "show", path, "--json")
     assert shown["bytes"] == path.stat().st_size and shown["fingerprint"] == ledger.fingerprint
     assert shown["tasks"] == [
-        {"task": each.task, "region": len(each.region), "owned": len(each.owned.region)} for each in ledger.records
+        {"task": each.task, "region": len(each.region), "owned": len(each.owned.region), "alone": False}
+        for each in ledger.records
     ]
     assert shown["owned"] == sum(task["owned"] for task in shown["tasks"])
     for by in ("layers", "kinds"):

@@ -27,7 +27,6 @@ NOT_READ = (
 PARSERS = {
     "files": "signed files; the header that safetensors has just made",
     "json_file": "JSON files and JSON in them",
-    "core/graft_file": "whether a file is a graft",
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
     "core/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
     "lora/file": "what was written in the same call",

@@ -185,7 +185,7 @@ def test_a_fingerprint_knows_names_shapes_dtypes_and_buffers() -> None:
 
 def test_an_unknown_readout_is_refused(model_directory: ModelDirectory) -> None:
     text = message(model_directory("bert"), "cls", UsageError)
-    assert text == "Unknown readout 'cls'. Known: auto, linear, prompt, causal."
+    assert text == "Unknown readout 'cls'. Known: auto, linear, mean, prompt, causal."
 
 
 @pytest.mark.parametrize(

@@ -353,7 +353,7 @@ def test_a_row_of_an_experiment_without_its_number_is_refused(tmp_path: Path) ->
         forgetfree.load_results(tmp_path)
     held["experiment"] = "nothing"
     (tmp_path / "results.json").write_text(json.dumps(held))
-    with pytest.raises(ReportError, match=r"experiment must be one of calibration, continual, .*, got 'nothing'"):
+    with pytest.raises(ReportError, match=r"experiment must be one of adapters, bound, .*, got 'nothing'"):
         forgetfree.load_results(tmp_path)
 
 

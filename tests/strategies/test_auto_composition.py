@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from forgetfree import Ledger, Predictor, cli, registry
+from forgetfree.continual.skill_training import SkillTraining
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
@@ -50,7 +51,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, alone: set[str]) -> None:
         is_alone = strategy.regions._alone
         return float(is_alone == (task.name in alone)), 0.0
 
-    monkeypatch.setattr(registry.strategy("grafting-continual"), "_quality", quality)
+    monkeypatch.setattr(SkillTraining, "_quality", quality)
 
 
 def assert_same(one: Record, other: Record) -> None:
@@ -136,11 +137,11 @@ def test_an_interrupted_rival_leaves_the_model_as_it_was(
         with monkeypatch.context() as patch:
             left = iter(range(calls - 1))
 
-            def quality(strategy: Any, task: Any) -> tuple[float, float]:
+            def quality(skills: Any, task: Any) -> tuple[float, float]:
                 next(left)  # noqa: B023
                 return 0.0, 0.0
 
-            patch.setattr(cls, "_quality", quality)
+            patch.setattr(SkillTraining, "_quality", quality)
             with pytest.raises((StopIteration, RuntimeError)):
                 strategy.train(second)
         assert (strategy.evaluate([stream.tasks[0]])["qnli"].logits == before).all()

@@ -549,7 +549,7 @@ def test_a_stream_whose_model_was_changed_is_refused(tiny_stream: MakeStream) ->
 
 def test_localized_regions_are_kept_without_their_scores(history: History) -> None:
     """Scores are as large as the model; memory is to grow with the regions only."""
-    for learned in history.strategy.localized.values():
+    for learned in history.strategy.skills.localized.values():
         assert learned.scores.numel() == 0 and len(learned.region) > 0
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from forgetfree import cli, registry
 from forgetfree.continual.streams import benchmark_stream
 from forgetfree.errors import OptionError, RunError, TaskError
-from forgetfree.strategies.lora.adapters import LoraAdapters, overlap, targets
+from forgetfree.models.lora_adapters import LoraAdapters, overlap, targets
 from forgetfree.strategies.lora.task_adapters import adapter_training
 
 MODELS = {"bert": "linear", "roberta-mlm": "prompt", "gpt2-lm": "causal"}
