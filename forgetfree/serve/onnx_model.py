@@ -61,6 +61,7 @@ def export_onnx(write: Callable[[Path], WrittenModel], out: StrPath) -> WrittenM
         with quiet(transformers):
             loader = getattr(transformers, written.loader)
             model = loader.from_pretrained(written.directory, trust_remote_code=False, use_safetensors=True).eval()
+            model.config.use_cache = False  # what was computed for earlier tokens is of no use to a classifier
             tokenizer = transformers.AutoTokenizer.from_pretrained(written.directory, trust_remote_code=False)
         weights = sum(tensor.nbytes for tensor in model.state_dict().values())
         for file in written.directory.glob("model*.safetensors*"):
@@ -95,7 +96,7 @@ def _export(model: Any, tokenizer: Any, file: Path, *, apart: bool) -> None:
             )
     except Exception as error:  # of whatever the exporter meets in the network's code
         raise ModelError(
-            f"PyTorch's exporter cannot write {type(model).__name__} as ONNX: {first_line(error)}. Leave --format out, and "
+            f"PyTorch's exporter cannot write {type(model).__name__} as ONNX: {first_line(error.__cause__ or error)}. Leave --format out, and "
             "export what is written by optimum."
         ) from error
     finally:

@@ -77,7 +77,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 @pytest.fixture
 def run(data_directory: Path, model_directory: Any) -> list[str]:
     """Two strategies with names of different lengths on three tasks."""
-    fixed = {"--data": data_directory, "--model": model_directory("bert"), "--shots": 4, "--steps": 3}
+    fixed = {"--data": data_directory, "--model": model_directory("bert"), "--shots": 4, "--steps": 20}
     strategies = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--sparsity", "0.01"]
     return ["run", "qnli,ag_news,sst2", *strategies, *(str(word) for pair in fixed.items() for word in pair)]
 

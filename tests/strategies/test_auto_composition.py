@@ -47,8 +47,8 @@ def learn(stream: Any, **changes: Any) -> Any:
 def prefer(monkeypatch: pytest.MonkeyPatch, alone: set[str]) -> None:
     """Let validation rows prefer that these tasks stand alone."""
 
-    def quality(strategy: Any, task: Any) -> tuple[float, float]:
-        is_alone = strategy.regions._alone
+    def quality(skills: Any, task: Any) -> tuple[float, float]:
+        is_alone = skills._strategy.regions._alone
         return float(is_alone == (task.name in alone)), 0.0
 
     monkeypatch.setattr(SkillTraining, "_quality", quality)
