@@ -96,8 +96,8 @@ def _export(model: Any, tokenizer: Any, file: Path, *, apart: bool) -> None:
             )
     except Exception as error:  # of whatever the exporter meets in the network's code
         raise ModelError(
-            f"PyTorch's exporter cannot write {type(model).__name__} as ONNX: {first_line(error.__cause__ or error)}. Leave --format out, and "
-            "export what is written by optimum."
+            f"PyTorch's exporter cannot write {type(model).__name__} as ONNX: {first_line(error.__cause__ or error)}. Leave "
+            "--format out, and export what is written by optimum."
         ) from error
     finally:
         chatty.setLevel(level)
