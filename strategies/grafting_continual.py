@@ -65,11 +65,16 @@ class GraftingContinual(RegionStrategy):
             raise OptionError(
                 "composition=alone stands each task on θ_pre, and localize_at=union searches on a union. Leave one of them out."
             )
+        if options.composition == "alone" and options.final_union:
+            raise OptionError(
+                "composition=alone makes no union, and final_union answers with one. Leave one of them out."
+            )
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""
         self.regions = TaskRegions(self, self.options.composition)
         self.skills = SkillTraining(self)
+        self.noted = self.skills.scales  # a job keeps it
         #: γ_n of tasks for which it was found in another stream.
         self.reused: dict[str, LearnedRegion] = {}
         #: The task whose union answers for all tasks, while the final union is evaluated.
@@ -120,7 +125,8 @@ class GraftingContinual(RegionStrategy):
         extra = {"scales": self.skills.scales} if self.options.region_start == "scaled" else {}
         if not self.options.final_union:
             return extra
-        self._answers_all = self.learned[-1]
+        last = self.regions.ledger.records[self.regions.ledger.last_of_union - 1].task
+        self._answers_all = next(task for task in self.learned if task.name == last)
         try:
             answers = self.evaluate()
         finally:

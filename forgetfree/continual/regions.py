@@ -174,8 +174,7 @@ class TaskRegions:
             with self.pre_trained():
                 yield None
             return
-        if self.stands_alone(task):
-            self._switch.to(0)
+        self._switch.to(0) if self.stands_alone(task) else self._rest()
         model = self._strategy.model
         module = model.readout_module(task.label)
         untrained = tensors_of(module)

@@ -22,7 +22,7 @@ from forgetfree.continual.evaluator import silent_evaluator
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.old_hooks import check_hooks
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for
+from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
 from forgetfree.continual.whole_model import Kept, WholeModel
@@ -225,8 +225,7 @@ class ContinualStrategy(StrategyTemplate):
         Raises:
             ForgetfreeError: a file is missing or damaged, or of another model or stream; nothing is changed.
         """
-        for part in all_kept(self):
-            part.load(Path(directory))
+        load_all(self, Path(directory))
 
     @final
     def bytes_kept(self) -> int:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -61,6 +62,14 @@ def features_for(strategy: Any) -> TaskFeatures | None:
 def all_kept(strategy: Any) -> list[Kept]:
     """Return what a strategy keeps to answer later, and to find out tasks; this first, for it changes no model."""
     return [strategy.kept] if strategy.task_features is None else [strategy.task_features, strategy.kept]
+
+
+def load_all(strategy: Any, directory: Path) -> None:
+    """Load what `all_kept` wrote; a damaged file is told before anything is changed."""
+    if strategy.task_features is not None:
+        strategy.task_features.read(directory)
+    for part in reversed(all_kept(strategy)):
+        part.load(directory)
 
 
 def learn_features(strategy: Any, task: EncodedTask) -> None:

@@ -41,8 +41,9 @@ class Shards:
                     "fully_shard."
                 )
             self._mesh = tensor.device_mesh
-            each = -(-spec.shape[0] // self._mesh.size())  # rows of every shard but the last ones
-            starts.append(spec.offset + self._mesh.get_local_rank() * each * (spec.size // spec.shape[0]))
+            each = -(-spec.shape[0] // self._mesh.size())  # rows of every shard but the last ones, which may be empty
+            before = min(self._mesh.get_local_rank() * each, spec.shape[0])
+            starts.append(spec.offset + before * (spec.size // spec.shape[0]))
             self.module.register_parameter(str(number), nn.Parameter(tensor.detach().to_local()))
         self.space = ParameterSpace.of(self.module, exclude=())
         self._starts, self._sizes = torch.tensor(starts), torch.tensor([each.size for each in self.space.tensors])

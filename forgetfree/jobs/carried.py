@@ -24,6 +24,7 @@ from forgetfree.ledger import Ledger
 from forgetfree.results.run_results import SECONDS_PER_TASK
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.serve.kept import LEDGER
+from forgetfree.tasks import version_of
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 
@@ -51,7 +52,9 @@ class Carried:
         self._record: Json = unit.record() or {}
         self.held = held = Ledger.load(unit.directory / LEDGER)
         same = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(learned, tasks, strict=False))]
-        if all(task in tasks or held.stands_alone(task) for task in learned):  # what goes left nothing to others
+        goes = [task for task in learned if task not in tasks]
+        met_again = {version_of(task)[0] for task in tasks}  # a version starts from the readout of the one before it
+        if all(held.stands_alone(task) and version_of(task)[0] not in met_again for task in goes):  # it left nothing
             same = [task for task in learned if task in tasks]
         self.tasks = same if on_ledger else []
         self.again = self._stream[len(self.tasks) :]

@@ -110,6 +110,10 @@ class TaskFeatures:
         Raises:
             RunError: it is missing or damaged, or of another model or layer; nothing is changed.
         """
+        self.means, self._scatter, self._rows = self.read(directory)
+
+    def read(self, directory: Path) -> tuple[dict[str, Tensor], Tensor, int]:
+        """Return the means, the scatter and the number of rows that a file holds; see `load`."""
         path = directory / FILE
         header, tensors = read_signed(path, RunError, _REMEDY, unsigned=(), format=_FORMAT)
         about = parse_json(header.get("about", "null"))
@@ -126,4 +130,4 @@ class TaskFeatures:
                 f"{path} was made with another model or layer: expected layer {expected[0]} of {expected[1][:12]}, got layer "
                 f"{about.get('layer')} of {str(about.get('model'))[:12]}. Load it with its run's model and options."
             )
-        self.means, self._scatter, self._rows = dict(zip(tasks, means, strict=True)), scatter, rows
+        return dict(zip(tasks, means, strict=True)), scatter, rows

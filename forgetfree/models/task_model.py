@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.parameters import at_least_float32
 from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
 from forgetfree.models.tokens import TokenLayout
 
@@ -108,8 +109,9 @@ class TaskModel(ReadoutModel):
 
 def mean_of_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of the hidden states ``(B, L, H)`` of each row's tokens, without padding: ``(B, H)``."""
-    weights = mask.to(hidden.dtype).unsqueeze(-1)
-    return (hidden * weights).sum(1) / weights.sum(1)
+    wide = hidden.to(at_least_float32(hidden.dtype))  # the sum of many tokens may not fit into half precision
+    weights = mask.to(wide.dtype).unsqueeze(-1)
+    return ((wide * weights).sum(1) / weights.sum(1)).to(hidden.dtype)
 
 
 #: Heads whose output is the logits. Other models scale or cap them (Gemma 2), and so are called as a whole.

@@ -28,6 +28,21 @@ _SAMPLE = ["a film that one sees again and again", "dull"]
 _COMPARED = [["What was it?"], ["dull", "a joy from start to end, and then some more of it", "fine , though long"]]
 
 
+_CARD = f"""# A classifier in ONNX
+
+`{FILE}` takes what the tokenizer beside it returns, and gives logits; `config.json` names the labels under `id2label`.
+
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+rows = AutoTokenizer.from_pretrained(".")(["a text"], padding=True, truncation=True, return_tensors="np")
+session = onnxruntime.InferenceSession("{FILE}")
+(logits,) = session.run(None, {{each.name: rows[each.name] for each in session.get_inputs()}})
+```
+"""
+
+
 def require_onnx() -> None:
     """Raise ``UsageError`` unless what exports and checks is installed."""
     if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
@@ -66,6 +81,7 @@ def export_onnx(write: Callable[[Path], WrittenModel], out: StrPath) -> WrittenM
         weights = sum(tensor.nbytes for tensor in model.state_dict().values())
         for file in written.directory.glob("model*.safetensors*"):
             file.unlink()
+        (written.directory / "README.md").write_text(_CARD, encoding="utf-8")
         _export(model, tokenizer, written.directory / FILE, apart=weights > _MOST)
         _compare(model, tokenizer, written.directory / FILE)
         with new_directory(Path(out)) as directory:

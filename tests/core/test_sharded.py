@@ -6,15 +6,47 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from together import shard_too, sharded
+from torch import Tensor, nn
 
 from forgetfree.core.exchange import meeting_point
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.regions import Region
 from forgetfree.core.sharded import ShardedSpace
+from forgetfree.core.sharded_training import Shards
 from forgetfree.models.loading import load_model
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_every_entry_is_held_by_one_process_though_a_tensor_has_fewer_rows(ranks: int) -> None:
+    """Without processes: each rank's layout is that of `torch.chunk`, as FSDP2 cuts tensors."""
+    shapes, found = [(7, 4), (2, 4), (3,)], []
+    whole = [torch.zeros(shape) for shape in shapes]
+    held = nn.ParameterDict({str(number): nn.Parameter(tensor) for number, tensor in enumerate(whole)})
+    space = ParameterSpace.of(held, exclude=())
+    for rank in range(ranks):
+
+        def shard(tensor: Tensor, rank: int = rank) -> Any:
+            local = [*torch.chunk(tensor, ranks), *[tensor[:0]] * ranks][rank]
+            mesh = SimpleNamespace(size=lambda: ranks, get_local_rank=lambda: rank)
+            placed = [SimpleNamespace(is_shard=lambda dim: dim == 0)]
+            return SimpleNamespace(
+                placements=placed, device_mesh=mesh, detach=lambda: SimpleNamespace(to_local=lambda: local)
+            )
+
+        layout: Any = SimpleNamespace(
+            tensors=space.tensors, parameters=lambda model, cut=shard: [cut(tensor) for tensor in whole]
+        )
+        shards = Shards(nn.Module(), layout)
+        own = shards.own(Region(torch.arange(len(space))))
+        assert len(own) == len(shards.space)
+        found += shards.whole(own).indices.tolist()
+    assert sorted(found) == list(range(len(space)))
 
 
 @pytest.mark.slow

@@ -124,6 +124,14 @@ def test_earlier_tasks_keep_every_bit_and_nothing_is_fine_tuned_again(run: MakeR
     assert {each["phase"] for each in phases if each["task"] == "sst2"} == {"localize", "train"}
 
 
+def test_a_later_version_is_trained_again_without_the_first(run: MakeRun, tmp_path: Path) -> None:
+    """Though tasks stand alone: a version starts from the readout of the one before it."""
+    how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "composition=alone")}
+    out = tmp_path / "out"
+    assert remove(run("qnli", "ag_news", "qnli", **how), "qnli@1", out) == 0
+    assert hashes(out) == hashes(run("ag_news", *Ledger.load(out / LEDGER).tasks[1:], **how))
+
+
 def test_nothing_of_the_task_is_left(run: MakeRun, tmp_path: Path) -> None:
     whole, out = run(*TASKS), tmp_path / "out"
     assert remove(whole, "ag_news", out) == 0

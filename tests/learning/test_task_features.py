@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from forgetfree.errors import OptionError, RunError
+from forgetfree import registry
+from forgetfree.errors import ForgetfreeError, OptionError, RunError
 from forgetfree.learning.task_features import FILE, SHRINKAGE, TaskFeatures
 from forgetfree.models.loading import load_model
 
@@ -109,3 +110,25 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(RunError, match="do not match its checksum"):
         features.load(tmp_path)
     assert features.means == {}
+
+
+def test_a_damaged_ledger_beside_them_changes_nothing(tiny_stream: MakeStream, tmp_path: Path) -> None:
+    cls = registry.strategy("bitfit")
+
+    def made() -> Any:
+        stream = tiny_stream("bert", "linear", scenario="class", stream="qnli,ag_news")
+        return cls(stream=stream, options=cls.Options(steps=1, task_inference="lda"), device="cpu")
+
+    strategy = made()
+    strategy.train(strategy.stream.benchmark.train_stream[0])
+    strategy.save(tmp_path)
+    for damaged in tmp_path.glob("*.safetensors"):
+        whole = damaged.read_bytes()
+        damaged.write_bytes(b"x")
+        other = made()
+        with pytest.raises(ForgetfreeError):
+            other.load(tmp_path)
+        assert not other.task_features.means and not other.learned
+        damaged.write_bytes(whole)
+    other.load(tmp_path)
+    assert list(other.task_features.means) == ["qnli"]

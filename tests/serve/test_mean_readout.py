@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from forgetfree import Graft, Predictor, TaskSwitch, cli
 from forgetfree.data.sources import load_tasks
 from forgetfree.models.loading import load_model
+from forgetfree.models.task_model import mean_of_tokens
 
 MakeRun = Callable[..., Path]
 MEAN = ("--readout", "mean")
@@ -103,3 +104,9 @@ def test_words_cannot_be_labelled_by_it(model_directory: Callable[[str], Path], 
     places = ["--data", str(tmp_path / "data"), "--model", str(model_directory("bert")), "--out", str(tmp_path / "out")]
     assert cli.main(["run", "names", *places, *MEAN, "--shots", "2", "--steps", "1"]) == 2
     assert "labels words, and the readout 'mean' labels whole texts. Use --readout linear." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_many_tokens_in_half_precision_have_a_mean(dtype: torch.dtype) -> None:
+    hidden, mask = torch.full((1, 512, 3), 200.0, dtype=dtype), torch.ones(1, 512, dtype=torch.int64)
+    assert mean_of_tokens(hidden, mask).tolist() == [[200.0] * 3]
