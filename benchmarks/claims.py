@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ class Claim:
         """Return ``holds``, ``does not``, or ``undecided`` because the interval holds the threshold."""
         if self.compared == "=":
             return "holds" if found.low == found.high == self.threshold else "does not"
-        if found.low <= self.threshold <= found.high:
+        if not (found.low > self.threshold or found.high < self.threshold):  # nor where one is not a number
             return "undecided"
         return "holds" if (found.low > self.threshold) == (self.compared == ">") else "does not"
 
@@ -56,13 +56,23 @@ def claims(name: str) -> list[Claim]:
     Raises:
         ReportError: there is no such table.
     """
+    lines = re.findall(r"^\| (.+?) \| .+ \| ([<>=]) (\S+) (?:%|points) \|$", _section(name), re.MULTILINE)
+    return [Claim(claim, compared, float(number) / 100) for claim, compared, number in lines]
+
+
+def set_up(name: str) -> dict[str, str]:
+    """Return what claims.md says of the runs that judge the claims of a table: ``shots``, ``steps``, ``seeds`` and so on."""
+    (line,) = re.findall(r"^`(stream=.*)`$", _section(name), re.MULTILINE)
+    return dict(pair.split("=") for pair in line.split())
+
+
+def _section(name: str) -> str:
     text = CLAIMS.read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(name)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     if found is None:
         known = ", ".join(re.findall(r"^## (\S+)$", text, re.MULTILINE))
         raise ReportError(f"{CLAIMS.name} has no claims of {name!r}. It has those of: {known}.")
-    lines = re.findall(r"^\| (.+?) \| .+ \| ([<>=]) (\S+) (?:%|points) \|$", found[1], re.MULTILINE)
-    return [Claim(claim, compared, float(number) / 100) for claim, compared, number in lines]
+    return found[1]
 
 
 class Runs:
@@ -76,7 +86,7 @@ class Runs:
     """
 
     def __init__(self, directories: Sequence[str]) -> None:
-        comparison = merge([load_run_results(directory) for directory in directories])
+        self._comparison = comparison = merge([load_run_results(directory) for directory in directories])
         self.metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
         self.entries = {_role(entry): entry for entry in comparison.strategies}
         if len(self.entries) < len(comparison.strategies):
@@ -91,6 +101,19 @@ class Runs:
             if not all(found.values()):
                 raise ReportError(f"The answers of {role} are missing. Give directories with predictions.safetensors.")
 
+    def unlike(self, wanted: Mapping[str, str]) -> list[str]:
+        """Return what of the set-up is not as it is ``wanted``, for each strategy its seeds."""
+        there = {**self._comparison.settings, "stream": self._comparison.stream}
+        found = [
+            f"{key} is {there.get(key)} and not {value}"
+            for key, value in wanted.items()
+            if key != "seeds" and str(there.get(key)) != value
+        ]
+        for role, answers in self.answers.items():
+            if (seeds := ",".join(map(str, sorted(answers)))) != wanted["seeds"]:
+                found.append(f"seeds of {role} are {seeds} and not {wanted['seeds']}")
+        return found
+
     def evidence(self, *tasks: str) -> Evidence:
         """Return the evidence on some tasks, or on all."""
         chosen = tasks or tuple(self.metrics)
@@ -101,7 +124,9 @@ class Runs:
 
 def _role(entry: StrategyRuns) -> str:
     run = entry.runs[0]
-    return str(run["options"]["composition"] if run["strategy"] == "grafting-continual" else run["strategy"])
+    return str(
+        run["options"].get("composition", "union") if run["strategy"] == "grafting-continual" else run["strategy"]
+    )
 
 
 # ---- what is measured ---------------------------------------------------------------------------------
@@ -131,11 +156,15 @@ def cost_of_the_union(runs: Runs) -> Interval | None:
     return runs.evidence("sst2").difference("alone", "union")
 
 
-def final_union(runs: Runs) -> Interval:
-    """Return the average under the one final union minus that under the union of each task; the range over seeds."""
-    return _range(
-        float(np.mean(run["union"]["accuracy"]) - np.mean(run["matrix"][-1])) for run in runs.entries["union"].runs
-    )
+def final_union(runs: Runs) -> Interval | None:
+    """Return the average under the one final union minus that under the union of each task; the range over seeds.
+
+    ``None`` where a run did not ask for it (``final_union``).
+    """
+    those = runs.entries["union"].runs
+    if not all(run.get("union") for run in those):
+        return None
+    return _range(float(np.mean(run["union"]["accuracy"]) - np.mean(run["matrix"][-1])) for run in those)
 
 
 def calibration(runs: Runs) -> Interval:
@@ -165,8 +194,14 @@ def calibration(runs: Runs) -> Interval:
 
 
 def cost(runs: Runs) -> Interval:
-    """Return the seconds of localizing and training a region, divided by those of fine-tuning; the range over seeds."""
-    fine_tuning = {run["seed"]: run["seconds"]["fine_tune"] for run in runs.entries["fine-tune"].runs}
+    """Return the seconds of localizing and training a region, divided by those of fine-tuning; the range over seeds.
+
+    A fine-tuned model that runs share is made by one of them: the others took no time for it.
+    """
+    fine_tuning: dict[int, float] = {}
+    for entry in runs.entries.values():
+        for run in entry.runs:
+            fine_tuning[run["seed"]] = max(fine_tuning.get(run["seed"], 0.0), run["seconds"]["fine_tune"])
     return _range(
         (run["seconds"]["localize"] + run["seconds"]["train"]) / fine_tuning[run["seed"]]
         for run in runs.entries["union"].runs
@@ -193,8 +228,8 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
 }
 
 
-def judged(name: str, directories: Sequence[str]) -> Table:
-    """Return the claims of a table with what the runs say of each.
+def judged(name: str, directories: Sequence[str]) -> Page:
+    """Return the claims of a table with what the runs say of each, and with a note where these are other runs.
 
     Raises:
         ReportError: there is no such table, or the runs cannot be judged together.
@@ -208,11 +243,14 @@ def judged(name: str, directories: Sequence[str]) -> Table:
         else:
             measured, verdict = (NULL, NULL) if found is None else (_shown(found), claim.verdict(found))
         rows.append((claim.name, f"{claim.compared} {100 * claim.threshold:g}", measured, verdict))
-    return Table(
+    table = Table(
         f"Claims of {name}, judged (in % or percentage points, as claims.md says)",
         ("claim", "threshold", "measured", "verdict"),
         tuple(rows),
     )
+    unlike = runs.unlike(set_up(name))
+    notes = (f"These are not the runs that the claims are about: {'; '.join(unlike)}.",) if unlike else ()
+    return Page(f"{name}: claims", notes, (table,))
 
 
 def _shown(found: Interval) -> str:
@@ -226,10 +264,10 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", help="run directories")
     arguments = parser.parse_args()
     try:
-        table = judged(arguments.name, arguments.runs)
+        page = judged(arguments.name, arguments.runs)
     except ReportError as error:
         parser.exit(2, f"forgetfree: error: {error}\n")
-    print(render_page(Page(f"{arguments.name}: claims", (), (table,)), "markdown"))
+    print(render_page(page, "markdown"))
 
 
 if __name__ == "__main__":

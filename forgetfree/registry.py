@@ -133,7 +133,7 @@ class ModelEntry:
 
 MODELS: dict[str, ModelEntry] = {
     "minilm": ModelEntry(
-        "all-MiniLM-L6-v2, embedded (22.7 M parameters, BERT architecture, no LM head)",
+        "all-MiniLM-L6-v2, embedded (22.6 M parameters, BERT architecture, no LM head)",
         # SGD would need the paper's thousands of steps: see docs/results/recipe.md.
         recipe={
             "optimizer": "adamw",

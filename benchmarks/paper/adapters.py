@@ -122,8 +122,8 @@ class Adapters(Experiment):
         outside = [row for row in rows if row["target"] != row["task"]]
         grafts, found = [size for size in distinct(select(rows, method="graft"), "size") if size != share_of(1.0)], []
         for key, those, text, paper in (
-            ("ece", inside, "has less calibration error", "4.6 points less"),
-            ("score", outside, "scores higher on other data", "7.9 points more"),
+            ("ece", inside, "has less calibration error", "lower"),
+            ("score", outside, "scores higher on other data", "higher"),
         ):
             graft = mean(those, key, method="graft", size=grafts[0]) if grafts else float("nan")
             for method in SIZES:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
 from forgetfree.jobs.experiments import (
@@ -72,7 +73,9 @@ class Bound(Experiment):
         for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):
             state = tuned.bench.retrained(tuned.pre, region, tuned.options)
             rows.append(self._row(tuned, state, len(region), model="re-trained", sparsity=sparsity))
-            rows += self._certified(tuned, state, region, sparsity, math.log(len(sparsities) * len(LEVELS) ** 2))
+            # Which sparsity and levels were taken, and how many entries a region has, which depends on the data.
+            choices = len(sparsities) * len(LEVELS) ** 2 * (1 + budget(len(tuned.bench.space), sparsity))
+            rows += self._certified(tuned, state, region, sparsity, math.log(choices))
         return rows
 
     @staticmethod

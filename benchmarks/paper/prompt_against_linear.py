@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from forgetfree.benchmarks.paper.presets import PAPER, SMALL
+from forgetfree.core.readout_model import LINEAR
+from forgetfree.errors import UsageError
 from forgetfree.jobs.experiments import (
     SCORE,
     Claim,
@@ -58,6 +60,11 @@ class PromptAgainstLinear(Experiment):
 
     def measure(self, context: ExperimentContext, unit: Unit) -> list[Row]:
         """The fine-tuned model, and its graft at every sparsity."""
+        if unit["readout"] == "auto" and context.model("auto").readout in LINEAR:
+            raise UsageError(
+                f"{context.preset.model} has no head for label words, so there is nothing to compare with a linear readout. "
+                "Give a masked or a causal language model."
+            )
         tuned, sparsities = context.tuned(unit), context.preset.sparsities
         rows = [tuned.row(tuned.fine_tuned, model="fine-tuned", sparsity=1.0)]
         for sparsity, region in zip(sparsities, tuned.learned(*sparsities), strict=True):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from forgetfree.core.examples import Examples
-from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.readout_model import LINEAR, ReadoutModel
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
@@ -105,7 +105,7 @@ def linear_probe(
         batch_size: rows per forward pass.
         precision: of forward passes.
     """
-    if model.readout != "linear":
+    if model.readout not in LINEAR:
         return [None] * len(tasks)
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -75,7 +75,9 @@ def test_the_command_judges_claims_by_hand_worked_figures(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["claims", "main-job", *runs])
     main()
-    lines = [line.replace("\\", "").strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr().out
+    assert "shots is 8 and not 1024; steps is 20 and not 400; seeds of fine-tune are 0,1 and not 0,1,2,3,4" in printed
+    lines = [line.replace("\\", "").strip("| ").split(" | ") for line in printed.splitlines()]
     found = {line[0]: tuple(line[1:]) for line in lines}
     assert found["nothing is forgotten"] == ("= 0", "0.00 [0.00, 0.00]", "holds")
     threshold, measured, verdict = found["QNLI is kept"]
@@ -99,6 +101,7 @@ def test_the_command_judges_claims_by_hand_worked_figures(
         (">", (0.5, 0.4, 0.6), "holds"),
         (">", (0.5, 0.2, 0.6), "undecided"),
         (">", (0.2, 0.1, 0.25), "does not"),
+        ("<", (float("nan"), float("nan"), float("nan")), "undecided"),
         ("<", (0.2, 0.1, 0.25), "holds"),
         ("<", (0.5, 0.4, 0.6), "does not"),
         ("=", (0.3, 0.3, 0.3), "holds"),
@@ -118,7 +121,7 @@ def test_a_score_that_changes_is_forgetting(runs: list[str]) -> None:
 
 
 def test_what_the_runs_lack_is_said(runs: list[str]) -> None:
-    found = {row[0]: row[1:] for row in judged("smollm2", runs[1:2]).rows}
+    found = {row[0]: row[1:] for row in judged("smollm2", runs[1:2]).tables[0].rows}
     assert found["QNLI is kept"][1:] == ("no fine-tune among the runs", "—")
     assert found["nothing is forgotten"][2] == "holds"
 

@@ -755,7 +755,7 @@ CASES = [
     Case("merge graft nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
     Case(f"merge graft {LEDGER}", "are both of task 'sst2'. Give one graft a task."),
     Case("merge run --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
-    Case("merge graft graft --strategy lora --out out", "--seed and --strategy are for the directory of a run.."),
+    Case("merge graft graft --strategy lora --out out", "--seed and --strategy are for the directory of a run."),
     Case("merge run --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
     Case("merge graft other.safetensors --by tie", "Unknown --by 'tie'. Did you mean 'ties'?"),
     Case(
