@@ -67,7 +67,8 @@ def measured(data: Path, model_directory, tmp_path_factory: pytest.TempPathFacto
     def run(name: str) -> Path:
         if name not in done:
             done[name] = root / name
-            assert cli.main(arguments(name, data, model_directory("bert"), root / name)) == 0
+            kind = "bert-mlm" if name == "prompt-against-linear" else "bert"  # it needs a head for label words
+            assert cli.main(arguments(name, data, model_directory(kind), root / name)) == 0
         return done[name]
 
     return run
@@ -201,6 +202,12 @@ def test_of_nli_targets_contradiction_and_entailment_alone_are_answered(data, mo
     expected = [(text, label) for text, label in zip(rows.first, rows.labels, strict=True) if label != 1]
     assert 0 < len(target) == len(expected) < len(rows)
     assert target.labels.tolist() == [0 if label == 0 else 1 for _, label in expected]
+
+
+def test_label_words_need_a_head(data: Path, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = arguments("prompt-against-linear", data, model_directory("bert"), tmp_path / "out", seeds=(0,))
+    assert cli.main(words) != 0
+    assert "has no head for label words" in capsys.readouterr().err
 
 
 def test_a_constant_answers_score_stands_beside_every_score(measured) -> None:
