@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM = false
 
 .PHONY: demo test check lint types fast slow kill install clean
 
-# A stream on the embedded model and data: minutes on two cores.
+# A stream on the embedded model and data: about three minutes on two cores.
 DEMO_OUT ?= runs/demo
 demo: $(BIN)/.installed
 	@if [ -f $(DEMO_OUT)/report.md ] && [ -f $(DEMO_OUT)/.complete ]; then \
