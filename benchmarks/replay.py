@@ -71,11 +71,8 @@ def config_of(results: Json, run: Json, data: str, out: Path, model: str | None 
     settings = {key: value for key, value in results.get("set", {}).items() if key in own}
     settings.setdefault("test_limit", max(results["data"]["test_rows"].values()))
     settings |= {"scenario": results.get("scenario", "task"), "evaluate_on": results.get("evaluated_on", "test")}
-    settings |= {
-        "floors": "constant",
-        "temperature_scaling": False,
-        "readout_again": False,
-    }  # which no score depends on
+    # No score depends on these.
+    settings |= {"floors": "constant", "temperature_scaling": False, "readout_again": False}
     if threads := run.get("made", {}).get("machine", {}).get("threads"):
         settings["threads"] = threads
     settings |= {f"{run['strategy']}.{key}": value for key, value in run["options"].items()}
@@ -153,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with TemporaryDirectory() as folder:
             verdict = replay(results, asked.unit, asked.data, asked.out or Path(folder) / "out", asked.model)
     except ForgetfreeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"forgetfree: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     print(f"{path.stem}, {asked.unit}: {verdict}")
     return int(verdict == "different")

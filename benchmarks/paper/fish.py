@@ -17,16 +17,15 @@ from forgetfree.jobs.experiments import (
     ExperimentContext,
     Row,
     Unit,
-    distinct,
     mean,
     pivot,
+    scores_over_sparsity,
     share_of,
     shown,
     sparsities_of,
     verdict,
     with_constant,
 )
-from forgetfree.results.figures import curves, legend
 from forgetfree.results.rendering import Table
 
 REGIONS = ("learned", "fisher", "random")
@@ -92,11 +91,6 @@ class Fish(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """Scores over sparsity, by task."""
-        figure, axes = curves(rows, "task", "sparsity", "score", "region", REGIONS)
-        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
-            full = 100 * mean(rows, "score", task=task, region="fine-tuned")
-            ax.axhline(full, color="black", ls="--", label="fine-tuned")
-            ax.set_xlabel("share of parameters in the region")
-        axes[0].set_ylabel("score (%)")
-        legend(figure, axes)
-        return figure
+        return scores_over_sparsity(
+            rows, "region", REGIONS, dashed={"fine-tuned": {"region": "fine-tuned"}}, share="region"
+        )

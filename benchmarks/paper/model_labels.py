@@ -21,16 +21,15 @@ from forgetfree.jobs.experiments import (
     Row,
     TunedTask,
     Unit,
-    distinct,
     mean,
     pivot,
+    scores_over_sparsity,
     share_of,
     shown,
     sparsities_of,
     verdict,
     with_constant,
 )
-from forgetfree.results.figures import curves, legend
 from forgetfree.results.rendering import Table
 
 LABELS = ("true labels", "own labels")
@@ -107,14 +106,7 @@ class ModelLabels(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """Scores over sparsity; dashed: the model itself."""
-        figure, axes = curves(rows, "task", "sparsity", "score", "labels", LABELS)
-        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
-            full = 100 * mean(rows, "score", task=task, labels="fine-tuned")
-            ax.axhline(full, color="black", ls="--", label="fine-tuned")
-            ax.set_xlabel("share of parameters in the graft")
-        axes[0].set_ylabel("score (%)")
-        legend(figure, axes)
-        return figure
+        return scores_over_sparsity(rows, "labels", LABELS, dashed={"fine-tuned": {"labels": "fine-tuned"}})
 
 
 def own_labels(tuned: TunedTask, sparsities: Sequence[float]) -> list[Region]:

@@ -17,17 +17,15 @@ from forgetfree.jobs.experiments import (
     Preset,
     Row,
     Unit,
-    distinct,
     kept,
-    mean,
     pivot,
+    scores_over_sparsity,
     share_of,
     shown,
     sparsities_of,
     verdict,
     with_constant,
 )
-from forgetfree.results.figures import curves, legend, look
 from forgetfree.results.rendering import Table
 
 OPTIMIZERS = ("sgd", "adamw", "adamw + ℓ1")
@@ -93,13 +91,5 @@ class Optimizers(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """Accuracy of grafts over sparsity; dashed: the fine-tuned models."""
-        grafts = [row for row in rows if row["model"] == "grafted"]
-        figure, axes = curves(grafts, "task", "sparsity", "score", "optimizer", OPTIMIZERS)
-        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
-            for name in OPTIMIZERS:
-                full = mean(rows, "score", task=task, optimizer=name, model="fine-tuned")
-                ax.axhline(100 * full, color=look(name)["color"], ls="--", lw=0.8)
-            ax.set_xlabel("share of parameters in the graft")
-        axes[0].set_ylabel("score (%); dashed: fine-tuned")
-        legend(figure, axes)
-        return figure
+        whole = {name: {"optimizer": name, "model": "fine-tuned"} for name in OPTIMIZERS}
+        return scores_over_sparsity(rows, "optimizer", OPTIMIZERS, dashed=whole)

@@ -19,17 +19,15 @@ from forgetfree.jobs.experiments import (
     Preset,
     Row,
     Unit,
-    distinct,
     kept,
-    mean,
     pivot,
+    scores_over_sparsity,
     share_of,
     shown,
     sparsities_of,
     verdict,
     with_constant,
 )
-from forgetfree.results.figures import curves, legend, look
 from forgetfree.results.rendering import Table
 
 #: ``auto`` is the readout by label words that the model has a head for.
@@ -106,13 +104,5 @@ class PromptAgainstLinear(Experiment):
         """Scores of grafts over sparsity; dashed: the fine-tuned models."""
         named = {"auto": "label words", "linear": "linear"}
         shown_as = [{**row, "readout": named[row["readout"]]} for row in rows]
-        grafts = [row for row in shown_as if row["model"] == "grafted"]
-        figure, axes = curves(grafts, "task", "sparsity", "score", "readout", tuple(named.values()))
-        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
-            for readout in named.values():
-                full = 100 * mean(shown_as, "score", task=task, readout=readout, model="fine-tuned")
-                ax.axhline(full, color=look(readout)["color"], ls="--", lw=0.8)
-            ax.set_xlabel("share of parameters in the graft")
-        axes[0].set_ylabel("score (%); dashed: fine-tuned")
-        legend(figure, axes)
-        return figure
+        whole = {name: {"readout": name, "model": "fine-tuned"} for name in named.values()}
+        return scores_over_sparsity(shown_as, "readout", tuple(named.values()), dashed=whole)

@@ -16,15 +16,14 @@ from forgetfree.jobs.experiments import (
     ExperimentContext,
     Row,
     Unit,
-    distinct,
     mean,
     pivot,
+    scores_over_sparsity,
     share_of,
     shown,
     verdict,
     with_constant,
 )
-from forgetfree.results.figures import curves, legend
 from forgetfree.results.rendering import Table
 
 REGIONS = ("learned", "movement", "random")
@@ -84,16 +83,14 @@ class SparsityCurve(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """Accuracy over sparsity, by task."""
-        figure, axes = curves(rows, "task", "sparsity", "score", "region", REGIONS)
-        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
-            ax.axhline(
-                100 * mean(rows, "score", task=task, region="fine-tuned"), color="black", ls="--", label="fine-tuned"
-            )
-            ax.axhline(100 * mean(rows, "score", task=task, region="none"), color="black", ls=":", label="no graft")
-            ax.set_xlabel("share of parameters in the region")
-        axes[0].set_ylabel("score (%)")
-        legend(figure, axes)
-        return figure
+        return scores_over_sparsity(
+            rows,
+            "region",
+            REGIONS,
+            dashed={"fine-tuned": {"region": "fine-tuned"}},
+            dotted={"no graft": {"region": "none"}},
+            share="region",
+        )
 
 
 def _sparsities(rows: Sequence[Row]) -> list[float]:

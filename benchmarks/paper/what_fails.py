@@ -20,9 +20,9 @@ from forgetfree.jobs.experiments import (
     Row,
     TunedTask,
     Unit,
-    distinct,
     mean,
     pivot,
+    scores_over_sparsity,
     share_of,
     shown,
     sparsities_of,
@@ -30,7 +30,6 @@ from forgetfree.jobs.experiments import (
     with_constant,
 )
 from forgetfree.models.state import ModelState
-from forgetfree.results.figures import curves, legend, look
 from forgetfree.results.rendering import Table
 
 
@@ -125,15 +124,11 @@ class WhatFails(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """Tickets over sparsity; the graft and the biases where they are."""
-        figure, axes = curves(rows, "task", "sparsity", "score", "model", ("pruned", "grafted", "biases"))
-        for ax, task in zip(axes, distinct(rows, "task"), strict=True):
-            ax.axhline(100 * mean(rows, "score", task=task, model="fine-tuned"), **_line("fine-tuned", "--"))
-            ax.axhline(100 * mean(rows, "score", task=task, model="no graft"), **_line("no graft", ":"))
-            ax.set_xlabel("share of parameters kept or grafted")
-        axes[0].set_ylabel("score (%)")
-        legend(figure, axes)
-        return figure
-
-
-def _line(name: str, style: str) -> dict[str, Any]:
-    return {"color": look(name)["color"], "ls": style, "label": name}
+        return scores_over_sparsity(
+            rows,
+            "model",
+            ("pruned", "grafted", "biases"),
+            dashed={"fine-tuned": {"model": "fine-tuned"}},
+            dotted={"no graft": {"model": "no graft"}},
+            share="ticket or graft",
+        )

@@ -174,7 +174,7 @@ class TaskRegions:
             with self.pre_trained():
                 yield None
             return
-        self._switch.to(0) if self.stands_alone(task) else self._rest()
+        self._switch.to(0 if self.stands_alone(task) else self.ledger.last_of_union)
         model = self._strategy.model
         module = model.readout_module(task.label)
         untrained = tensors_of(module)

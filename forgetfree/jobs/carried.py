@@ -15,6 +15,7 @@ from forgetfree.errors import RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically, write_json
 from forgetfree.jobs.audit import AUDIT, note
 from forgetfree.jobs.environment import make_directory
+from forgetfree.jobs.floors_file import read_floors, write_floors
 from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import PREDICTIONS
 from forgetfree.jobs.unit import HISTORY, Json, Unit, described_files
@@ -122,10 +123,11 @@ class Carried:
         write_atomically(directory / HISTORY, self.history())
         write_atomically(directory / PREDICTIONS, signed_bytes(self.predictions, {}))
         write_json(directory / SECONDS_PER_TASK, self.seconds)
+        write_floors(directory, _of_tasks(read_floors(self.unit.directory), self.tasks))
         self.note(directory, action, task)
         held = self._record["details"]
         details = held | {
-            **{key: _of_tasks(held[key], self.tasks) for key in ("floors", "by_task") if key in held},
+            "by_task": _of_tasks(held.get("by_task", {}), self.tasks),
             "ledger": ledger_summary(self.ledger),
             "kept_bytes": self.kept_bytes,
             "extra": {"scales": self.scales} if self.scales else {},

@@ -119,16 +119,18 @@ def environment(device: str) -> dict[str, Any]:
 @cache
 def code() -> str | None:
     """Return the commit of this code, with ``-dirty`` where files differ from it; ``None`` where it is no checkout."""
-    here = str(Path(__file__).parent)
+
+    def git(*words: str) -> str:
+        here = str(Path(__file__).parent)
+        return subprocess.run(
+            ["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+
     try:
-        for words in (
-            ("ls-files", "--error-unmatch", "environment.py"),
-            ("describe", "--always", "--abbrev=40", "--dirty"),
-        ):
-            told = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=True)
+        git("ls-files", "--error-unmatch", "environment.py")
+        return git("describe", "--always", "--abbrev=40", "--dirty").strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip()
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,25 +68,35 @@ def room_for(
 
 
 def refuse_without(models: int, kept: int, config: JobConfig, asked: Asked) -> None:
-    """Raise ``UsageError`` unless there is room for so many bytes, those that are there already included."""
+    """Raise ``UsageError`` unless there is room for so many bytes, those that are there already included.
+
+    Of a cache that others may use, only models of this job's tasks are there already.
+    """
     cache = asked.common.cache
-    for flag, place, needed in (("--out", config.out, kept + (0 if cache else models)), ("--cache", cache, models)):
-        if not place:
-            continue
+    places = [("--out", config.out, kept + (0 if cache else models), ["*"])]
+    if cache:
+        places.append(("--cache", cache, models, [f"{task}-*" for task in asked.tasks]))
+    disks: dict[int, list[tuple[str, int, int]]] = {}
+    for flag, place, needed, ours in places:
         try:
-            free, held = shutil.disk_usage(existing(Path(place))).free, _held(Path(place))
+            disk, held = existing(Path(place)), _held(Path(place), ours)
+            found = f"{flag} {place}", max(0, needed - held), shutil.disk_usage(disk).free
+            disks.setdefault(disk.stat().st_dev, []).append(found)
         except OSError:  # a place that cannot be is told by who writes there
             continue
-        if needed - held > free:
+    for on_disk in disks.values():
+        names, missing, free = zip(*on_disk, strict=True)
+        if sum(missing) > free[0]:
+            need = "need" if len(names) > 1 else "needs"
             raise UsageError(
-                f"{flag} {place} needs about {needed:,} bytes, and {free:,} are free there. Give a directory on another "
-                "disk, or ask for fewer strategies or seeds."
+                f"{' and '.join(names)} {need} about {sum(missing):,} more bytes, and {free[0]:,} are free there. "
+                "Give a directory on another disk, or ask for fewer strategies or seeds."
             )
 
 
-def _held(directory: Path) -> int:
+def _held(directory: Path, names: Sequence[str]) -> int:
     held = 0
-    for path in directory.rglob("*"):
+    for path in (path for name in names for path in directory.rglob(name)):
         with suppress(OSError):  # it has gone since
             held += path.stat().st_size if path.is_file() else 0
     return held

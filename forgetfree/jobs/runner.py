@@ -21,6 +21,7 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
 from forgetfree.jobs.environment import tell_shared_rows
+from forgetfree.jobs.floors_file import read_floors, write_floors
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import agreement, save_predictions
@@ -262,8 +263,9 @@ class RunJob(Job[RunConfig]):
 
         from forgetfree.jobs.beside import readouts_again, temperatures
 
-        # Floors are those of a seed, so one strategy measures them.
-        floors = self.floors(key["seed"]) if key["strategy"] == self.config.strategies[0] else {}
+        # Floors are those of a seed, so one strategy measures them, before anything can fail.
+        if key["strategy"] == self.config.strategies[0]:
+            write_floors(directory, self.floors(key["seed"]))
         learned = self.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
         by_task = temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
@@ -274,7 +276,6 @@ class RunJob(Job[RunConfig]):
             "options": recorded(strategy.options),
             "ledger": ledger_summary(strategy.ledger),
             "kept_bytes": learned.kept_bytes,
-            "floors": floors,
             "by_task": by_task,
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
             "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
@@ -308,8 +309,7 @@ class RunJob(Job[RunConfig]):
                 failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks), "error": record["error"]})
             elif unit.is_begun:
                 unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks)})
-        done = [(unit, record["details"]) for unit, record in units if record and record["status"] == "done"]
-        about = about | {"floors": about["floors"] | _floors(done, tasks)}
+        about = about | {"floors": about["floors"] | _floors([unit for unit, record in units if record], tasks)}
         references = {run["seed"]: run for run in runs if run["strategy"] == "fine-tune"}
         for run in runs:
             reference = references.get(run["seed"])
@@ -345,11 +345,11 @@ def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
     }
 
 
-def _floors(done: Sequence[tuple[Unit, Json]], tasks: Sequence[str]) -> Json:
-    """Return the floors that units measured: by name and seed, those of each task."""
+def _floors(units: Sequence[Unit], tasks: Sequence[str]) -> Json:
+    """Return the floors that units measured, also those that failed later: by name and seed, those of each task."""
     found: Json = {}
-    for unit, details in done:
-        for name, scores in details.get("floors", {}).items():
+    for unit in units:
+        for name, scores in read_floors(unit.directory).items():
             found.setdefault(name, {})[str(unit.key["seed"])] = [scores.get(task) for task in tasks]
     return found
 

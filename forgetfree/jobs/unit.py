@@ -3,7 +3,7 @@
 scores.csv       its scores, see `forgetfree.results.scores`
 history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
 .checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.checkpoints`
-…                what else it makes: a ledger, predictions, a graft
+…                what else it makes: a ledger, predictions, a graft, floors
 unit.json        written last: how it ended, with the size and SHA-256 of each file beside it
 """
 

@@ -45,10 +45,8 @@ class LedgerSwitch:
         #: Of each part (see `Ledger.parts`) that was ever written: its entries and values, and θ_pre there.
         self._written: dict[int, tuple[Graft, Tensor]] = {}
         self._buffers_pre = {name: buffer.clone() for name, buffer in persistent_buffers(backbone).items()}
-        self._region, self._region_pre = (
-            Region.empty(),
-            torch.empty(0),
-        )  # the last one given to `remember`, and θ_pre there
+        #: The region last given to `remember`, and θ_pre there.
+        self._region, self._region_pre = Region.empty(), torch.empty(0)
         self._stage = 0
         if check:
             check_weights(ledger, backbone, fingerprint)

@@ -102,17 +102,23 @@ def test_domains_with_the_same_entities_share_one_readout(name: str) -> None:
     assert not same(rows[0]["people"], rows[-1]["people"])  # the last model answers for all
 
 
+def alone(strategy: Any, task: Any) -> list[torch.Tensor]:
+    """The logits of ``task``'s test rows under each of the strategy's models, made while it knows that one alone."""
+    found, learned_before = [], strategy.learned
+    for learner in strategy.stream.tasks:
+        strategy.learned = [learner]
+        found.append(torch.from_numpy(strategy.evaluate([task])[task.name].logits))
+    strategy.learned = learned_before
+    return found
+
+
 def test_the_router_chooses_one_task_for_all_words_of_a_sentence() -> None:
     """Compared sentence by sentence with the two models' own answers, whose mean entropy is taken here."""
     strategy, rows = learned("fine-tune", domains(), task_inference="router")
     first, second = strategy.stream.tasks
     chosen = []
     for task in (first, second):
-        own = []
-        for learner in (first, second):
-            strategy.learned, before = [learner], strategy.learned
-            own.append(torch.from_numpy(strategy.evaluate([task])[task.name].logits))
-            strategy.learned = before
+        own = alone(strategy, task)
         routed, begin = torch.from_numpy(rows[-1][task.name].logits), 0
         for count in task.test.counts:
             words = slice(begin, begin := begin + count)
@@ -127,11 +133,7 @@ def test_features_choose_one_task_for_all_words_of_a_sentence() -> None:
     first, second = strategy.stream.tasks
     chosen = []
     for task in (first, second):
-        own = []
-        for learner in (first, second):
-            strategy.learned, before = [learner], strategy.learned
-            own.append(torch.from_numpy(strategy.evaluate([task])[task.name].logits))
-            strategy.learned = before
+        own = alone(strategy, task)
         of_rows = strategy.task_features.nearest(
             task.test.batch(range(len(task.test)))[0], [first.name, second.name]
         ).tolist()

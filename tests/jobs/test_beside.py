@@ -15,10 +15,12 @@ import forgetfree
 from forgetfree import cli
 from forgetfree.continual.streams import load_stream
 from forgetfree.data.sources import load_tasks
+from forgetfree.errors import TrainingError
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.floors import linear_probe, word_answers
 from forgetfree.models.state import ModelState
 from forgetfree.results.metrics import Predictions
+from forgetfree.strategies.continual_ft import ContinualFT
 
 ALL = ("--set", "floors=probe", "--set", "readout_again=true")
 TASKS = "sst2,ag_news"
@@ -92,6 +94,19 @@ def test_scores_are_the_same_without_and_it_can_be_left_out(finished: Path, comm
     for run, same in zip(results["runs"], full["runs"], strict=False):
         assert {"temperature", "ece_scaled", "readout_again"}.isdisjoint(run)
         assert {key: same[key] for key in run if key != "seconds"} == {k: v for k, v in run.items() if k != "seconds"}
+
+
+def test_floors_stay_where_the_strategy_that_measured_them_fails(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: ContinualFT, *_: Any) -> None:
+        raise TrainingError("The loss is not finite.")
+
+    monkeypatch.setattr(ContinualFT, "train", fail)
+    assert cli.main([*command, "--seed", "0", "--out", str(tmp_path / "out")]) != 0
+    results = results_of(tmp_path / "out")
+    assert [run["strategy"] for run in results["failed"]] == ["continual-ft"]
+    assert all(0 < score < 1 for score in results["floors"]["bag_of_words"]["0"])
 
 
 def test_a_csv_file_holds_them_too(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -247,16 +248,36 @@ def test_room_is_wanted_where_models_are_kept_and_for_what_is_not_there_yet(
     usual: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     words = ["run", "sst2", *usual, "--strategy", "fine-tune", "--steps", "1", "--cache", str(tmp_path / "cache")]
-    free = shutil.disk_usage
-    cached = {True: SimpleNamespace(free=1000), False: free(tmp_path)}
-    monkeypatch.setattr(room, "existing", lambda path: path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: cached[path.name == "cache"])
-    assert f"--cache {tmp_path / 'cache'} needs about " in refused(capsys, *words)
-    with monkeypatch.context() as roomy:
-        roomy.setattr(shutil, "disk_usage", lambda path: free(tmp_path))
-        assert cli.main(words) == 0
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "another-task.safetensors").write_bytes(bytes(10**6))  # which this job does not write
+    with monkeypatch.context() as full:  # the cache is on a disk of its own
+        disks = {
+            name: SimpleNamespace(stat=lambda name=name: SimpleNamespace(st_dev=name)) for name in ("out", "cache")
+        }
+        full.setattr(room, "existing", lambda path: disks[path.name])
+        full.setattr(shutil, "disk_usage", lambda disk: SimpleNamespace(free=1000 if disk is disks["cache"] else 10**9))
+        assert f"--cache {tmp_path / 'cache'} needs about " in refused(capsys, *words)
+    assert cli.main(words) == 0
     (tmp_path / "out" / "fine-tune" / "seed-0" / "unit.json").unlink()
-    assert cli.main([*words, "--resume"]) == 0  # the model is there, and is counted
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert cli.main([*words, "--resume"]) == 0  # the models are there, and are counted
+
+
+def test_directories_on_one_disk_share_its_room(
+    usual: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ["run", "sst2", *usual, "--strategy", "fine-tune", "--steps", "1", "--cache", str(tmp_path / "cache")]
+
+    def wanted(free: int) -> list[int]:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        said = refused(capsys, *words, "--check")
+        assert f"--out {tmp_path / 'out'} and --cache {tmp_path / 'cache'} need about " in said
+        return [int(number.replace(",", "")) for number in re.findall(r"about ([\d,]+) more bytes", said)]
+
+    (both,) = wanted(0)
+    assert wanted(both - 1) == [both]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=both))
+    assert cli.main([*words, "--check"]) == 0
 
 
 def test_a_directory_in_use_is_a_fault_unless_it_is_resumed(usual: list[str], tmp_path: Path, capsys: Any) -> None:

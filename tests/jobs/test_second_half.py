@@ -113,35 +113,20 @@ def test_no_share_is_told_of_a_gain_that_is_noise() -> None:
     assert all(math.isnan(row["gain"]) for row in with_gains(rows))
 
 
+def on_sst2(experiment: str, data: Path, out: Path) -> list[str]:
+    """The command line of an experiment on one task."""
+    return ["experiment", experiment, "--data", str(data), "--task", "sst2", "--out", str(out)]
+
+
 def test_one_task_alone_is_refused(data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    arguments = [
-        "experiment",
-        "multi-task",
-        "--data",
-        str(data_directory),
-        "--task",
-        "sst2",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert cli.main(arguments) == 2
+    assert cli.main(on_sst2("multi-task", data_directory, tmp_path / "out")) == 2
     assert "multi-task needs two tasks or more, got sst2." in capsys.readouterr().err
 
 
 def test_without_smollm2_the_remedy_is_told(
     data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    arguments = [
-        "experiment",
-        "causal",
-        "--data",
-        str(data_directory),
-        "--task",
-        "sst2",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert cli.main(arguments) == 2
+    assert cli.main(on_sst2("causal", data_directory, tmp_path / "out")) == 2
     assert "Make it: python -m forgetfree.benchmarks.smollm2 --out smollm2." in capsys.readouterr().err
 
 

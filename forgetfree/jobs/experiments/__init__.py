@@ -6,6 +6,7 @@ An experiment is one class in one file of `forgetfree.benchmarks.paper`. It says
 
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.experiments.context import ExperimentContext, TunedTask
+from forgetfree.jobs.experiments.drawing import scores_over_sparsity
 from forgetfree.jobs.experiments.experiment import Claim, Experiment, load_experiment
 from forgetfree.jobs.experiments.job import run_experiment
 from forgetfree.jobs.experiments.preset import Preset, adjusted
@@ -51,6 +52,7 @@ __all__ = [
     "ratio",
     "rows_of",
     "run_experiment",
+    "scores_over_sparsity",
     "select",
     "share_of",
     "shown",
