@@ -72,6 +72,7 @@ class ReadoutModel(nn.Module):
     ) -> None:
         super().__init__()
         self._graftable = graftable or "."
+        self._space: tuple[list[Any], ParameterSpace] | None = None
         self.backbone = backbone
         self.readout: ReadoutKind = readout
         self.shared_readout = shared_readout
@@ -214,8 +215,12 @@ class ReadoutModel(nn.Module):
         return self.heads[task]
 
     def space(self) -> ParameterSpace:
-        """Return the space of the backbone's graftable entries."""
-        return ParameterSpace.of(self.backbone, include=(self._graftable,))
+        """Return the space of the backbone's graftable entries, made once for the same names, shapes, dtypes and ties."""
+        named = self.backbone.named_parameters(remove_duplicate=False)
+        layout = [(name, id(parameter), parameter.shape, parameter.dtype) for name, parameter in named]
+        if self._space is None or self._space[0] != layout:
+            self._space = layout, ParameterSpace.of(self.backbone, include=(self._graftable,))
+        return self._space[1]
 
 
 def native_precision(device: str) -> Precision:

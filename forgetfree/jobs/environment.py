@@ -135,13 +135,18 @@ def code() -> str | None:
 
 def versions() -> dict[str, str]:
     """Return versions of forgetfree, Python and the packages that are here; grafting needs no Avalanche or datasets."""
-    found = {"forgetfree": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {package: _version(package) for package in _PACKAGES}
+    here = {package: told for package, told in found.items() if told is not None}
+    return {"forgetfree": __version__, "python": platform.python_version(), **here}
+
+
+@cache
+def _version(package: str) -> str | None:
+    """Return the version of a package, ``None`` where it is not here; all its metadata are read for that."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def make_directory(path: Path, flag: str = "--out") -> list[str]:

@@ -43,6 +43,7 @@ _STYLE: Any = {
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.linewidth": 0.6},
     **{"axes.axisbelow": True, "lines.markersize": 5, "lines.linewidth": 1.5, "legend.frameon": False},
     **{"xtick.labelsize": 8, "ytick.labelsize": 8, "axes.labelsize": 9, "path.simplify_threshold": 0.3},
+    "text.parse_math": False,  # names of tasks are shown as they are
 }
 
 
@@ -97,8 +98,6 @@ def picture(ax: Axes, title: str, says: str, caption: str = "") -> Picture:
     """
     figure = ax.get_figure(root=True)
     assert figure is not None
-    for text in figure.findobj(matplotlib.text.Text):
-        text.set_parse_math(False)  # names of tasks are shown as they are
     name = f"{title}: {says}"
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings(
