@@ -22,17 +22,45 @@ import tiny
 from forgetfree.results import inline
 
 ModelDirectory = Callable[[str], Path]
-_drawn = inline._drawn
+_drawn, _figure, _fsync = inline._drawn, inline.Figure, os.fsync
+#: Tests of these directories run commands over and over, whose figures those of the others lay out.
+NO_FIGURES = {"continual", "fuzz", "jobs", "ledger", "models", "serve", "strategies"}
 MakeStream = Callable[..., Any]
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Draw the figures of report.html only in tests of results and those marked ``figures``: it is half of a tiny run.
+class _NoFigure:
+    """Stands for a figure, its axes and whatever they return: takes every call and does nothing."""
 
-    In the others, too, the figures are laid out; the page has empty pictures. This comes before fixtures are made.
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: (0.0, 1.0)) if name in ("get_xlim", "get_ylim") else self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what takes half of a tiny run, before fixtures are made.
+
+    The figures of report.html are drawn only in tests of results and those marked ``figures``. In the others the page has
+    empty pictures, which are laid out nevertheless but in `NO_FIGURES`. And files are only said to be synced but in slow
+    tests: what is lost when the power fails is no test's matter, and a busy machine mostly waits for its disk.
     """
-    draws = item.path.parent.name == "results" or item.get_closest_marker("figures") is not None
+    directory = item.path.parent.name
+    draws = directory == "results" or item.get_closest_marker("figures") is not None
     inline._drawn = _drawn if draws else lambda figure: '<svg viewBox="0 0 252 180"></svg>'
+    inline.Figure = _figure if draws or directory not in NO_FIGURES else _NoFigure  # type: ignore[misc,assignment]
+    os.fsync = _fsync if item.get_closest_marker("slow") is not None else _not_synced
+
+
+def _not_synced(handle: Any) -> None:
+    """Refuse what cannot be synced, as `os.fsync` does."""
+    os.fstat(handle if isinstance(handle, int) else handle.fileno())
 
 
 @pytest.fixture(scope="session")
