@@ -99,13 +99,24 @@ def outcome(out: Path, *apart: str) -> dict[str, Any]:
             ),
             ("setting",),
         ),
-        (("experiment", "localization", "--task", "ag_news", "--shots", "4", "--set", "steps=3"), ("setting",)),
         (
-            ("experiment", "continual", "--task", "qnli", "--task", "sst2", "--shots", "4", "--set", "steps=3"),
+            ("experiment", "localization", "--task", "ag_news", "--shots", "4", "--set", "steps=3", *ONE_BY_ONE),
             ("setting",),
         ),
         (
-            ("experiment", "ood", "--task", "sst2", "--shots", "4", "--set", "steps=3", "--sparsity", "0.02"),
+            (
+                "experiment",
+                "continual",
+                *("--task", "qnli", "--task", "sst2", "--shots", "4", "--set", "steps=3", *ONE_BY_ONE),
+            ),
+            ("setting",),
+        ),
+        (
+            (
+                "experiment",
+                "ood",
+                *("--task", "sst2", "--shots", "4", "--set", "steps=3", "--sparsity", "0.02", *ONE_BY_ONE),
+            ),
             ("setting", "skipped"),
         ),
     ],

@@ -181,13 +181,18 @@ def test_a_certificate_is_given_from_all_training_rows(model_directory, tmp_path
         "1e-3",
         "--sparsity",
         "0.5",
+        "--seed",
+        "0",
+        "--jobs",
+        "1",
         "--out",
         str(out),
     ]
     arguments += [part for s in ("steps=80", "learning_rate=1e-2", "validation_rows=64") for part in ("--set", s)]
     assert cli.main(arguments) == 0
     results = json.loads((out / "results.json").read_text())
-    rows = results["units"][0]["rows"]
+    (unit,) = results["units"]
+    rows = unit["rows"]
     (certified,) = [row for row in rows if row["model"] == "described"]  # half of all entries cannot be described
     assert certified["sparsity"] == 1e-3 and certified["train_rows"] == 1200
     errors = round(certified["train_error"] * 1200)
