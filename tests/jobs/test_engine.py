@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,7 +91,7 @@ class Command:
         return last_of_each([*words, *fixed, *sets, *cache, "--jobs", "1", "--out", str(out), *more], "--jobs")
 
 
-@pytest.fixture(params=["run", "graft", "experiment"])
+@pytest.fixture(scope="module", params=["run", "graft", "experiment"])
 def command(request: pytest.FixtureRequest, data_directory: Path, model_directory: Any) -> Command:
     """Each of the three."""
     common: Json = {"data": str(data_directory), "model": str(model_directory("bert")), "readout": "linear"}
@@ -107,6 +108,22 @@ def command(request: pytest.FixtureRequest, data_directory: Path, model_director
     config = ExperimentConfig(name="where", tasks=("sst2",), seeds=(0, 1), shots=(4,), sparsities=(0.05,), **common)
     units = tuple(f"units/sst2-shots-4-seed-{seed}" for seed in (0, 1))
     return Command("experiment", config, run_experiment, "forgetfree.jobs.experiments.job.ExperimentJob", units)
+
+
+@pytest.fixture(scope="module")
+def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command wrote without an interruption, by one job; only looked at."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    command.perform(command.at(out))
+    return out
+
+
+def as_json(results: Json) -> Any:
+    return json.loads(json.dumps(results))
+
+
+def results_of(out: Path) -> Any:
+    return json.loads((out / "results.json").read_text())
 
 
 def timeless(value: Any) -> Any:
@@ -139,41 +156,36 @@ def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseExcept
     return measured
 
 
-def test_two_jobs_write_what_one_writes(command: Command, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    results = command.perform(command.at(one))
-    assert timeless(command.perform(command.at(two), jobs=2)) == timeless(results)
-    assert bytes_of(two) == bytes_of(one)
-    models = [sorted(path.name for path in Path(f"{out}-models").iterdir()) for out in (one, two)]
+def test_two_jobs_write_what_one_writes(command: Command, whole: Path, tmp_path: Path) -> None:
+    two, results = tmp_path / "two", results_of(whole)
+    assert timeless(as_json(command.perform(command.at(two), jobs=2))) == timeless(results)
+    assert bytes_of(two) == bytes_of(whole)
+    models = [sorted(path.name for path in Path(f"{out}-models").iterdir()) for out in (whole, two)]
     assert models[0] == models[1]
     assert not (two / LOCK).exists() and results["failed"] == []
 
 
-def test_a_unit_says_how_it_ended_and_what_it_wrote(command: Command, tmp_path: Path) -> None:
-    command.perform(command.at(tmp_path / "out"))
+def test_a_unit_says_how_it_ended_and_what_it_wrote(command: Command, whole: Path) -> None:
     for folder in command.units:
-        record = json.loads((tmp_path / "out" / folder / RECORD).read_text())
+        record = json.loads((whole / folder / RECORD).read_text())
         assert (record["status"], record["error"]) == ("done", None) and record["seconds"] >= 0
         assert {"torch", "forgetfree"} <= set(record["versions"]) and record["machine"]["device"] == "cpu"
-        written = {
-            path.name: path.stat().st_size for path in (tmp_path / "out" / folder).iterdir() if path.name != RECORD
-        }
+        written = {path.name: path.stat().st_size for path in (whole / folder).iterdir() if path.name != RECORD}
         assert {name: file["bytes"] for name, file in record["files"].items()} == written
-        history = [json.loads(line) for line in (tmp_path / "out" / folder / "history.jsonl").read_text().splitlines()]
+        history = [json.loads(line) for line in (whole / folder / "history.jsonl").read_text().splitlines()]
         assert all(set(line) == {"task", "phase", "step", "loss", "rate", "seconds"} for line in history) and history
 
 
 def test_an_interrupted_job_goes_on_to_the_same_bytes(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    results = command.perform(command.at(whole))
+    out = tmp_path / "out"
     with monkeypatch.context() as patch:
         failing(command, patch, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             command.perform(command.at(out))
     kept = (out / command.units[0] / RECORD).read_bytes()
-    assert timeless(command.perform(command.at(out), resume=True)) == timeless(results)
+    assert timeless(as_json(command.perform(command.at(out), resume=True))) == timeless(results_of(whole))
     assert (out / command.units[0] / RECORD).read_bytes() == kept
     assert bytes_of(out) == bytes_of(whole)
 
@@ -258,9 +270,8 @@ def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Pa
         assert timeless(first) == timeless(second)
 
 
-def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command.perform(command.at(out))
+def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with (
         locked(out / LOCK),
@@ -272,12 +283,10 @@ def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, tmp_p
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_results_are_made_of_the_units_at_any_time(command: Command, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    results = command.perform(command.at(out))
+def test_results_are_made_of_the_units_at_any_time(whole: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "results.json").unlink()
-    assert json.loads(json.dumps(assemble(out, ended=True))) == json.loads(json.dumps(results))
-    assert json.loads((out / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert as_json(assemble(out, ended=True)) == results_of(whole) == results_of(out)
 
 
 def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:

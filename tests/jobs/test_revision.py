@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,19 @@ def remove(run: Path, task: str, out: Path, *more: str) -> int:
         return cli.main(["ledger", "remove", str(run), "--task", task, "--out", str(out), "--quiet", *more])
 
 
+@pytest.fixture(scope="module")
+def removed(run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``removed(task)``: the run of all tasks after one was taken back, made once."""
+
+    @cache
+    def make(task: str) -> Path:
+        out = tmp_path_factory.mktemp("removed") / "out"
+        assert remove(run(*TASKS), task, out) == 0
+        return out
+
+    return make
+
+
 def hashes(run: Path) -> dict[str, str]:
     """The SHA-256 of every file that does not depend on the clock."""
     files = [path for path in run.rglob("*") if path.is_file() and path.name not in TIMED]
@@ -101,18 +115,17 @@ def same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_it_is_the_run_without_the_task(run: MakeRun, tmp_path: Path, task: str) -> None:
-    others = tuple(each for each in TASKS if each != task)
-    whole, out = run(*TASKS), tmp_path / "out"
-    assert remove(whole, task, out) == 0
+def test_it_is_the_run_without_the_task(run: MakeRun, removed: Callable[[str], Path], task: str) -> None:
+    others, out = tuple(each for each in TASKS if each != task), removed(task)
     same(out, run(*others))
     for strategy in STRATEGIES:
         assert (out / strategy / "seed-0" / "ledger.safetensors").is_file()
 
 
-def test_earlier_tasks_keep_every_bit_and_nothing_is_fine_tuned_again(run: MakeRun, tmp_path: Path) -> None:
-    whole, out = run(*TASKS), tmp_path / "out"
-    assert remove(whole, "ag_news", out) == 0
+def test_earlier_tasks_keep_every_bit_and_nothing_is_fine_tuned_again(
+    run: MakeRun, removed: Callable[[str], Path]
+) -> None:
+    whole, out = run(*TASKS), removed("ag_news")
     unit = Path("grafting-continual/seed-0")
     before, after = (Ledger.load(each / unit / "ledger.safetensors") for each in (whole, out))
     assert after.tasks == ["qnli", "sst2"]
@@ -132,9 +145,8 @@ def test_a_later_version_is_trained_again_without_the_first(run: MakeRun, tmp_pa
     assert hashes(out) == hashes(run("ag_news", *Ledger.load(out / LEDGER).tasks[1:], **how))
 
 
-def test_nothing_of_the_task_is_left(run: MakeRun, tmp_path: Path) -> None:
-    whole, out = run(*TASKS), tmp_path / "out"
-    assert remove(whole, "ag_news", out) == 0
+def test_nothing_of_the_task_is_left(removed: Callable[[str], Path]) -> None:
+    out = removed("ag_news")
     naming = {path.name for path in out.rglob("*") if path.is_file() and b"ag_news" in path.read_bytes()}
     assert naming <= {"audit.jsonl", "config.json", "unit.json"}  # the latter two in the command alone
     for path in (out / "config.json", *out.glob("*/seed-0/unit.json")):
@@ -242,9 +254,9 @@ def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path:
     same(tmp_path / "out", run("qnli", "ag_news", **how))
 
 
-def test_two_tasks_leave_two_lines_of_audit(run: MakeRun, tmp_path: Path) -> None:
-    whole, once, twice = run(*TASKS), tmp_path / "once", tmp_path / "twice"
-    assert remove(whole, "qnli", once) == 0 and remove(once, "sst2", twice) == 0
+def test_two_tasks_leave_two_lines_of_audit(run: MakeRun, removed: Callable[[str], Path], tmp_path: Path) -> None:
+    whole, once, twice = run(*TASKS), removed("qnli"), tmp_path / "twice"
+    assert remove(once, "sst2", twice) == 0
     same(twice, run("ag_news"))
     unit = Path("wsn/seed-0")
     first, second = (json.loads(line) for line in (twice / unit / "audit.jsonl").read_text().splitlines())
