@@ -22,39 +22,19 @@ import tiny
 from forgetfree.results import inline
 
 ModelDirectory = Callable[[str], Path]
-_drawn, _figure, _fsync = inline._drawn, inline.Figure, os.fsync
-#: Tests of these directories run commands over and over, whose figures those of the others lay out.
-NO_FIGURES = {"continual", "fuzz", "jobs", "ledger", "models", "serve", "strategies"}
+_drawn, _fsync = inline._drawn, os.fsync
 MakeStream = Callable[..., Any]
-
-
-class _NoFigure:
-    """Stands for a figure, its axes and whatever they return: takes every call and does nothing."""
-
-    def __init__(self, **_: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return (lambda: (0.0, 1.0)) if name in ("get_xlim", "get_ylim") else self
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self
-
-    def __getitem__(self, _: Any) -> Any:
-        return self
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what takes half of a tiny run, before fixtures are made.
 
-    The figures of report.html are drawn only in tests of results and those marked ``figures``. In the others the page has
-    empty pictures, which are laid out nevertheless but in `NO_FIGURES`. And files are only said to be synced but in slow
-    tests: what is lost when the power fails is no test's matter, and a busy machine mostly waits for its disk.
+    The figures of report.html are drawn only in tests of results and those marked ``figures``; in the others, too, they are
+    laid out, and the page has empty pictures. Files are synced only in slow tests: what is lost when the power fails is no
+    test's matter, and a busy machine mostly waits for its disk.
     """
-    directory = item.path.parent.name
-    draws = directory == "results" or item.get_closest_marker("figures") is not None
+    draws = item.path.parent.name == "results" or item.get_closest_marker("figures") is not None
     inline._drawn = _drawn if draws else lambda figure: '<svg viewBox="0 0 252 180"></svg>'
-    inline.Figure = _figure if draws or directory not in NO_FIGURES else _NoFigure  # type: ignore[misc,assignment]
     os.fsync = _fsync if item.get_closest_marker("slow") is not None else _not_synced
 
 
