@@ -18,7 +18,7 @@ from forgetfree.data.sources import default_data
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import JobConfig, key_of
 from forgetfree.jobs.engine import Job, failures
-from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.environment import caller_untouched, quiet_libraries
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.progress import make_progress
@@ -203,7 +203,8 @@ def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress
     """Perform a job, and return its results; without a directory they are kept in memory."""
     if out is None and how["resume"]:
         raise UsageError("resume=True needs out. Give the directory to continue.")
-    with warnings.catch_warnings(), _directory(out, values["settings"].get("cache")) as directory:
+    cache = values["settings"].get("cache")
+    with warnings.catch_warnings(), caller_untouched(), _directory(out, cache) as directory:
         quiet_libraries()
         job = make(str(directory))
         if needs_hub("minilm" if job.given.model is not None else values["model"], values["data"]):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from errno import EACCES, EEXIST, ENOTDIR
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -64,6 +64,27 @@ def threads_as_before() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def caller_untouched() -> Iterator[None]:
+    """Compute in the block as in a fresh process, and leave the caller's generators and settings of torch alone."""
+    import random
+
+    import numpy as np
+    import torch
+
+    dtype, python, arrays = torch.get_default_dtype(), random.getstate(), np.random.get_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with torch.random.fork_rng(gpus), torch.inference_mode(False), torch.enable_grad(), cpu:
+        try:
+            torch.set_default_dtype(torch.float32)
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            random.setstate(python)
+            np.random.set_state(arrays)
 
 
 def quiet_libraries() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 import tempfile
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import tiny
@@ -235,6 +237,27 @@ def test_callers_warnings_stay_as_they_were(asked: Json) -> None:
     before = list(warnings.filters)
     forgetfree.run("sst2", **asked, strategies="continual-ft")
     assert list(warnings.filters) == before
+
+
+def test_callers_settings_of_torch_and_random_generators_count_for_nothing_and_stay(
+    grafting: Json, in_memory: Results
+) -> None:
+    """Someone who has set another default dtype, or no gradients, gets the same bits, and draws on as if nothing had run."""
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(7)
+    expected = random.random(), np.random.rand(), torch.rand(1, dtype=torch.float32).item()
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(7)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.no_grad():
+            results = forgetfree.run(tiny.STREAM, **grafting, strategies=["grafting-continual"], seeds=3)
+            assert torch.get_default_dtype() == torch.bfloat16 and not torch.is_grad_enabled()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+    for mine, other in zip(results.ledger(seed=3).records, in_memory.ledger(seed=3).records, strict=True):
+        assert torch.equal(mine.owned.values, other.owned.values)
 
 
 # -- Objects ------------------------------------------------------------------------------------------------
