@@ -75,7 +75,7 @@ def caller_untouched() -> Iterator[None]:
     import torch
 
     dtype, python, arrays = torch.get_default_dtype(), random.getstate(), np.random.get_state()
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     with torch.random.fork_rng(gpus), torch.inference_mode(False), torch.enable_grad(), cpu:
         try:
