@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
+from forgetfree.data.table_files import csv_records
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
 from forgetfree.tasks import Kind
@@ -85,7 +85,7 @@ def rows_of_file(
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _read(path, file, kind, asked, kept)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read: {first_line(error)}. Write it in UTF-8, and check its name."
         ) from error
@@ -98,7 +98,7 @@ def _read(path: Path, file: TextIO, kind: Kind | None, asked: Columns, kept: Seq
         return
     names: tuple[str, ...] = ()
     for number, record in _records(path, file):
-        found = [name for name in record if name is not None]
+        found = list(record)
         names = names or _columns(f"{path}", found, kind, asked)
         if lacking := [name for name in kept if name not in found]:
             raise DataError(
@@ -121,7 +121,9 @@ def _text(where: str, name: str, value: Any, kind: Kind | None) -> str:
 def _records(path: Path, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and content of each record."""
     if path.suffix != ".jsonl":
-        yield from enumerate(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","), 1)
+        rows = csv_records(path)
+        names = next(rows, [])
+        yield from enumerate((dict(zip(names, row, strict=True)) for row in rows), 1)
         return
     for number, line in enumerate(file, 1):
         if not line.strip():

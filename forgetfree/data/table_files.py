@@ -83,7 +83,7 @@ def read_table(path: Path) -> Table:
             "jsonl": _read_jsonl,
             "json": _read_json,
             "csv": _read_csv,
-            "tsv": _read_tsv,
+            "tsv": _read_csv,
             **dict.fromkeys(CONLL, _read_conll),
         }[format](path)
     except DataError:
@@ -165,45 +165,69 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _read_csv(path: Path, **dialect: Any) -> Table:
+def csv_records(path: Path) -> Iterator[list[str]]:
+    """Yield the names of the columns of a csv or tsv file, and then each row, which has a cell for each of them.
+
+    Raises:
+        DataError: a row has more cells or fewer, a quote is not closed, or a column's name comes twice.
+    """
+    return _records(path, **(_tsv_dialect(path) if format_of(path.name)[1] == "tsv" else {}))
+
+
+def _records(path: Path, **dialect: Any) -> Iterator[list[str]]:
+    names, number, begin = list[str](), 0, 1
     with _opened(path) as file, _long_fields():
-        reader, lines, begin = csv.reader(_lines(file, path), strict=True, **dialect), list[list[str]](), 1
+        reader = csv.reader(_lines(file, path), strict=True, **dialect)
         try:
-            for line in reader:
+            for record in reader:
                 begin = reader.line_num + 1
-                lines += [line] * bool(line)  # blank ones are no rows
-                _check_size(path, len(lines) - 1, "rows or more", MOST_TEXT_ROWS)
+                if not record:  # blank ones are no rows
+                    continue
+                if not names:
+                    _check_header(path, names := record)
+                elif len(record) != len(names):
+                    column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
+                    raise DataError(
+                        f"{path}, row {number}, column {column}: expected a cell for each of the {len(names)} columns "
+                        f"({', '.join(names)}), got {len(record)}. {_QUOTE}."
+                    )
+                number += 1
+                yield record
         except csv.Error as error:
             raise DataError(
                 f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
             ) from error
-    names, *records = lines or [[]]
+
+
+def _check_header(path: Path, names: list[str]) -> None:
     if len(names) == 1 and (sign := next((sign for sign in ";\t|" if sign in names[0]), "")):
         raise DataError(
             f"{path} has one column, {shown(names[0])}: its cells seem to be separated by {sign!r}. Separate them by commas; a "
             "file whose cells are separated by tabs ends in .tsv."
         )
     _check_names(str(path), [name for name in names if name])  # a column without a name is not read
-    for number, record in enumerate(records, 1):
-        if len(record) != len(names):
-            column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
-            raise DataError(
-                f"{path}, row {number}, column {column}: expected a cell for each of the {len(names)} columns "
-                f"({', '.join(names)}), got {len(record)}. {_QUOTE}."
-            )
+
+
+def _tsv_dialect(path: Path) -> dict[str, Any]:
+    """Return how cells are written: with quotes as in csv if all that begin with one are quoted whole, else (GLUE) without."""
+    quoted: dict[str, Any] = {"delimiter": "\t"}
+    plain = quoted | {"quoting": csv.QUOTE_NONE}
+    try:
+        cells = (cell for record in _records(path, **plain) for cell in record if cell.startswith('"'))
+        others = sum(not re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells)
+    except DataError:  # cells hold tabs or line breaks, so they must be quoted
+        return quoted
+    return plain if others else quoted
+
+
+def _read_csv(path: Path) -> Table:
+    lines = list[list[str]]()
+    for record in csv_records(path):
+        lines.append(record)
+        _check_size(path, len(lines) - 1, "rows or more", MOST_TEXT_ROWS)
+    names, *records = lines or [[]]
     columns = zip(*records, strict=True) if records else ([] for _ in names)
     return Table(str(path), dict(zip(names, columns, strict=True)), range(1, len(records) + 1))
-
-
-def _read_tsv(path: Path) -> Table:
-    """Read cells between tabs: with quotes as in csv if all that begin with one are quoted whole, else (GLUE) without."""
-    try:
-        plain = _read_csv(path, delimiter="\t", quoting=csv.QUOTE_NONE)
-    except DataError:  # cells hold tabs or line breaks, so they must be quoted
-        return _read_csv(path, delimiter="\t")
-    cells = (cell for column in plain.columns.values() for cell in column if cell.startswith('"'))
-    quoted = all(re.fullmatch(r'"([^"]|"")*"', cell) for cell in [*cells, *plain.columns] if cell.startswith('"'))
-    return _read_csv(path, delimiter="\t") if quoted else plain
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:

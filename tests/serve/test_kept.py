@@ -323,6 +323,7 @@ def test_a_switch_takes_the_ledger_of_a_run_s_directory(
         ("rows.csv", 'review\n"a joy, truly"\na dull film\n'),
         ("rows.csv", 'id,Review,sentiment\n1,"a joy, truly",good\n2,a dull film,bad\n'),
         ("rows.tsv", "text\tlabel\na joy, truly\t1\na dull film\t0\n"),
+        ("rows.tsv", 'text\tby\n"a joy, truly"\t"x\ty"\na dull film\t\n'),
         ("rows.jsonl", '{"text": "a joy, truly", "label": 1}\n\n"a dull film"\n'),
         ("rows.txt", "a joy, truly\r\na dull film\r\n"),
     ],
@@ -344,6 +345,15 @@ def test_texts_come_from_a_file_and_go_into_a_table(
     assert [each["text"] for each in table] == ["a joy, truly", "a dull film"]
     assert [float(each["probability of negative"]) for each in table] == [a.probabilities["negative"] for a in expected]
     assert [each["label"] for each in table] == [answer.label for answer in expected]
+
+
+def test_a_quote_in_a_tsv_file_swallows_no_rows(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "rows.tsv"
+    file.write_text('id\ttext\n1\t"a joy\n2\ta dull film\n3\tso "so"\n')
+    asked = ["--task", "sst2", "--file", str(file), "--json"]
+    assert cli.main(["predict", str(run_of(finished_run, "bert")), *asked]) == 0
+    said = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert said == ['"a joy', "a dull film", 'so "so"']
 
 
 def test_columns_that_are_kept_stand_beside_the_answers(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
@@ -395,6 +405,15 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
     [
         ("a.csv", "title,date\na,b\n", 1, "has the columns 'title', 'date', and the task reads text"),
         ("a.csv", "review,body\na,b\n", 1, "the texts may be in 'review', or in 'body'. Say which, by --text-column"),
+        (
+            "a.csv",
+            "text\na joy, truly\n",
+            1,
+            "row 1, column 2: expected a cell for each of the 1 columns (text), got 2",
+        ),
+        ("a.csv", 'text\n"a joy\na dull film\n', 1, "line 2: unexpected end of data"),
+        ("a.csv", "id;text\n1;a joy\n", 1, "its cells seem to be separated by ';'"),
+        ("a.csv", "text,text\na,b\n", 1, "has column 'text' twice"),
         ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', 1, "row 2: 'text' must be a text, got 3"),
         ("a.jsonl", "{\n", 1, "row 1 is no JSON"),
         ("a.xml", "<a>", 1, "is of no known kind"),
