@@ -22,7 +22,7 @@ from forgetfree.data.examples import DatasetExamples
 from forgetfree.data.in_memory import splits_of
 from forgetfree.data.rows import Rows, TaskRows, complete, tell
 from forgetfree.data.sampling import k_shot, representative
-from forgetfree.errors import DataError, ModelError, UsageError
+from forgetfree.errors import DataError, ModelError, UsageError, first_line
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.module_model import ModuleModel
@@ -147,6 +147,11 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
     mode = network.training
     try:
         expected, features = network.eval()(x), model.backbone.eval()(x)
+    except Exception as error:
+        raise ModelError(
+            f"{type(network).__name__} cannot read rows of {x.dtype} and shape {tuple(x.shape[1:])}: {first_line(error)}. Give "
+            "rows of the dtype and shape that it takes."
+        ) from error
     finally:
         network.train(mode)
         model.backbone.train(mode)
@@ -247,7 +252,7 @@ def _tensors(name: str, rows: Any) -> dict[str, tuple[Tensor, Tensor]]:
             )
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise DataError(f"{place}: x holds numbers that are not finite. Remove those rows.")
-        held[split] = x, y.long()
+        held[split] = x.detach(), y.long()
     return held
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,7 @@ class Labels:
             return self.numbers.get(cell)
         if cell in self.names:
             return self.names.index(cell)
-        alike = [i for i, name in enumerate(self.names) if name.casefold() == cell.casefold()]
+        alike = [i for i, name in enumerate(self.names) if _compared(name) == _compared(cell)]
         return alike[0] if len(alike) == 1 else None
 
 
@@ -107,14 +108,20 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
         raise DataError(f"{where}: every row has label {shown(order[0])}. A task needs rows of two labels at least.")
     alike: dict[str, str] = {}
     for name in sorted(texts):
-        if (other := alike.setdefault(name.casefold(), name)) != name:
+        if (other := alike.setdefault(_compared(name), name)) != name:
+            how = "case alone" if other.casefold() == name.casefold() else "the code of their characters alone"
             raise DataError(
-                f"{where} has the labels {shown(other)} and {shown(name)}, which differ in case alone. Write them alike; if "
+                f"{where} has the labels {shown(other)} and {shown(name)}, which differ in {how}. Write them alike; if "
                 "they are two labels, name all labels as label_names in source.json."
             )
     expected = "one of the labels" if texts else "an integer"
     numbers = {number: i for i, number in enumerate(sorted(found))}
     return Labels(tuple(map(str, order)), numbers, expected, f"labels, in this order: {_listed(order)}")
+
+
+def _compared(name: str) -> str:
+    """Return what of a name a reader sees: without case, blanks alike, and é as one character or as e with an accent alike."""
+    return " ".join(unicodedata.normalize("NFC", name).casefold().split())
 
 
 def _listed(names: Sequence[Any]) -> str:

@@ -20,7 +20,7 @@ class ModuleModel(ReadoutModel):
         graftable, shared_readout: see `ReadoutModel`. All readouts start from the network's layer.
 
     Raises:
-        ModelError: there is no such layer.
+        ModelError: there is no such layer; or a part of the network is frozen, and ``graftable`` does not say what to train.
     """
 
     def __init__(
@@ -41,9 +41,20 @@ class ModuleModel(ReadoutModel):
         backbone = copy.deepcopy(network)
         backbone.set_submodule(name, nn.Identity())
         super().__init__(backbone, "linear", graftable=graftable, shared_readout=shared_readout)
+        if graftable is None:
+            self._refuse_frozen(type(network).__name__)
         #: Name of the layer in the network.
         self.head_name = name
         self._head_layer = [copy.deepcopy(layers[name])]  # in a list, so that it is no module of this model
+
+    def _refuse_frozen(self, called: str) -> None:
+        """Raise ``ModelError`` where a user has frozen a part of the network; of one for inference, all may be frozen."""
+        frozen = [name for name, parameter in self.backbone.named_parameters() if not parameter.requires_grad]
+        if frozen and len(frozen) < len(list(self.backbone.parameters())):
+            raise ModelError(
+                f"{frozen[0]!r} of {called} is frozen (requires_grad=False), and every tensor that may be grafted is trained. "
+                "Name those that may be as graftable=…, a regular expression, or freeze none."
+            )
 
     @property
     def hidden_size(self) -> int:

@@ -158,5 +158,25 @@ def test_tensors_that_are_no_rows_are_refused(rows: Any, fault: str) -> None:
         load_stream("b", data={"a": rows}, model=network())
 
 
+def test_rows_that_the_network_cannot_read_are_told_with_their_dtype() -> None:
+    x, y = points(120, 0)
+    with pytest.raises(
+        ModelError, match=r"Sequential cannot read rows of torch\.float64 and shape \(5,\): mat1 and mat2"
+    ):
+        load_stream(data={"a": (x.double(), y)}, model=network())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_of_other_floats_and_of_a_graph_have_their_bytes_as_fingerprint(dtype: torch.dtype) -> None:
+    x, y = points(120, 0)
+    x = x.to(dtype)
+    plain, of_graph = (
+        load_stream(data={"a": (rows, y)}, model=network().to(dtype)).tasks[0]
+        for rows in (x, x.clone().requires_grad_())
+    )
+    assert plain.train.digest == of_graph.train.digest != plain.test.digest
+    assert not of_graph.train.batch([0])[0].requires_grad
+
+
 def test_load_tasks_takes_the_same_data() -> None:
     assert load_tasks("a", {"a": ROWS})[0].fingerprint() == load_tasks(None, {"a": ROWS})[0].fingerprint()

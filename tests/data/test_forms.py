@@ -311,6 +311,8 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
         (["a", 1], "row 1, column 'label': expected a name, as in the rows before, got 1. If it is a label, name all"),
         ([0, -1], "row 1, column 'label': expected an integer from 0, got -1. -1 often marks rows without a label."),
         (["a", "A"], "differ in case alone"),
+        (["caf\u00e9", "cafe\u0301"], "differ in the code of their characters alone"),
+        (["not good", "not\u00a0good"], "differ in the code of their characters alone"),
         (["a", "a"], 'every row has label "a". A task needs rows of two labels at least'),
         ([3, 3], "every row has label 3. A task needs rows of two labels at least"),
         ([f"text {i}" for i in range(30)], 'has 30 different labels in 30 rows, such as "text 0"'),
@@ -318,6 +320,12 @@ def test_labels_have_the_order_of_their_names_where_it_is_given(tmp_path: Path) 
 )
 def test_what_is_no_label_is_refused_with_its_row(labels: list[Any], fault: str) -> None:
     assert fault in refusal(labelled(*labels))
+
+
+def test_a_label_is_known_however_its_characters_are_coded() -> None:
+    rows = [{"text": f"{i}", "label": ("caf\u00e9", "bar")[i % 2]} for i in range(20)]
+    (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "Cafe\u0301"}]}})
+    assert (read.task.labels, read.test.labels) == (("bar", "caf\u00e9"), (1,))
 
 
 def test_a_label_that_training_rows_lack_is_refused_with_its_row() -> None:

@@ -68,6 +68,19 @@ def test_all_but_the_last_layer_may_be_grafted_under_any_name() -> None:
     assert [spec.name for spec in ModuleModel(Named(), graftable=r"weight$").space().tensors] == names[::2]
 
 
+def test_a_network_that_is_frozen_in_part_is_not_trained_in_silence() -> None:
+    network = Named()
+    network.embeddings.requires_grad_(False)
+    with pytest.raises(
+        ModelError, match=r"'embeddings\.weight' of Named is frozen .* Name those that may be as graftable="
+    ):
+        ModuleModel(network)
+    names = [spec.name for spec in ModuleModel(network, graftable=r"^classifier").space().tensors]
+    assert names == ["classifier.0.weight", "classifier.0.bias"]
+    network.requires_grad_(False)  # for inference: nothing was chosen
+    assert len(ModuleModel(network).space().tensors) == 4
+
+
 def test_the_head_may_be_named() -> None:
     class TwoHeads(Named):
         def __init__(self) -> None:
