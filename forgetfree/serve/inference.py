@@ -370,7 +370,7 @@ def _checked(texts: Sequence[Text], size: int, who: str) -> Rows:
 
 def _answer(task: TaskDefinition, logits: Tensor) -> Answer:
     shares = torch.softmax(logits, dim=0)
-    best = int(shares.argmax())
+    best = int(logits.argmax())  # shares of logits that nearly agree may be equal
     numbers = shares.tolist()
     return Answer(task.labels[best], numbers[best], dict(zip(task.labels, numbers, strict=True)), task.name)
 

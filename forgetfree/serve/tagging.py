@@ -104,7 +104,8 @@ def tag_sentences(
         return []
     first = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)
     rows = Rows(first, (), tuple((0,) * len(words) for words in sentences))
-    shares, numbers = predictor.logits(task, rows, batch_size=batch_size).softmax(1).max(1)
+    logits = predictor.logits(task, rows, batch_size=batch_size)
+    shares, numbers = logits.softmax(1).amax(1), logits.argmax(1)
     found, begin = [], 0
     for words in sentences:
         end = begin + len(words)

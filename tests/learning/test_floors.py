@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,14 @@ def test_words_of_both_texts_of_a_pair_are_seen_together() -> None:
 def test_rows_without_a_word_have_no_bag_of_words() -> None:
     silent = Rows(("...", "!?"), (), (0, 1))
     assert word_answers([silent], np.array([0, 1]), [silent, silent]) == [None, None]
+
+
+def test_many_labels_of_few_rows_are_no_cause_for_a_warning() -> None:
+    rows = Rows(tuple(f"word{i}" for i in range(40)), (), tuple(i // 2 for i in range(40)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (predicted,) = word_answers([rows.take(range(0, 40, 2))], np.arange(20), [rows.take(range(0, 40, 2))])
+    assert predicted is not None and (predicted == np.arange(20)).all()
 
 
 def test_a_probe_is_a_logistic_regression_on_standardised_features(known: Any) -> None:

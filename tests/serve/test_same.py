@@ -15,6 +15,8 @@ from torch import Tensor
 from forgetfree import Predictor, cli
 from forgetfree.data.rows import Rows
 from forgetfree.data.sources import load_task
+from forgetfree.serve.inference import _answer
+from forgetfree.tasks import TaskDefinition
 
 MakeRun = Callable[..., Path]
 TASKS = ("qnli", "ag_news", "sst2")
@@ -143,6 +145,15 @@ def test_a_run_and_what_answers_from_it_have_the_same_bits(
             texts = texts_of(rows)[:5]
             mixed = predictor.answer_mixed([task] * 5, texts)
             assert mixed == [predictor.answer(task, [text])[0] for text in texts]
+
+
+def test_the_label_is_that_of_the_largest_logit_where_shares_are_equal() -> None:
+    """A run counts by logits, and what answers from it must not say another label."""
+    low = torch.tensor(0.01)
+    logits = torch.stack([low, torch.nextafter(low, torch.tensor(1.0))])
+    assert logits.softmax(0).unique().numel() == 1 and logits.argmax() == 1
+    answer = _answer(TaskDefinition("mood", "single", ("sad", "glad")), logits)
+    assert (answer.label, answer.probability) == ("glad", 0.5)
 
 
 def test_the_flag_of_predict(finished_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
