@@ -226,7 +226,10 @@ def one_file(results: Sequence[Json]) -> str:
             f"One CSV file holds one set-up and one configuration of a strategy, got "
             f"{', '.join(entry.label for entry in strategies)}. Write a file for each."
         )
-    return to_csv({**results[0], "runs": [{**run, **made_of(run)} for entry in strategies for run in entry.runs]})
+    whole = {**results[0], "runs": [{**run, **made_of(run)} for entry in strategies for run in entry.runs]}
+    if floors := whole.get("floors"):
+        whole["floors"] = floors | _floors_by_seed(results)
+    return to_csv(whole)
 
 
 def kept_bytes(run: Json) -> list[int]:
@@ -238,14 +241,20 @@ def kept_bytes(run: Json) -> list[int]:
 def _learned_floors(results: Sequence[Json]) -> dict[str, tuple[float | None, ...]]:
     """Return the means over seeds of the floors that were fitted to training rows."""
     found = {}
-    for name, shown in LEARNED_FLOORS.items():
-        of_seeds: Json = {}
-        for result in results:
-            of_seeds |= (result.get("floors") or {}).get(name, {})
-        if of_seeds:
-            columns = zip(*of_seeds.values(), strict=True)
-            found[shown] = tuple(None if None in scores else fmean(scores) for scores in columns)
+    for name, of_seeds in _floors_by_seed(results).items():
+        columns = zip(*of_seeds.values(), strict=True)
+        found[LEARNED_FLOORS[name]] = tuple(None if None in scores else fmean(scores) for scores in columns)
     return {name: scores for name, scores in found.items() if any(score is not None for score in scores)}
+
+
+def _floors_by_seed(results: Sequence[Json]) -> dict[str, Json]:
+    """Return the floors that were fitted to training rows: by name and seed, those of each task."""
+    found: dict[str, Json] = {}
+    for name in LEARNED_FLOORS:
+        for result in results:
+            if of_seeds := (result.get("floors") or {}).get(name):
+                found[name] = found.get(name, {}) | of_seeds
+    return found
 
 
 # ---- merging --------------------------------------------------------------------------------------------

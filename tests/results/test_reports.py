@@ -495,6 +495,17 @@ def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> N
         one_file([directory(16, 9, "b"), directory(64, 9, "c")])
 
 
+def test_one_file_of_several_directories_has_the_floors_of_all_their_seeds(tmp_path: Path) -> None:
+    def directory(seed: int, floor: float) -> Json:
+        floors = {"constant": [0.5, 0.4], "bag_of_words": {str(seed): [floor, 0.6]}}
+        return results_of(run_of("a", seed, [0.6, 0.7]), floors=floors, source=f"seed-{seed}")
+
+    both = [directory(0, 0.5), directory(1, 0.6)]
+    (tmp_path / "both.csv").write_text(one_file(both))
+    for merged in (merge(both), merge([load_run_results(tmp_path / "both.csv")])):
+        assert merged.learned_floors["a bag of words"] == pytest.approx((0.55, 0.6))
+
+
 # ---- formats --------------------------------------------------------------------------------------------
 
 HOSTILE = r"a & <b>|[red]_\{x}"
