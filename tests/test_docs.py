@@ -116,7 +116,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 @pytest.mark.parametrize(
     ("runs", "tables"),
     [
-        ("main-job.csv", ("After the last task", "Transfer", "Calibration", "Time", "Ledger")),
+        ("main-job.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
+        ("main-job-0.2.0.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("baselines.csv", ("After the last task", "Transfer", "Time")),
         ("long.csv", ("Growth of grafting-continual",)),
     ],
