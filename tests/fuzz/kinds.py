@@ -24,6 +24,7 @@ from forgetfree.errors import (
 )
 from forgetfree.jobs.experiments.context import read_score
 from forgetfree.jobs.experiments.report import load_experiment_results
+from forgetfree.jobs.floors_file import read_floors
 from forgetfree.ledger import Ledger
 from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState
@@ -172,6 +173,13 @@ KINDS: dict[str, Kind] = {
         reading.read_seconds,
         bits,
         reading.sound_seconds,
+        (),  # a file that is damaged counts as none
+    ),
+    "floors": Kind(
+        ("run/grafting-continual/seed-0/floors.json",),
+        lambda path, samples: read_floors(path.parent),
+        bits,
+        reading.sound_floors,
         (),  # a file that is damaged counts as none
     ),
     "results of a graft": Kind(

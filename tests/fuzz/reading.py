@@ -292,5 +292,9 @@ def read_seconds(path: Path, samples: Samples) -> Any:
     return [run.get("seconds_per_task") for run in load_run_results(path.parents[2])["runs"]]
 
 
+def sound_floors(found: Any, path: Path) -> None:
+    assert all(score is None or 0 <= score <= 1 for of_tasks in found.values() for score in of_tasks.values())
+
+
 def sound_seconds(found: Any, path: Path) -> None:
     assert all(seconds is None or all(0 <= each < math.inf for each in seconds) for seconds in found)
