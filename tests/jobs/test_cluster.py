@@ -257,7 +257,7 @@ def test_a_node_that_dies_changes_nothing(
     given = ["run", "qnli,sst2", "--data", str(data_directory), "--model", str(model_directory("bert"))]
     given += ["--threads", "1", "--readout", "linear", "--shots", "8", "--seed", "0", "--seed", "1"]
     given += ["--strategy", "grafting-continual"]
-    given += ["--steps", "20", "--sparsity", "0.1", "--set", f"mask_steps={80 if midst else 800}", "--out"]
+    given += ["--steps", "20", "--sparsity", "0.1", "--set", f"mask_steps={400 if midst else 800}", "--out"]
     assert cli.main([*given, str(tmp_path / "one")]) == 0
     out, note = tmp_path / "two", tmp_path / "note"
     with two_nodes() as nodes:
