@@ -138,6 +138,19 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     assert [row for row in rows if row not in text] == []
 
 
+def test_the_row_of_grafts_alone_is_that_of_the_committed_run() -> None:
+    from forgetfree.results.reports import lay_out
+    from forgetfree.results.run_results import load_run_results, merge
+
+    (row,) = (
+        each
+        for each in lay_out(merge([load_run_results(RESULTS / "main-job-alone.csv")])).tables[0].rows
+        if each[0] == "grafting-continual"
+    )
+    text = (ROOT / "docs" / "results" / "main-job.md").read_text(encoding="utf-8")
+    assert " | ".join(("| `composition=alone`", *row[1:])) + " |" in text
+
+
 def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
     """Every cell but the last, kept per task, stands in the report, and none is bold."""
     from forgetfree.results.reports import lay_out

@@ -55,7 +55,9 @@ class Adapters(Experiment):
     """Train adapters of several sizes, and graft regions of several sizes; answer the task, and other data sets of its kind."""
 
     paper: ClassVar[str] = "tables 6 and 7"
-    question: ClassVar[str] = "At each size, do adapters score, know what they know and transfer as grafts do?"
+    question: ClassVar[str] = (
+        "At each size, are adapters as accurate, as well calibrated and as good on other data as grafts?"
+    )
     presets: ClassVar = {
         "small": replace(SMALL, tasks=("mpqa", "sst2"), seeds=(0,), arms={"adapters": (RATE,)}),
         "paper": replace(

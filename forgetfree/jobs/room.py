@@ -96,7 +96,7 @@ def refuse_without(models: int, kept: int, config: JobConfig, asked: Asked) -> N
 
 def _held(directory: Path, names: Sequence[str]) -> int:
     held = 0
-    for path in (path for name in names for path in directory.rglob(name)):
+    for path in {path for name in names for path in directory.rglob(name)}:
         with suppress(OSError):  # it has gone since
             held += path.stat().st_size if path.is_file() else 0
     return held

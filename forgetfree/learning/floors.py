@@ -147,9 +147,8 @@ def _fitted(classifier: Any, features: Any, labels: Integers) -> Any:
 
     with warnings.catch_warnings():  # a floor that has not quite converged is one, too
         warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.filterwarnings(
-            "ignore", "The number of unique classes", UserWarning
-        )  # tasks of few rows a label are usual
+        # Tasks of few rows a label are usual.
+        warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
         return (classifier if len(np.unique(labels)) > 1 else DummyClassifier()).fit(features, labels)
 
 
