@@ -79,18 +79,26 @@ class Runs:
     """The runs that judge: their answers on the test rows, and what they cost.
 
     Args:
-        directories: of `forgetfree run`, on the same rows.
+        directories: of `forgetfree run`, on the same rows. The task may be given or withheld (``scenario=class``).
 
     Raises:
         ReportError: as `merge`; or the answers of a run are missing.
     """
 
     def __init__(self, directories: Sequence[str]) -> None:
-        self._comparison = comparison = merge([load_run_results(directory) for directory in directories])
+        read = [load_run_results(directory) for directory in directories]
+        withheld = [result.get("scenario", "task") != "task" for result in read]
+        # Runs that know the task of a row are not merged with runs that do not.
+        self._comparisons = {
+            hidden: merge([result for result, its in zip(read, withheld, strict=True) if its == hidden])
+            for hidden in sorted(set(withheld))
+        }
+        comparison = next(iter(self._comparisons.values()))
         self.metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
-        self.entries = {_role(entry): entry for entry in comparison.strategies}
-        if len(self.entries) < len(comparison.strategies):
-            labels = ", ".join(entry.label for entry in comparison.strategies)
+        entries = [(hidden, entry) for hidden, each in self._comparisons.items() for entry in each.strategies]
+        self.entries = {"withheld" if hidden else _role(entry): entry for hidden, entry in entries}
+        if len(self.entries) < len(entries):
+            labels = ", ".join(entry.label for _, entry in entries)
             raise ReportError(f"Each strategy is judged in one configuration, got {labels}. Leave some runs out.")
         self.answers: dict[str, Answers] = {
             role: {run["seed"]: answers_of(run, comparison.tasks) for run in entry.runs}
@@ -103,12 +111,14 @@ class Runs:
 
     def unlike(self, wanted: Mapping[str, str]) -> list[str]:
         """Return what of the set-up is not as it is ``wanted``, for each strategy its seeds."""
-        there = {**self._comparison.settings, "stream": self._comparison.stream}
-        found = [
-            f"{key} is {there.get(key)} and not {value}"
-            for key, value in wanted.items()
-            if key != "seeds" and str(there.get(key)) != value
-        ]
+        found = []
+        for comparison in self._comparisons.values():
+            there = {**comparison.settings, "stream": comparison.stream}
+            found += [
+                f"{key} is {there.get(key)} and not {value}"
+                for key, value in wanted.items()
+                if key != "seeds" and str(there.get(key)) != value
+            ]
         for role, answers in self.answers.items():
             if (seeds := ",".join(map(str, sorted(answers)))) != wanted["seeds"]:
                 found.append(f"seeds of {role} are {seeds} and not {wanted['seeds']}")
@@ -208,6 +218,19 @@ def cost(runs: Runs) -> Interval:
     )
 
 
+def cost_of_withholding(runs: Runs) -> Interval | None:
+    """Return the average where the task is withheld minus that of ``alone``, which is given it."""
+    return runs.evidence().difference("withheld", "alone")
+
+
+def told_apart(runs: Runs) -> Interval:
+    """Return the share of rows whose answer is a label of their own task, the mean of the tasks; the range over seeds."""
+    return _range(
+        np.mean([np.isin(each.logits.argmax(axis=1), np.unique(each.labels)).mean() for each in of_task.values()])
+        for of_task in runs.answers["withheld"].values()
+    )
+
+
 def _range(values: Any) -> Interval:
     found = list(values)
     return Interval(float(np.median(found)), min(found), max(found))
@@ -225,6 +248,8 @@ MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
     "the final union mixes": final_union,
     "grafting is better calibrated": calibration,
     "grafting is cheap": cost,
+    "a withheld task costs little": cost_of_withholding,
+    "tasks are told apart": told_apart,
 }
 
 

@@ -95,6 +95,29 @@ def test_the_command_judges_claims_by_hand_worked_figures(
     assert found["grafting is better calibrated"][2] == "does not"
 
 
+def test_a_withheld_task_is_judged_beside_the_task_given(runs: list[str], tmp_path: Path) -> None:
+    """Of 400 rows, 20 get the label of another task where the task is withheld, and another 20 are wrong, as they are where it
+    is given."""
+    out = make(tmp_path, {"grafting-continual": 10}, options={"composition": "alone"})
+    answers = out / "grafting-continual" / "seed-{}" / "predictions.safetensors"
+    results = json.loads((out / "results.json").read_text())
+    results["scenario"] = "class"
+    for run in results["runs"]:
+        labels = np.arange(ROWS) % 2
+        predicted = np.where(np.arange(ROWS) % 20 == 0, 1 - labels, labels)
+        predicted[1::20] = 2
+        found = Predictions(4 * np.eye(3, dtype=np.float32)[predicted], labels)
+        held = {f"{task}/{key}": getattr(found, key) for task in TASKS for key in ("logits", "labels")}
+        save_file(held, str(answers).format(run["seed"]))
+        run["matrix"][1:], run["ece"][1:] = [[found.score("accuracy")] * 3] * 3, [[found.ece] * 3] * 3
+    (out / "results.json").write_text(json.dumps(results))
+    page = judged("withheld", [runs[2], str(out)])
+    cost, apart = (row[1:] for row in page.tables[0].rows)
+    assert cost[1].startswith("-5.00 [") and cost[2] == "does not"
+    assert apart[1:] == ("95.00 [95.00, 95.00]", "does not")
+    assert "seeds of withheld are 0,1 and not 0,1,2" in page.notes[0]
+
+
 @pytest.mark.parametrize(
     ("compared", "interval", "verdict"),
     [
