@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from hashlib import sha256
+
 import torch
 
 from forgetfree.errors import UnknownNameError, UsageError
@@ -63,7 +66,30 @@ def kind_of_device(name: str) -> str:
 
 
 def processor_of(device: str) -> str:
-    """Return what else than its kind the bits of a device depend on: the instructions of a CPU, or the model of a GPU."""
+    """Return what else than its kind the bits of a device depend on: how a CPU rounds, or the model of a GPU."""
     if device == "cpu":
-        return torch.backends.cpu.get_cpu_capability()
+        return f"{torch.backends.cpu.get_cpu_capability()}, rounding {_rounding()}"
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+@cache
+def _rounding() -> str:
+    """Return a fingerprint of the bits that a CPU computes: two with the same instructions may add in different orders.
+
+    The products are as wide as a small model's, in float32 and bfloat16, on one thread.
+    """
+    threads, bits = torch.get_num_threads(), sha256()
+    generator = torch.Generator("cpu").manual_seed(0)
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            x, weight = (
+                torch.randn(rows, 384, generator=generator, dtype=torch.float32, device="cpu") for rows in (40, 1536)
+            )
+            for dtype in (torch.float32, torch.bfloat16):
+                product = torch.nn.functional.gelu(x.to(dtype) @ weight.to(dtype).T).float()
+                bits.update((product @ product.T).softmax(1).numpy().tobytes())
+                bits.update(product.numpy().tobytes())
+    finally:
+        torch.set_num_threads(threads)
+    return bits.hexdigest()[:8]

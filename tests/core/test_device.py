@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forgetfree.core.device import devices, find_device
+from forgetfree.core import device
+from forgetfree.core.device import devices, find_device, processor_of
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.config import JobConfig
 
@@ -58,3 +59,17 @@ def test_a_device_is_checked_with_all_other_options(monkeypatch: pytest.MonkeyPa
     machine(monkeypatch, None)
     with pytest.raises(UsageError, match=r"--steps must be at least 1, got 0\.\n- --device cuda:1 is asked for"):
         JobConfig(steps=0, device="cuda:1").faults().report()
+
+
+def test_a_cpu_that_rounds_otherwise_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, gelu, threads = processor_of("cpu"), torch.nn.functional.gelu, torch.get_num_threads()
+    torch.set_num_threads(3)
+    device._rounding.cache_clear()
+    assert processor_of("cpu") == here
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(threads)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "gelu", lambda x: gelu(x).double().mul(1 + 1e-7).to(x.dtype))
+        device._rounding.cache_clear()
+        assert processor_of("cpu") != here
+    device._rounding.cache_clear()
