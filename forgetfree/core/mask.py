@@ -27,7 +27,7 @@ from forgetfree.core.readout_model import PrecisionChoice, autocast
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep, check_loss, trainable
 from forgetfree.errors import OptionError, RegionError, TrainingError
-from forgetfree.options import Options, option
+from forgetfree.options import Options, option, recorded
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
@@ -252,6 +252,7 @@ def learn_regions(
     validate: Callable[[], float] | None = None,
     on_step: OnStep | None = None,
     checkpoint: Checkpoint | None = None,
+    about: Sequence[Any] = (),
 ) -> list[LearnedRegion]:
     """Localize a skill: learn S by SGD on the loss of θ(γ), then take hard regions (paper, eqs. 3 and 4).
 
@@ -272,6 +273,7 @@ def learn_regions(
             the last one. The base region itself is the answer to 0 steps alone: it may be much smaller than the budget.
         on_step: called after every step.
         checkpoint: keeps where the search stands.
+        about: what tells it there from searches with other ``batches`` or ``forward``, as parts of a state.
 
     Returns:
         One region a sparsity, each as if it had been asked for alone.
@@ -309,7 +311,7 @@ def learn_regions(
 
     mode = model.training
     try:
-        done = checkpoint.begin(options.steps, state, theta_ft, base.indices)
+        done = checkpoint.begin(options.steps, state, theta_pre, theta_ft, base.indices, recorded(options), *about)
         with trainable(model, search.tensors):
             for step, batch in enumerate(islice(batches, done, options.steps), done + 1):
                 model.eval()  # validate may have put it back into training mode

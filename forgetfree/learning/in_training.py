@@ -36,14 +36,14 @@ class InTraining:
         self._can_be_kept = known and not caches_rows
         self._checkpoint, self._steps = Checkpoint(), 0
 
-    def begin(self, checkpoint: Checkpoint | None, steps: int, seed: int, *about: str) -> int:
+    def begin(self, checkpoint: Checkpoint | None, steps: int, seed: int, *about: Any) -> int:
         """Go on from where ``checkpoint`` has kept the training, and return how many of its steps are done.
 
         Args:
             checkpoint: keeps it.
             steps: of the training.
             seed: of its draws.
-            about: what else tells it from others that start alike.
+            about: what else tells it from others that start alike, as parts of a state: options, labels.
         """
         if checkpoint is not None and self._can_be_kept:
             self._checkpoint, self._steps = checkpoint, steps

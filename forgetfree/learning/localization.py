@@ -27,7 +27,7 @@ from forgetfree.errors import OptionError
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, predict
 from forgetfree.models.state import ModelState
-from forgetfree.options import option
+from forgetfree.options import option, recorded
 from forgetfree.seeds import derive_seed
 
 
@@ -222,6 +222,7 @@ def localize(
             validate=score,
             on_step=on_step,
             checkpoint=checkpoint,
+            about=(seed, recorded(options), task.train.labels, sorted(fine_tuned.readouts[task.name].items())),
         )
 
 

@@ -28,7 +28,7 @@ from forgetfree.learning.in_training import InTraining
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.own_optimizers import made_by, refuse_made, sets_rates
 from forgetfree.learning.parts import BatchSum, cut
-from forgetfree.options import Function, Options, build, option
+from forgetfree.options import Function, Options, build, option, recorded
 from forgetfree.seeds import derive_seed
 
 AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")
@@ -330,7 +330,7 @@ def fine_tune(
         torch.manual_seed(derive_seed(seed, "dropout"))
         training_mode(model, options.dropout)
         course = InTraining(model, trained, update, options.cache_lower_layers)
-        done = course.begin(checkpoint, steps, seed, *about)
+        done = course.begin(checkpoint, steps, seed, recorded(options), rows.labels, *about)
         for step, batch in enumerate(plan(rows.lengths, options, steps, seed)[done:], done + 1):
             update.optimizer.zero_grad()
             for part in cut(batch, options, rows.counts):

@@ -1,0 +1,99 @@
+"""Phases of one unit that start alike and differ in options, labels, readout or seed: none is taken for another that has ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forgetfree.data.sources import load_tasks
+from forgetfree.jobs import checkpoints
+from forgetfree.jobs.checkpoints import KeptPhases
+from forgetfree.learning.localization import LocalizationOptions
+from forgetfree.learning.monitor import Monitor
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.models.loading import load_model
+from forgetfree.models.state import ModelState
+
+OPTIONS = LocalizationOptions(
+    steps=4, batch_size=4, learning_rate=0.1, sparsity=0.02, base="empty", mask_steps=2, mask_batch_size=8
+)
+#: What else is asked for after `OPTIONS`: options, and whether all labels are another task's.
+OTHERS: dict[str, tuple[dict[str, Any], bool]] = {
+    "batch size": ({"batch_size": 2, "mask_batch_size": 4}, False),
+    "penalty": ({"l1": 0.1, "mask_learning_rate": 1e6}, False),
+    "dropout": ({"dropout": False, "mask_score_init": -9.0}, False),
+    "labels": ({}, True),
+}
+
+
+class Keeping(Monitor):
+    """Keeps the state of every phase, as a unit does."""
+
+    def __init__(self, directory: Path) -> None:
+        self._kept = KeptPhases(directory, {})
+        self._kept.start()
+
+    def checkpoint(self) -> KeptPhases:
+        return self._kept
+
+
+@pytest.fixture
+def bench(model_directory: Callable[[str], Path], data_directory: Path) -> Callable[..., SingleTask]:
+    """One task on a model of its own, with its labels or with the opposite ones."""
+
+    def make(monitor: Monitor | None = None, opposite: bool = False) -> SingleTask:
+        (rows,) = load_tasks("sst2", str(data_directory))
+        if opposite:
+            flipped = replace(rows.train, labels=[1 - label for label in rows.train.labels])
+            rows = replace(rows, train=flipped)
+        return SingleTask(load_model(str(model_directory("bert")), "linear"), rows, seed=3, monitor=monitor)
+
+    return make
+
+
+def fine_tuned(bench: SingleTask, options: LocalizationOptions, start: ModelState) -> Tensor:
+    return bench.fine_tuned(options).theta
+
+
+def searched(bench: SingleTask, options: LocalizationOptions, start: ModelState) -> Tensor:
+    return bench.localized(start, options)[0].scores
+
+
+@pytest.mark.parametrize("phase", [fine_tuned, searched])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_phase_is_not_taken_for_one_that_started_alike(
+    bench: Callable[..., SingleTask],
+    phase: Callable[[SingleTask, LocalizationOptions, ModelState], Tensor],
+    other: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoints, "INTERVAL", 0.0)
+    monkeypatch.setattr(checkpoints, "SHARE", math.inf)
+    changed, opposite = OTHERS[other]
+    start = bench().fine_tuned(replace(OPTIONS, learning_rate=0.05))
+    kept, second = Keeping(tmp_path), replace(OPTIONS, **changed)
+    first = phase(bench(kept), OPTIONS, start)
+    again = phase(bench(kept, opposite), second, start)
+    assert torch.equal(again, phase(bench(opposite=opposite), second, start))
+    assert not torch.equal(again, first)
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+
+
+def test_a_search_reads_by_its_own_readout(
+    bench: Callable[..., SingleTask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks of one model that learned both: θ_ft is the same, the readout is not."""
+    monkeypatch.setattr(checkpoints, "SHARE", math.inf)
+    kept, start = Keeping(tmp_path), bench().fine_tuned(OPTIONS)
+    turned = replace(start, readouts={"sst2": {name: -tensor for name, tensor in start.readouts["sst2"].items()}})
+    first = searched(bench(kept), OPTIONS, start)
+    assert torch.equal(searched(bench(kept), OPTIONS, turned), searched(bench(), OPTIONS, turned))
+    assert torch.equal(searched(bench(kept), OPTIONS, start), first)
