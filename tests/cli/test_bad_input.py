@@ -205,7 +205,7 @@ CASES = [
     Case("run sst2 --model minilmm", "Unknown model 'minilmm'. Did you mean 'minilm'?"),
     Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
     Case("run sst2 --model ~/models/bert", "The model directory '~/models/bert' does not exist."),
-    Case("run sst2 --data run/report.md", "report.md' is a file, and none of rows: expected parquet", 2),
+    Case("run sst2 --data run/report.md", "The data directory 'run/report.md' is a file, and none of rows: "),
     Case("run sst2 --model run/config.json", "config.json' is a file. Give one in Hugging Face layout", 2),
     Case("run sst2 --model data", "'data' is no model directory: it holds no config.json. Save with", 1),
     Case("run sst2 --model owner/name", "Model 'owner/name' cannot be loaded: ", 1),
@@ -513,6 +513,7 @@ CASES = [
     Case("experiment where --readout magic", "Unknown --readout 'magic'."),
     Case("experiment where --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case("experiment where --data nosuch", "The data directory 'nosuch' does not exist."),
+    Case("sweep sst2 --data nosuch", "The data directory 'nosuch' does not exist."),
     # -- What run, graft and experiment have alike -----------------------------------------------------------
     *(
         Case(f"{command} {flags}", message)
@@ -868,6 +869,7 @@ def test_bad_input_ends_in_one_paragraph(
     printed = capsys.readouterr()
     lines = printed.err.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("forgetfree: error: "))
+    assert start == 0 or not case.message.startswith("The data directory"), "it is told before anything else"
     first, *more = lines[start:]
     if more:  # several faults, one a line
         assert first == f"forgetfree: error: {len(more)} faults:" and len(more) > 1
