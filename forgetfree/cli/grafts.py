@@ -41,7 +41,7 @@ def grafts_of(
     from forgetfree.core.graft_file import find_graft
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.file import FORMAT
-    from forgetfree.results.config_file import load_run, located
+    from forgetfree.results.config_file import check_whole, load_run, located
     from forgetfree.tasks import chosen_version
 
     grafts: dict[str, Graft] = {}
@@ -54,6 +54,7 @@ def grafts_of(
             file, runs = _ledger_of(path, seed, strategy), True
             model = model or located(load_run(path)["model"]["name"], path)
         else:
+            check_whole(path)
             file = find_graft(path)
         if not is_run and not has_format(file, FORMAT):
             grafts[source] = Graft.load(file)

@@ -105,7 +105,7 @@ def check_whole(directory: Path) -> None:
     place = Path(os.path.abspath(directory))
     seed = place.name.removeprefix("seed-")
     strategy, chosen = (place, "") if seed == place.name else (place.parent, f" --seed {seed}")
-    if (strategy.parent / "config.json").is_file() and any(strategy.glob("seed-*")):
+    if os.path.isfile(strategy.parent / "config.json") and any(strategy.glob("seed-*")):
         raise RunError(
             f"{directory} is the folder of {strategy.name} in a run. Give the run itself, {os.path.relpath(strategy.parent)}, "
             f"and where the command has them, --strategy {strategy.name}{chosen}."

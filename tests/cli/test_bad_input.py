@@ -155,7 +155,9 @@ def without(*path: str | int) -> Callable[[Any], None]:
     return act
 
 
-LEDGER, GRAFT = "run/grafting-continual/seed-0/ledger.safetensors", "graft/graft.safetensors"
+STRATEGY = "run/grafting-continual"
+LEDGER, GRAFT = f"{STRATEGY}/seed-0/ledger.safetensors", "graft/graft.safetensors"
+INSIDE = "run/grafting-continual is the folder of grafting-continual in a run. Give the run itself, run, and"
 DEEP = "[" * 50_000
 LONG = "x" * 5000
 NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
@@ -607,6 +609,13 @@ CASES = [
     Case(
         "predict nosuch x", "nosuch/config.json cannot be read: No such file or directory. Give the directory that", 1
     ),
+    Case(
+        f"predict {STRATEGY} x",
+        "is the folder of grafting-continual in a run. Give the run itself, run, and where the command has them, "
+        "--strategy grafting-continual.",
+        1,
+    ),
+    Case(f"predict {STRATEGY}/seed-0 x", "--strategy grafting-continual --seed 0.", 1),
     Case("predict graft x", "graft/config.json: run is missing", 1),
     Case(
         "predict run --seed 7 x",
@@ -670,6 +679,7 @@ CASES = [
     ),
     Case("export run --format onyx", "Unknown --format 'onyx'. Did you mean 'onnx'?"),
     Case("export nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
+    Case(f"export {STRATEGY}", INSIDE, 1),
     Case("export run --out data", "--out 'data' exists and is not an empty directory. Give another one."),
     Case("export run --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
     Case("export run --seed 7", "run holds nothing of seed 7 to answer from.", 1),
@@ -680,6 +690,7 @@ CASES = [
     # -- serve ---------------------------------------------------------------------------------------------
     Case("serve", "The following arguments are required: DIR."),
     Case("serve nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
+    Case(f"serve {STRATEGY}", INSIDE, 1),
     Case("serve run --port 70000", "--port must be a number from 0 to 65535, got 70000."),
     Case("serve run --port http", "--port must be a whole number, got 'http'."),
     Case("serve run --host 192.0.2.1", "The server cannot listen on 192.0.2.1, port 0: "),
@@ -740,6 +751,7 @@ CASES = [
         "'model' is no adapter of PEFT: expected a directory with adapter_config.json.",
     ),
     Case("convert run --to shira --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
+    Case(f"convert {STRATEGY} --to shira --out out", INSIDE, 1),
     Case("convert graft --to shira --strategy lora --out out", "--seed and --strategy are for the directory of a run."),
     Case("convert run --to shira --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
     Case("convert model --to graft --out graft", "--out 'graft' exists. Give a new name."),
@@ -757,6 +769,7 @@ CASES = [
     Case(f"merge graft {LEDGER}", "are both of task 'sst2'. Give one graft a task."),
     Case("merge run --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
     Case("merge graft graft --strategy lora --out out", "--seed and --strategy are for the directory of a run."),
+    Case(f"merge {STRATEGY} graft", INSIDE, 1),
     Case("merge run --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
     Case("merge graft other.safetensors --by tie", "Unknown --by 'tie'. Did you mean 'ties'?"),
     Case(
@@ -776,6 +789,7 @@ CASES = [
     Case(
         "push nosuch me/mine --license mit", "There is no 'nosuch'. Give a graft.safetensors, a ledger.safetensors or"
     ),
+    Case(f"push {STRATEGY} me/mine", INSIDE, 1),
     Case("push data me/mine --revision draft", "'data' must hold one graft file, got none."),
     Case("push model/model.safetensors me/mine", "is neither a graft nor a ledger of forgetfree: expected the format"),
     Case("push graft me/mine --private --private", "--private is given twice. Give it once."),
@@ -805,6 +819,8 @@ CASES = [
         "There is no ledger at nosuch.",
         1,
     ),
+    Case(f"ledger remove {STRATEGY} --task qnli --out C", INSIDE, 1),
+    Case(f"ledger merge {STRATEGY} run --out C", INSIDE, 1),
     Case(
         "ledger remove run --task nosuch --out C --resume --data data --model model --json --quiet",
         "run did not learn a task 'nosuch'.",
