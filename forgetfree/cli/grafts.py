@@ -38,6 +38,7 @@ def grafts_of(
         GraftError, LedgerError, RunError: something is damaged or missing.
     """
     from forgetfree.core.graft import Graft
+    from forgetfree.core.graft_file import FORMAT as GRAFT_FORMAT
     from forgetfree.core.graft_file import find_graft
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.file import FORMAT
@@ -57,6 +58,11 @@ def grafts_of(
             check_whole(path)
             file = find_graft(path)
         if not is_run and not has_format(file, FORMAT):
+            if file.is_file() and file.suffix != ".safetensors" and not has_format(file, GRAFT_FORMAT):
+                raise UsageError(
+                    f"{source} is neither a graft nor a ledger. Give the file of one, the directory of a run, or what "
+                    "forgetfree graft wrote."
+                )
             grafts[source] = Graft.load(file)
             continue
         ledger = Ledger.load(file)

@@ -765,6 +765,8 @@ CASES = [
     Case("merge", "The following arguments are required: --out.", bare=True),
     Case("merge graft graft", "Merging takes two different grafts or more, got 1. Give one a task."),
     Case(f"merge graft {GRAFT}", "are both of task 'sst2'. Give one graft a task."),
+    Case("merge run/results.json", "run/results.json is neither a graft nor a ledger. Give"),
+    Case("convert run/results.json --to shira --out out", "run/results.json is neither a graft nor a ledger. Give"),
     Case("merge graft nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
     Case(f"merge graft {LEDGER}", "are both of task 'sst2'. Give one graft a task."),
     Case("merge run --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
