@@ -187,8 +187,9 @@ def _records(path: Path, **dialect: Any) -> Iterator[list[str]]:
                     _check_header(path, names := record)
                 elif len(record) != len(names):
                     column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
+                    of = "the one column" if len(names) == 1 else f"each of the {len(names)} columns"
                     raise DataError(
-                        f"{path}, row {number}, column {column}: expected a cell for each of the {len(names)} columns "
+                        f"{path}, row {number}, column {column}: expected a cell for {of} "
                         f"({', '.join(names)}), got {len(record)}. {_QUOTE}."
                     )
                 number += 1

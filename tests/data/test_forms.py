@@ -245,7 +245,7 @@ def test_rows_without_a_label_are_left_out_and_said_where_the_data_set_marks_the
     test = datasets.Dataset.from_list([{**row, "sentiment": -1} for row in marked], features=class_labels().features)
     (read,) = load_tasks(None, {"mood": datasets.DatasetDict(train=train, test=test)})
     assert len(read.train) + len(read.validation) + len(read.test) == 40
-    assert "1 train rows without a label (-1) left out; 40 test rows without a label (-1) left out" in read.notes[0]
+    assert "1 train row without a label (-1) left out; 40 test rows without a label (-1) left out" in read.notes[0]
 
 
 # -- Labels ------------------------------------------------------------------------------------------------

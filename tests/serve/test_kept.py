@@ -409,7 +409,7 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
             "a.csv",
             "text\na joy, truly\n",
             1,
-            "row 1, column 2: expected a cell for each of the 1 columns (text), got 2",
+            "row 1, column 2: expected a cell for the one column (text), got 2",
         ),
         ("a.csv", 'text\n"a joy\na dull film\n', 1, "line 2: unexpected end of data"),
         ("a.csv", "id;text\n1;a joy\n", 1, "its cells seem to be separated by ';'"),
