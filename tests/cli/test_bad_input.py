@@ -627,11 +627,12 @@ CASES = [
     Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),
     Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
     Case(
-        "predict run --keep id x", "--keep names a column of --file, which must be a csv, tsv or jsonl, and is written"
+        "predict run --keep id x",
+        "--keep names a column of --file, which must be a csv, tsv, json, jsonl or parquet, and is written",
     ),
     Case(
         "predict run --text-column review x",
-        "--text-column names a column of --file, which must be a csv, tsv or jsonl.",
+        "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet.",
     ),
     Case(
         "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
