@@ -42,6 +42,16 @@ def brief(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def counted(count: int, what: str) -> str:
+    """Return how many things there are, which ``what`` names in the singular.
+
+    >>> counted(1, "row"), counted(0, "entry"), counted(1000, "training row")
+    ('1 row', '0 entries', '1,000 training rows')
+    """
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"
+
+
 def json_text(value: Any, indent: int) -> str:
     """Return ``value`` as readable JSON, in which characters that could act on a terminal are escaped.
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from forgetfree.display import brief, escaped, json_text
+from forgetfree.display import brief, counted, escaped, json_text
 
 REAL = [
     "plain English, with punctuation: \\ | * _ < > & ~",
@@ -18,6 +18,14 @@ REAL = [
     "ภาษาไทย हिन्दी",
     "x² − γ·θ ≤ ½ … “quoted” — dashed",
 ]
+
+
+def test_one_thing_is_named_in_the_singular() -> None:
+    assert [counted(1, "row"), counted(0, "entry"), counted(1000, "training row")] == [
+        "1 row",
+        "0 entries",
+        "1,000 training rows",
+    ]
 
 
 @pytest.mark.parametrize("text", REAL)

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from forgetfree.cli.hub import go_offline_if_cut_off, local_path, needs_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.words import no_empty_directories
-from forgetfree.display import escaped
+from forgetfree.display import counted, escaped
 from forgetfree.jobs.environment import make_directory, quiet_libraries
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def command(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: D
         if not out.exists():
             make_directory(out)
         written = apply_graft(graft, name, out)
-    print_written(written, f"with {len(graft.region)} grafted entries")
+    print_written(written, f"with {counted(len(graft.region), 'grafted entry')}")
 
 
 def print_written(written: WrittenModel, what: str) -> None:

@@ -12,7 +12,7 @@ from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import Seed, Strategy
 from forgetfree.cli.words import check_new_file, say
-from forgetfree.display import escaped
+from forgetfree.display import counted, escaped
 from forgetfree.errors import UsageError
 from forgetfree.jobs.environment import quiet_libraries
 
@@ -54,7 +54,7 @@ def command(
         _reach(model)
         graft = from_shira(source, model)
         graft.save(out)
-        print(escaped(f"{out}: a graft of {len(graft.region):,} entries."))
+        print(escaped(f"{out}: a graft of {counted(len(graft.region), 'entry')}."))
         if graft.origin is None:
             say(
                 "note: the adapter does not say for which task it is, so the graft has no readout: Graft.apply_ puts it in."

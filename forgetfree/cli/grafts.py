@@ -38,10 +38,11 @@ def grafts_of(
         GraftError, LedgerError, RunError: something is damaged or missing.
     """
     from forgetfree.core.graft import Graft
+    from forgetfree.core.graft_file import FORMAT as GRAFT_FORMAT
     from forgetfree.core.graft_file import find_graft
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.file import FORMAT
-    from forgetfree.results.config_file import load_run, located
+    from forgetfree.results.config_file import check_whole, load_run, located
     from forgetfree.tasks import chosen_version
 
     grafts: dict[str, Graft] = {}
@@ -54,8 +55,14 @@ def grafts_of(
             file, runs = _ledger_of(path, seed, strategy), True
             model = model or located(load_run(path)["model"]["name"], path)
         else:
+            check_whole(path)
             file = find_graft(path)
         if not is_run and not has_format(file, FORMAT):
+            if file.is_file() and file.suffix != ".safetensors" and not has_format(file, GRAFT_FORMAT):
+                raise UsageError(
+                    f"{source} is neither a graft nor a ledger. Give the file of one, the directory of a run, or what "
+                    "forgetfree graft wrote."
+                )
             grafts[source] = Graft.load(file)
             continue
         ledger = Ledger.load(file)

@@ -17,7 +17,7 @@ from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.cli.words import fail, free_directory, no_empty_directories, unsaid
-from forgetfree.data.sources import default_data, only_task
+from forgetfree.data.sources import check_data, default_data, only_task
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
@@ -109,6 +109,7 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         new = not how["resume"] and not os.path.lexists(begun)
         with unsaid(bool(given.get("quiet"))):
             try:
+                check_data(asked.data, asked.columns)  # before anything is said
                 return carry_out(asked, how)
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(begun):

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import AsJson, Debug
-from forgetfree.display import escaped, json_text
+from forgetfree.display import counted, escaped, json_text
 from forgetfree.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
         bound = {"binding": bool(ledger.binding)}
         print(json_text({"file": str(file), "sound": True, **counts, "checked": checked, **bound}, indent=2), end="")
         return
-    what = f"{len(ledger.records)} tasks, {len(ledger.owned())} entries; checked: {', and the '.join(checked)}."
-    print(escaped(f"{file}: sound. {what}"))
+    what = f"{counted(len(ledger.records), 'task')}, {counted(len(ledger.owned()), 'entry')}"
+    print(escaped(f"{file}: sound. {what}; checked: {', and the '.join(checked)}."))
     if not ledger.binding:
         print(
             "note: written by version 0.2, it does not say which configuration, tokenizer, labels and prompts it needs."

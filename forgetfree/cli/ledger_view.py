@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forgetfree.core.regions import distribution, kind_of, layer_of
-from forgetfree.display import escaped
+from forgetfree.display import counted, escaped
 from forgetfree.files import StrPath
 from forgetfree.ledger import Composition, Ledger
 
@@ -56,7 +56,7 @@ def render_ledger(ledger: Ledger, path: StrPath) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)  # names are shown as they are
     tasks = [escaped(task) for task in ledger.tasks]
     total, size = len(ledger.space), Path(path).stat().st_size
-    console.print(f"{escaped(str(path))}: {len(ledger.records)} tasks, {size:,} bytes")
+    console.print(f"{escaped(str(path))}: {counted(len(ledger.records), 'task')}, {size:,} bytes")
     console.print(
         f"base model {escaped(ledger.fingerprint[:12])}, {total:,} graftable entries in {len(ledger.space.tensors)} tensors"
     )

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.display import escaped
+from forgetfree.display import counted, escaped
 from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.given import Given
 from forgetfree.results.rendering import size
@@ -52,7 +52,7 @@ def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:
             seconds = "" if phase["seconds"] is None else f", {_time(phase['seconds'])}"
             print(escaped(f"  {phase['task']}: {phase['phase'].replace('_', '-')}, {many} {what}{seconds}"))
     if len(found["units"]) > _SHOWN:
-        print(f"… and {len(found['units']) - _SHOWN} more units")
+        print(f"… and {counted(len(found['units']) - _SHOWN, 'more unit')}")
     seconds = "unknown" if total["seconds"] is None else f"about {_time(total['seconds'])}"
     print(f"Time: {seconds}, one unit at a time; an estimate {found['estimated']}")
     print(f"Memory: about {size(total['memory_bytes'])}, an estimate by sizes")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.text_rows import Asked, Row, rows_of_file, rows_of_stdin, rows_of_texts
+from forgetfree.cli.text_rows import Asked, Row, is_plain, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
@@ -49,7 +49,7 @@ def command(
         Parameter(metavar="NAME", help="what classifies the texts (default: the only task); auto: the router finds it"),
     ] = None,
     file: Annotated[
-        Path | None, Parameter(name="--file", metavar="FILE", help="texts of a csv, tsv, jsonl or txt")
+        Path | None, Parameter(name="--file", metavar="FILE", help="texts of a csv, tsv, json, jsonl, parquet or txt")
     ] = None,
     text_column: Annotated[
         tuple[str, ...], Parameter(metavar="NAME", help="column of the texts in FILE; for pairs, give it twice")
@@ -77,14 +77,15 @@ def command(
         raise UsageError("--json and --csv are both given. Give one of them.")
     if file is not None and texts:
         raise UsageError("--file and texts are both given. Give one of them.")
-    if text_column and (file is None or file.suffix == ".txt"):
+    if text_column and (file is None or is_plain(file)):
         raise UsageError(
-            "--text-column names a column of --file, which must be a csv, tsv or jsonl. Give one, or leave it out."
+            "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet. Give one, or leave it "
+            "out."
         )
-    if keep and (file is None or file.suffix == ".txt" or not (as_json or as_csv)):
+    if keep and (file is None or is_plain(file) or not (as_json or as_csv)):
         raise UsageError(
-            "--keep names a column of --file, which must be a csv, tsv or jsonl, and is written by --json or --csv. Give both, "
-            "or leave it out."
+            "--keep names a column of --file, which must be a csv, tsv, json, jsonl or parquet, and is written by --json "
+            "or --csv. Give both, or leave it out."
         )
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.cli.job import command_of, perform
 from forgetfree.cli.words import print_recipe, say
-from forgetfree.display import escaped
+from forgetfree.display import counted, escaped
 from forgetfree.jobs.sweep_config import SweepConfig
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ def _sweep(config: SweepConfig, how: Execution) -> int:
 
     settings = config.checked()  # before anything is said
     count = len(settings) if config.trials is None else config.trials
-    say(f"Trying {count} settings of {config.strategy} on validation rows of {config.stream} into {config.out}")
+    say(
+        f"Trying {counted(count, 'setting')} of {config.strategy} on validation rows of {config.stream} into {config.out}"
+    )
     print_recipe(config.model, config.run_config(settings[0], config.out, trial=True).recipe())
     return perform(config, how, run_sweep, _show, model=config.model, cache=config.settings.get("cache"))
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
-from forgetfree.data.table_files import csv_records
+from forgetfree.data.table_files import PACKED, csv_records, format_of, lines_of, read_table
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
 from forgetfree.tasks import Kind
 
 Row = tuple[str, ...]
-FORMATS = (".csv", ".tsv", ".jsonl", ".txt")
+#: The formats of files, which are read as those of training are; but txt holds a text a line.
+FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", "txt")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 def rows_of_file(
     path: Path, kind: Kind | None, asked: Columns = RECOGNISED, kept: Sequence[str] = ()
 ) -> Iterator[Asked]:
-    """Yield the rows of a file: csv and tsv by their header, jsonl by its keys, txt a text a line.
+    """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
 
     Columns are found as those of training data are, or where there are no others than texts. A list of words becomes its JSON.
 
@@ -78,26 +80,26 @@ def rows_of_file(
     Raises:
         DataError: it cannot be read, or a row is not as it must be; the message says which.
     """
-    if path.suffix not in FORMATS:
+    if format_of(path.name)[1] not in FORMATS:
         raise DataError(
-            f"{path} is of no known kind: expected a name that ends in {', '.join(FORMATS)}. Rename it, or write < {path}."
+            f"{path} is of no known kind: expected a name that ends in {', '.join(f'.{each}' for each in FORMATS)}; those of "
+            f"text may be packed ({', '.join(PACKED[1:])}). Rename it, or write < {path}."
         )
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _read(path, file, kind, asked, kept)
+        yield from _read(path, kind, asked, kept)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read: {first_line(error)}. Write it in UTF-8, and check its name."
         ) from error
 
 
-def _read(path: Path, file: TextIO, kind: Kind | None, asked: Columns, kept: Sequence[str]) -> Iterator[Asked]:
-    if path.suffix == ".txt":
+def _read(path: Path, kind: Kind | None, asked: Columns, kept: Sequence[str]) -> Iterator[Asked]:
+    if is_plain(path):
         size = 2 if kind == "pair" else 1 if kind else None
-        yield from (Asked(row_of_line(line.rstrip("\r\n"), size)) for line in file)
+        yield from (Asked(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path))
         return
     names: tuple[str, ...] = ()
-    for number, record in _records(path, file):
+    for number, record in _records(path):
         found = list(record)
         names = names or _columns(f"{path}", found, kind, asked)
         if lacking := [name for name in kept if name not in found]:
@@ -106,7 +108,23 @@ def _read(path: Path, file: TextIO, kind: Kind | None, asked: Columns, kept: Seq
                 f"{', '.join(map(repr, found))}. Name one of them."
             )
         texts = tuple(_text(f"{path}, row {number}", name, record.get(name), kind) for name in names)
-        yield Asked(texts, {name: record[name] for name in kept})
+        yield Asked(texts, {name: _as_json(record[name]) for name in kept})
+
+
+def is_plain(path: Path) -> bool:
+    """Return whether a file has a text a line, and no columns."""
+    return format_of(path.name)[1] == "txt"
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON may have it: parquet holds dates, and numbers that are not finite, too."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_json(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _text(where: str, name: str, value: Any, kind: Kind | None) -> str:
@@ -118,14 +136,20 @@ def _text(where: str, name: str, value: Any, kind: Kind | None) -> str:
     return value
 
 
-def _records(path: Path, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and content of each record."""
-    if path.suffix != ".jsonl":
+    format = format_of(path.name)[1]
+    if format in ("json", "parquet"):
+        table = read_table(path)
+        for number, *row in zip(table.numbers, *table.columns.values(), strict=True):
+            yield number, dict(zip(table.columns, row, strict=True))
+        return
+    if format != "jsonl":
         rows = csv_records(path)
         names = next(rows, [])
         yield from enumerate((dict(zip(names, row, strict=True)) for row in rows), 1)
         return
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
         try:

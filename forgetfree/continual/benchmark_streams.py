@@ -28,7 +28,7 @@ from forgetfree.models.loading import LoadedModel
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.state import ModelState
 from forgetfree.seeds import derive_seed
-from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition
+from forgetfree.tasks import EvaluatedOn, Scenario, TaskDefinition, in_versions, version_of
 
 
 def benchmark_stream(
@@ -182,7 +182,8 @@ def tensor_stream(
     """Make a stream of tasks whose rows are tensors.
 
     Args:
-        names: of the tasks, in order.
+        names: of the tasks, in order. One that is named again is its next version, such as ``left@2``: with rows of that
+            name, or else those of the task.
         data: for each its rows, ``(x, y)`` with ``x`` ``(n, …)`` and ``y`` ``(n,)`` of integers from 0, or a
             ``TensorDataset`` of them; or a mapping from splits to such rows. Missing splits are held out as of texts.
         network: from inputs to logits of all labels; see `benchmark_stream`.
@@ -198,13 +199,15 @@ def tensor_stream(
         UsageError, ModelError: see `benchmark_stream`.
     """
     parts: dict[str, list[Any]] = {"train": [], "valid": [], "test": []}
+    names = in_versions(names)
     for position, name in enumerate(names):
-        if name not in data:
+        given = name if name in data else version_of(name)[0]
+        if given not in data:
             raise UsageError(
                 f"The stream names {name!r}, and the data given hold {', '.join(data)}. Give its rows, too."
             )
-        held = _tensors(name, data[name])
-        rows = _positions(name, held).evaluated_on(evaluate_on)
+        held = _tensors(given, data[given])
+        rows = _positions(given, held).evaluated_on(evaluate_on)
         tell([rows])
         train = rows.train if shots is None else k_shot(rows.train, shots, derive_seed(seed, "shots", name), name)
         test = rows.test.take(representative(rows.test.labels, test_limit))

@@ -17,6 +17,7 @@ from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import check_buffers, persistent_buffers
+from forgetfree.display import counted
 from forgetfree.errors import GraftError, RegionError
 from forgetfree.files import StrPath, write_atomically
 
@@ -43,7 +44,7 @@ class Graft:
 
     def __repr__(self) -> str:
         of = f" of {self.origin.task.name} on {self.origin.model}" if self.origin else ""
-        return f"Graft({len(self.region):,} entries{of})"
+        return f"Graft({counted(len(self.region), 'entry')}{of})"
 
     @classmethod
     def of(cls, model: nn.Module, space: ParameterSpace, region: Region) -> Graft:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.steps import attention_for_training
+from forgetfree.display import counted
 from forgetfree.errors import TaskError
 from forgetfree.seeds import derive_seed
 
@@ -211,7 +212,7 @@ class ReadoutModel(nn.Module):
 
     def _head(self, task: int) -> TaskHead:
         if not 0 <= task < len(self.heads):
-            raise TaskError(f"The model has no task label {task}; it has {len(self.heads)} tasks.")
+            raise TaskError(f"The model has no task label {task}; it has {counted(len(self.heads), 'task')}.")
         return self.heads[task]
 
     def space(self) -> ParameterSpace:

@@ -81,7 +81,37 @@ def _of_dataset(where: str, dataset: Any) -> Table:
     import pyarrow
 
     rows: pyarrow.Table = dataset.with_format("arrow")[:]
-    return _named(of_arrow(where, rows.schema, rows.to_batches(), 0), dataset.features)
+    stored = _named(of_arrow(where, rows.schema, rows.to_batches(), 0), dataset.features)
+    return _transformed(stored, dataset) if len(dataset) and dataset.format["type"] == "custom" else stored
+
+
+def _transformed(stored: Table, dataset: Any) -> Table:
+    """Return a table with the columns that ``with_transform`` or ``set_transform`` make of the stored ones."""
+    columns = dict[str, list[Any]]()
+    try:
+        for batch in dataset.iter(batch_size=2048):
+            for name, values in batch.items():
+                columns.setdefault(name, []).extend(map(_plain, values))
+    except Exception as error:  # whatever a user's function raises
+        raise DataError(
+            f"{stored.where}: its transform failed: {type(error).__name__}: {first_line(error)}. Mend it, or take it off with "
+            "reset_format()."
+        ) from error
+    for name, values in columns.items():
+        if len(values) != len(dataset):
+            raise DataError(
+                f"{stored.where}: its transform gives {len(values)} values of {name!r} for {len(dataset)} rows. Give one a "
+                "row, or change the rows with map()."
+            )
+    kept = {
+        name: names for name, names in stored.label_names.items() if _alike(columns.get(name, ()), stored.columns[name])
+    }
+    return Table(f"{stored.where} with its transform", columns, stored.numbers, kept)
+
+
+def _alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether two columns are written alike; arrays in them have no truth value of their own."""
+    return [*map(str, one)] == [*map(str, other)]
 
 
 def _named(table: Table, features: Mapping[str, Any]) -> Table:
@@ -99,8 +129,8 @@ def _check_once(where: str, names: Sequence[str]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of numpy as one of Python."""
-    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
+    """Return a number of numpy or torch as one of Python."""
+    return value.item() if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 1) == 0 else value
 
 
 # -- Folders ---------------------------------------------------------------------------------------------

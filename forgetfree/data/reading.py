@@ -17,6 +17,7 @@ from forgetfree.data.source_json import described, infer, read_source
 from forgetfree.data.table_files import find_table, format_of, read_table, split_of
 from forgetfree.data.tables import Table
 from forgetfree.data.tagged import is_tagged, read_tagged
+from forgetfree.display import counted
 from forgetfree.errors import DataError
 from forgetfree.tasks import SPLITS, Kind
 
@@ -118,7 +119,11 @@ def read_task(
     }
     whole = complete(task, rows)
     pieces = [said, recognised, labels.said]
-    pieces += [f"{count:,} {split} rows without a label (-1) left out" for split, count in unlabelled.items() if count]
+    pieces += [
+        f"{counted(count, f'{split} row')} without a label (-1) left out"
+        for split, count in unlabelled.items()
+        if count
+    ]
     if rows.keys() == {"train"}:
         pieces.append(whole.cut)
     note = "; ".join(filter(None, pieces))

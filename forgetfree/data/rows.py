@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, get_args
 
-from forgetfree.display import escaped
+from forgetfree.display import counted, escaped
 from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
@@ -96,12 +96,16 @@ class TaskRows:
             scored: the split that the test rows come from, see `evaluated_on`.
         """
         names = {"train": "training", "validation": "validation" if scored == "test" else "other validation"}
-        found = [f"{count:,} are also {names[split]} rows" for split, count in self.shared.items() if count]
+        found = [
+            f"1 is also one of the {names[split]} rows" if count == 1 else f"{count:,} are also {names[split]} rows"
+            for split, count in self.shared.items()
+            if count
+        ]
         if not found:
             return ""
-        which = f"of {len(self.test):,} {scored} rows of task {self.task.name!r} are"
+        which = f" of {counted(len(self.test), f'{scored} row')} of task {self.task.name!r} "
         return (
-            f"{', and '.join(found).replace('are', which, 1)} (the same texts, whatever their labels), so scores may be "
+            f"{', and '.join(found).replace(' ', which, 1)} (the same texts, whatever their labels), so scores may be "
             "higher than on new texts. Remove them from one of the files."
         )
 
@@ -110,7 +114,7 @@ class TaskRows:
         """What to say of splits that were all cut from the same rows."""
         test, validation = len(self.test), len(self.validation)
         total = len(self.train) + validation + test
-        return f"{test:,} test and {validation:,} validation rows held out from the {total:,}, always the same"
+        return f"{test:,} test and {counted(validation, 'validation row')} held out from the {total:,}, always the same"
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over every row of every split: equal data sets have equal fingerprints."""
@@ -214,8 +218,9 @@ def _in_three(rows: Rows, task: str) -> dict[str, Rows]:
     train, test = _held_out(rows, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", task))
     if len(rows) and not len(test):
         raise DataError(
-            f"Task {task!r} has {len(set(rows.groups)):,} labels in {len(rows):,} rows, and none has two different texts, so "
-            "no row can be held out for testing. Add rows of every label; if these are no labels, name another --label-column."
+            f"Task {task!r} has {counted(len(set(rows.groups)), 'label')} in {counted(len(rows), 'row')}, and none has two "
+            "different texts, so no row can be held out for testing. Add rows of every label; if these are no labels, name "
+            "another --label-column."
         )
     train, validation = _held_out(train, _HELD_OUT_SHARE, _HELD_OUT_ROWS, derive_seed(0, "held out", task))
     return {"train": train, "validation": validation, "test": test}

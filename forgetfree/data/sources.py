@@ -122,6 +122,11 @@ def only_task(data: str) -> tuple[str, ...]:
     return (stem,) if format and Path(data).is_file() else ()
 
 
+def check_data(data: str, columns: Columns) -> None:
+    """Raise ``UsageError`` if ``data`` are not there, or are none whose columns can be named."""
+    _open_source(data, columns)
+
+
 def check_tasks(names: Sequence[str], data: str) -> None:
     """Raise ``UsageError`` if several tasks would be read from the rows of one, or ``data`` are not there."""
     _check_several(names, _open_source(data, RECOGNISED))

@@ -134,11 +134,25 @@ def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int) -> Tab
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
     """Open a text file, unpacked where it is packed."""
+    if path.suffix not in PACKED[1:]:
+        with path.open(encoding="utf-8-sig", newline="") as plain:
+            yield plain
+        return
     import pyarrow
 
     # Unlike gzip's and zstandard's own readers, it knows a file that was cut off, and reads all frames of one.
     with pyarrow.input_stream(str(path), compression="detect") as file:
         yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, unpacked where it is packed.
+
+    Raises:
+        DataError: the file, or a line of it, is too large.
+    """
+    with _opened(path) as file:
+        yield from _lines(file, path)
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
@@ -187,8 +201,9 @@ def _records(path: Path, **dialect: Any) -> Iterator[list[str]]:
                     _check_header(path, names := record)
                 elif len(record) != len(names):
                     column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
+                    of = "the one column" if len(names) == 1 else f"each of the {len(names)} columns"
                     raise DataError(
-                        f"{path}, row {number}, column {column}: expected a cell for each of the {len(names)} columns "
+                        f"{path}, row {number}, column {column}: expected a cell for {of} "
                         f"({', '.join(names)}), got {len(record)}. {_QUOTE}."
                     )
                 number += 1

@@ -14,7 +14,7 @@ from typing import Any
 from forgetfree.data.columns import RECOGNISED, Columns
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.tables import Table
-from forgetfree.display import brief, is_text
+from forgetfree.display import brief, counted, is_text
 from forgetfree.errors import DataError
 from forgetfree.tasks import TaskDefinition
 
@@ -84,7 +84,8 @@ class _Sentences:
         for i, sentence in enumerate(self.words):
             written = [self._tag(column, i, tag, names) for tag in self._cell(column, i)]
             if len(written) != len(sentence):
-                raise self._fault(i, column, f"a tag for each of {len(sentence)} words", f"{len(written)} tags")
+                of = "the one word" if len(sentence) == 1 else f"each of {len(sentence)} words"
+                raise self._fault(i, column, f"a tag for {of}", counted(len(written), "tag"))
             self.tags.append(bio(written))
             differ = [(one, other) for one, other in zip(written, self.tags[-1], strict=True) if one != other]
             if differ and not self.note:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 from forgetfree.core.device import find_device, spread
 from forgetfree.core.exchange import ProcessLost
+from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_left, locked, sweep, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, in_a_phase
@@ -353,7 +354,7 @@ def _standing(unit: Unit, config: Json) -> str:
     learned = max(map(tasks_learned, folder.iterdir()), default=0) if folder.is_dir() else 0
     if midst:
         return f" in the midst of task {learned + 1} of {tasks}"
-    return f" after {learned} of {tasks} tasks" if learned else ""
+    return f" after {learned} of {counted(tasks, 'task')}" if learned else ""
 
 
 def failures(results: Json) -> list[str]:

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from forgetfree.display import escaped
+from forgetfree.display import counted, escaped
 from forgetfree.learning.monitor import PHASE_NAMES, Monitor, Phase
 from forgetfree.results.scores import Score
 from forgetfree.results.stored import TASK_METRICS
@@ -59,7 +59,7 @@ class Learned:
     def __str__(self) -> str:
         known = [score for score in self.scores if score.metric in TASK_METRICS][: self.after]
         if len(known) < self.after:
-            return escaped(f"{self.unit} · {self.after} tasks learned")
+            return escaped(f"{self.unit} · {counted(self.after, 'task')} learned")
         average = sum(score.value for score in known) / self.after
         of_all = f", average of {self.after} tasks {100 * average:.1f} %" if self.after > 1 else ""
         return escaped(f"{self.unit} · {known[-1].task} {100 * known[-1].value:.1f} %{of_all}")

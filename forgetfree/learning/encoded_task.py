@@ -13,6 +13,7 @@ from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
+from forgetfree.display import counted
 from forgetfree.errors import DataError, UsageError
 from forgetfree.learning.training import MOST_SHOTS
 from forgetfree.models.loading import LoadedModel
@@ -139,9 +140,10 @@ def _check_metric(rows: TaskRows) -> None:
     """Raise ``DataError`` if F1 cannot be measured: it is 0 for every model on rows without label 1."""
     for split in ("validation", "test"):
         if rows.task.metric == "f1" and rows.task.kind != "tokens" and 1 not in getattr(rows, split).labels:
+            held = counted(len(getattr(rows, split)), f"{split} row")
             raise DataError(
                 f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
-                f"{len(getattr(rows, split))} {split} rows has that label. Add such rows, or set metric to 'accuracy' in its "
+                f"{held} has that label. Add such rows, or set metric to 'accuracy' in its "
                 "source.json."
             )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from forgetfree.core.readout_model import Precision, ReadoutModel, autocast
+from forgetfree.display import counted
 from forgetfree.errors import UsageError
 from forgetfree.ledger.corrections import Change, Corrections, NotCorrected
 from forgetfree.ledger.switch import LedgerSwitch
@@ -75,7 +76,9 @@ class MixedBatchModel:
             TaskError: the ledger or the model does not know a task.
         """
         if len(rows) != len(tasks):
-            raise UsageError(f"Expected a task for each row: got {len(rows)} rows and {len(tasks)} tasks.")
+            raise UsageError(
+                f"Expected a task for each row: got {counted(len(rows), 'row')} and {counted(len(tasks), 'task')}."
+            )
         if rows and (marked := (self._model.counts(self._padded(rows)) > 1)).any():
             raise UsageError(
                 f"Task {tasks[int(marked.nonzero()[0])]!r} labels words, and a batch of many tasks has one label a row. Answer "

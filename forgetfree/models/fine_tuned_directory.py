@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from forgetfree.core.body import POOLER, body_of, fingerprint_of
 from forgetfree.core.readout_model import LINEAR, ReadoutKind, ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers
+from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.files import StrPath, read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, parse_json
@@ -155,7 +156,7 @@ def _read_whole(directory: str, loader: str, *, pooled: bool) -> Any:
     missing = [name for name in missing if pooled or not re.search(POOLER, name)]
     if missing:
         raise ModelError(
-            f"The fine-tuned model {directory!r} lacks {len(missing)} weights of a {type(backbone).__name__}, e.g. "
+            f"The fine-tuned model {directory!r} lacks {counted(len(missing), 'weight')} of a {type(backbone).__name__}, e.g. "
             f"{missing[0]!r}: they would be random. Save the model again with save_pretrained."
         )
     return backbone

@@ -23,6 +23,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.data.words import WordEncoder
+from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
@@ -286,7 +287,7 @@ def _check_weights(backbone: Any, missing: list[str], tokenizer: Any, kind: str,
     if missing:
         remedy = "Save the model whole" if kind in LINEAR else "Use --readout linear, or a model saved with its LM head"
         raise ModelError(
-            f"Model {name!r} lacks {len(missing)} weights that --readout {kind} needs, e.g. "
+            f"Model {name!r} lacks {counted(len(missing), 'weight')} that --readout {kind} needs, e.g. "
             f"{missing[0]!r}: they would be random. {remedy}."
         )
     try:

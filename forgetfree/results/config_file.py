@@ -95,8 +95,21 @@ def load_run(directory: Path, remedy: str = "Give the directory that `forgetfree
     Raises:
         RunError: it is missing or damaged.
     """
+    check_whole(directory)
     config: dict[str, Any] = read_json(directory / "config.json", RunError, remedy, _check_run)
     return config | {"run": read_section(config["run"])}
+
+
+def check_whole(directory: Path) -> None:
+    """Raise ``RunError`` where a directory is a strategy's folder in a run, or that of one of its seeds."""
+    place = Path(os.path.abspath(directory))
+    seed = place.name.removeprefix("seed-")
+    strategy, chosen = (place, "") if seed == place.name else (place.parent, f" --seed {seed}")
+    if os.path.isfile(strategy.parent / "config.json") and any(strategy.glob("seed-*")):
+        raise RunError(
+            f"{directory} is the folder of {strategy.name} in a run. Give the run itself, {os.path.relpath(strategy.parent)}, "
+            f"and where the command has them, --strategy {strategy.name}{chosen}."
+        )
 
 
 def _check_run(config: Any) -> None:

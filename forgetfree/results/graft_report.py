@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from forgetfree.display import counted
 from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent
 from forgetfree.results.run_results import USUAL
 from forgetfree.results.schema import check_graft
@@ -50,7 +51,7 @@ def _scores(results: Json) -> Table:
         body.append((CONSTANT, NULL, percent(floors["constant"]), NULL, NULL))
     which = results.get("evaluated_on", USUAL["evaluated_on"])
     return Table(
-        f"On {results['data']['test_rows']:,} {which} rows (in %; ECE in percentage points)",
+        f"On {counted(results['data']['test_rows'], f'{which} row')} (in %; ECE in percentage points)",
         ("model", "entries", results["metric"], "ECE", "agreement with fine-tuned"),
         tuple(body),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from forgetfree.display import counted
 from forgetfree.results.rendering import WIDE
 from forgetfree.results.run_results import Comparison
 
@@ -33,7 +34,7 @@ def notes(comparison: Comparison) -> Iterable[str]:
         done = max(0, len(run["matrix"]) - 1)
         yield (
             f"Unfinished and left out: {run['strategy']}, seed {run['seed']}, "
-            f"after {done} of {len(comparison.tasks)} tasks ({run['source']})."
+            f"after {done} of {counted(len(comparison.tasks), 'task')} ({run['source']})."
         )
     for run in comparison.failed:
         yield f"Failed and left out: {run['strategy']}, seed {run['seed']} ({run['source']}): {run['error']}"
@@ -45,7 +46,7 @@ def _test_rows(rows: Mapping[str, int]) -> str:
     if not counts:
         return ""
     if len(counts) == 1:
-        return f"Each task is scored on {counts[0]:,} rows."
+        return f"Each task is scored on {counted(counts[0], 'row')}."
     if len(rows) > WIDE:
         return f"Tasks are scored on {counts[0]:,} to {counts[-1]:,} rows each."
     return f"Scored on rows: {', '.join(f'{task} {count:,}' for task, count in rows.items())}."

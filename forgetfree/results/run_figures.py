@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forgetfree.display import counted
 from forgetfree.results.inline import FAINT, LINES, Picture, canvas, picture, styles
 from forgetfree.results.intervals import student
 from forgetfree.results.metrics import forgetting, reliability
@@ -325,7 +326,9 @@ def _losses(comparison: Comparison) -> Section:
                 ax.figure.legend(loc="outside upper center", ncols=len(named), fontsize=8)
         last = pieces[next(reversed(pieces))][-1]["loss"]
         pictures.append(
-            picture(ax, f"{entry.label}, seed {run['seed']}", f"{len(steps)} steps, the last loss {last:.3g}")
+            picture(
+                ax, f"{entry.label}, seed {run['seed']}", f"{counted(len(steps), 'step')}, the last loss {last:.3g}"
+            )
         )
     return Section("losses", "Losses", "The loss over the steps of training, of the first seed.", pictures)
 

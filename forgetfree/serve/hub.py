@@ -17,6 +17,7 @@ from forgetfree.errors import HubError, UsageError, first_line
 from forgetfree.files import StrPath, new_directory, read_tensors
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.file import FORMAT as LEDGER_FORMAT
+from forgetfree.results.config_file import check_whole
 from forgetfree.serve.hub_card import hub_card
 from forgetfree.serve.kept import find_kept
 
@@ -132,6 +133,7 @@ def _file_of(source: Path) -> Path:
         )
     if source.is_file():
         return source
+    check_whole(source)
     return find_kept(source) if any(source.glob("*/seed-*/ledger.safetensors")) else find_graft(source)
 
 

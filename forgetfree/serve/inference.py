@@ -15,7 +15,7 @@ from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length
-from forgetfree.display import brief, is_text
+from forgetfree.display import brief, counted, is_text
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.learning.routing import share_of_entropy
@@ -241,7 +241,9 @@ class Predictor:
             TaskError: a task is not among those that were learned.
         """
         if len(tasks) != len(texts):
-            raise UsageError(f"Expected a task for each text: got {len(texts)} texts and {len(tasks)} tasks.")
+            raise UsageError(
+                f"Expected a task for each text: got {counted(len(texts), 'text')} and {counted(len(tasks), 'task')}."
+            )
         tasks = [self.definition(task).name for task in tasks]
         groups = {task: [n for n, other in enumerate(tasks) if other == task] for task in dict.fromkeys(tasks)}
         rows = {task: self.rows(task, [texts[number] for number in numbers]) for task, numbers in groups.items()}

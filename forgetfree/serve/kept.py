@@ -29,6 +29,7 @@ from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.registry import Entry
+from forgetfree.results.config_file import check_whole
 from forgetfree.tasks import TaskDefinition
 
 LEDGER = "ledger.safetensors"
@@ -282,6 +283,7 @@ def find_kept(run: Path, seed: int | None = None, strategy: str | None = None) -
     Raises:
         RunError: the run holds none.
     """
+    check_whole(run)
     held = [
         [folder / name for name in (LEDGER, *OTHERS) if (folder / name).is_file()] for folder in run.glob("*/seed-*")
     ]

@@ -34,6 +34,9 @@ class OLoRA(ContinualStrategy):
     Earlier adapters are frozen and act together with the new ones; all tasks are answered by W_pre + (α/r) Σ_i B_i·A_i with
     all adapters so far (eq. 9, without merging them into W_pre). Later adapters do reach earlier tasks, so it forgets
     little, not nothing. The readouts belong to their tasks; the paper generates label words instead.
+
+    The penalty's curvature is 2·λ₁·σ², with σ the largest singular value of the earlier A_i of a layer, stacked: SGD follows it
+    only while the adapters' rate · λ₁ · σ² is below 1 (docs/baselines.md).
     """
 
     Options: ClassVar[type[TrainingOptions]] = OLoRAOptions

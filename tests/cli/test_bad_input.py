@@ -155,7 +155,9 @@ def without(*path: str | int) -> Callable[[Any], None]:
     return act
 
 
-LEDGER, GRAFT = "run/grafting-continual/seed-0/ledger.safetensors", "graft/graft.safetensors"
+STRATEGY = "run/grafting-continual"
+LEDGER, GRAFT = f"{STRATEGY}/seed-0/ledger.safetensors", "graft/graft.safetensors"
+INSIDE = "run/grafting-continual is the folder of grafting-continual in a run. Give the run itself, run, and"
 DEEP = "[" * 50_000
 LONG = "x" * 5000
 NULL = 'stream = "sst2"\n[set]\ncache = "a\\u0000b"'
@@ -205,7 +207,7 @@ CASES = [
     Case("run sst2 --model minilmm", "Unknown model 'minilmm'. Did you mean 'minilm'?"),
     Case("run sst2 --model nosuch/", "The model directory 'nosuch/' does not exist. Give one in Hugging Face layout"),
     Case("run sst2 --model ~/models/bert", "The model directory '~/models/bert' does not exist."),
-    Case("run sst2 --data run/report.md", "report.md' is a file, and none of rows: expected parquet", 2),
+    Case("run sst2 --data run/report.md", "The data directory 'run/report.md' is a file, and none of rows: "),
     Case("run sst2 --model run/config.json", "config.json' is a file. Give one in Hugging Face layout", 2),
     Case("run sst2 --model data", "'data' is no model directory: it holds no config.json. Save with", 1),
     Case("run sst2 --model owner/name", "Model 'owner/name' cannot be loaded: ", 1),
@@ -513,6 +515,7 @@ CASES = [
     Case("experiment where --readout magic", "Unknown --readout 'magic'."),
     Case("experiment where --model nosuch/", "The model directory 'nosuch/' does not exist."),
     Case("experiment where --data nosuch", "The data directory 'nosuch' does not exist."),
+    Case("sweep sst2 --data nosuch", "The data directory 'nosuch' does not exist."),
     # -- What run, graft and experiment have alike -----------------------------------------------------------
     *(
         Case(f"{command} {flags}", message)
@@ -606,6 +609,13 @@ CASES = [
     Case(
         "predict nosuch x", "nosuch/config.json cannot be read: No such file or directory. Give the directory that", 1
     ),
+    Case(
+        f"predict {STRATEGY} x",
+        "is the folder of grafting-continual in a run. Give the run itself, run, and where the command has them, "
+        "--strategy grafting-continual.",
+        1,
+    ),
+    Case(f"predict {STRATEGY}/seed-0 x", "--strategy grafting-continual --seed 0.", 1),
     Case("predict graft x", "graft/config.json: run is missing", 1),
     Case(
         "predict run --seed 7 x",
@@ -617,11 +627,12 @@ CASES = [
     Case("predict run --strategy /etc x", "run holds nothing of /etc to answer from.", 1),
     Case("predict run --model nosuch/ x", "The model directory 'nosuch/' does not exist."),
     Case(
-        "predict run --keep id x", "--keep names a column of --file, which must be a csv, tsv or jsonl, and is written"
+        "predict run --keep id x",
+        "--keep names a column of --file, which must be a csv, tsv, json, jsonl or parquet, and is written",
     ),
     Case(
         "predict run --text-column review x",
-        "--text-column names a column of --file, which must be a csv, tsv or jsonl.",
+        "--text-column names a column of --file, which must be a csv, tsv, json, jsonl or parquet.",
     ),
     Case(
         "predict run --tsak sst2 x", "Unknown flag of 'forgetfree predict' '--tsak'. Did you mean '--task'?", bare=True
@@ -669,6 +680,7 @@ CASES = [
     ),
     Case("export run --format onyx", "Unknown --format 'onyx'. Did you mean 'onnx'?"),
     Case("export nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
+    Case(f"export {STRATEGY}", INSIDE, 1),
     Case("export run --out data", "--out 'data' exists and is not an empty directory. Give another one."),
     Case("export run --out model/config.json/x", "--out 'model/config.json/x' cannot be written: Not a directory."),
     Case("export run --seed 7", "run holds nothing of seed 7 to answer from.", 1),
@@ -679,6 +691,7 @@ CASES = [
     # -- serve ---------------------------------------------------------------------------------------------
     Case("serve", "The following arguments are required: DIR."),
     Case("serve nosuch", "nosuch/config.json cannot be read: No such file or directory.", 1),
+    Case(f"serve {STRATEGY}", INSIDE, 1),
     Case("serve run --port 70000", "--port must be a number from 0 to 65535, got 70000."),
     Case("serve run --port http", "--port must be a whole number, got 'http'."),
     Case("serve run --host 192.0.2.1", "The server cannot listen on 192.0.2.1, port 0: "),
@@ -739,6 +752,7 @@ CASES = [
         "'model' is no adapter of PEFT: expected a directory with adapter_config.json.",
     ),
     Case("convert run --to shira --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
+    Case(f"convert {STRATEGY} --to shira --out out", INSIDE, 1),
     Case("convert graft --to shira --strategy lora --out out", "--seed and --strategy are for the directory of a run."),
     Case("convert run --to shira --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
     Case("convert model --to graft --out graft", "--out 'graft' exists. Give a new name."),
@@ -752,10 +766,13 @@ CASES = [
     Case("merge", "The following arguments are required: --out.", bare=True),
     Case("merge graft graft", "Merging takes two different grafts or more, got 1. Give one a task."),
     Case(f"merge graft {GRAFT}", "are both of task 'sst2'. Give one graft a task."),
+    Case("merge run/results.json", "run/results.json is neither a graft nor a ledger. Give"),
+    Case("convert run/results.json --to shira --out out", "run/results.json is neither a graft nor a ledger. Give"),
     Case("merge graft nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
     Case(f"merge graft {LEDGER}", "are both of task 'sst2'. Give one graft a task."),
     Case("merge run --task nosuch --out out", "There is no task nosuch. Give one of these: qnli, sst2."),
     Case("merge graft graft --strategy lora --out out", "--seed and --strategy are for the directory of a run."),
+    Case(f"merge {STRATEGY} graft", INSIDE, 1),
     Case("merge run --seed 7 --out out", "run holds nothing of seed 7 to answer from.", 1),
     Case("merge graft other.safetensors --by tie", "Unknown --by 'tie'. Did you mean 'ties'?"),
     Case(
@@ -775,6 +792,7 @@ CASES = [
     Case(
         "push nosuch me/mine --license mit", "There is no 'nosuch'. Give a graft.safetensors, a ledger.safetensors or"
     ),
+    Case(f"push {STRATEGY} me/mine", INSIDE, 1),
     Case("push data me/mine --revision draft", "'data' must hold one graft file, got none."),
     Case("push model/model.safetensors me/mine", "is neither a graft nor a ledger of forgetfree: expected the format"),
     Case("push graft me/mine --private --private", "--private is given twice. Give it once."),
@@ -804,6 +822,8 @@ CASES = [
         "There is no ledger at nosuch.",
         1,
     ),
+    Case(f"ledger remove {STRATEGY} --task qnli --out C", INSIDE, 1),
+    Case(f"ledger merge {STRATEGY} run --out C", INSIDE, 1),
     Case(
         "ledger remove run --task nosuch --out C --resume --data data --model model --json --quiet",
         "run did not learn a task 'nosuch'.",
@@ -868,6 +888,7 @@ def test_bad_input_ends_in_one_paragraph(
     printed = capsys.readouterr()
     lines = printed.err.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("forgetfree: error: "))
+    assert start == 0 or not case.message.startswith("The data directory"), "it is told before anything else"
     first, *more = lines[start:]
     if more:  # several faults, one a line
         assert first == f"forgetfree: error: {len(more)} faults:" and len(more) > 1

@@ -594,7 +594,7 @@ def test_a_predictor_answers_texts_of_many_tasks_at_once(finished: Path) -> None
         assert answer.label == alone.label
         assert answer.probability == pytest.approx(alone.probability, abs=1e-5)
     assert predictor.answer_mixed([], []) == []
-    with pytest.raises(UsageError, match="got 1 texts and 2 tasks"):
+    with pytest.raises(UsageError, match="got 1 text and 2 tasks"):
         predictor.answer_mixed(["sst2", "sst2"], ["a"])
     with pytest.raises(UsageError, match="reads pairs of texts"):
         predictor.answer_mixed(["sst2", "qnli"], ["a", "b"])

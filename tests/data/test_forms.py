@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import pandas
 import pytest
+import torch
 import zstandard
 
 from forgetfree.data.rows import TaskRows
@@ -239,13 +240,35 @@ def test_splits_in_memory_are_known_by_their_names() -> None:
     assert "data['mood'] has no train split; it holds test" in refusal({"mood": datasets.DatasetDict(test=dataset())})
 
 
+def test_a_transform_of_a_data_set_is_applied() -> None:
+    def louder(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"review": [text.upper() for text in batch["review"]], "sentiment": torch.tensor(batch["sentiment"])}
+
+    (plain,) = load_tasks(None, {"mood": class_labels()})
+    (read,) = load_tasks(None, {"mood": class_labels().with_transform(louder)})
+    assert {*read.train.first} <= {row["review"].upper() for row in ROWS} and len(read.train) == len(plain.train)
+    assert read.task.labels == NAMES  # the data set's own, for the labels are as they were
+    renamed = dataset().with_transform(
+        lambda batch: {"text": batch["review"], "label": [len(t) % 2 for t in batch["review"]]}
+    )
+    (read,) = load_tasks(None, {"mood": datasets.DatasetDict(train=renamed, test=renamed)})
+    assert read.task.labels == ("0", "1") and read.test.first == tuple(row["review"] for row in ROWS)
+
+    lost = dataset().with_transform(lambda batch: {"input_ids": [[1]] * len(batch["review"])})
+    assert "data['mood'] with its transform has no column 'text': expected" in refusal({"mood": lost})
+    failing = dataset().with_transform(lambda batch: batch["nosuch"])
+    assert "data['mood']: its transform failed: KeyError: 'nosuch'" in refusal({"mood": failing})
+    fewer = dataset().with_transform(lambda batch: {"review": batch["review"][1:]})
+    assert "its transform gives 39 values of 'review' for 40 rows" in refusal({"mood": fewer})
+
+
 def test_rows_without_a_label_are_left_out_and_said_where_the_data_set_marks_them() -> None:
     marked = class_labels().to_list()
     train = datasets.Dataset.from_list([*marked, {**marked[0], "sentiment": -1}], features=class_labels().features)
     test = datasets.Dataset.from_list([{**row, "sentiment": -1} for row in marked], features=class_labels().features)
     (read,) = load_tasks(None, {"mood": datasets.DatasetDict(train=train, test=test)})
     assert len(read.train) + len(read.validation) + len(read.test) == 40
-    assert "1 train rows without a label (-1) left out; 40 test rows without a label (-1) left out" in read.notes[0]
+    assert "1 train row without a label (-1) left out; 40 test rows without a label (-1) left out" in read.notes[0]
 
 
 # -- Labels ------------------------------------------------------------------------------------------------

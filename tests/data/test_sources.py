@@ -292,6 +292,11 @@ def test_rows_that_are_tested_and_trained_on_are_counted_by_their_texts(tmp_path
     rows = replace(rows, train=rows.test)
     expected = "2 of 2 validation rows of task 'mine' are also training rows (the same texts, whatever their labels)"
     assert rows.shared_note("validation").startswith(expected)
+    one = Rows(rows.test.first[:1], (), (0,))
+    note = replace(rows, train=one, validation=one).shared_note("validation")
+    assert note.startswith(
+        "1 of 2 validation rows of task 'mine' is also one of the training rows, and 1 is also one of"
+    )
     rows = replace(rows, train=rows.validation, validation=rows.test)
     assert rows.shared_note("validation").startswith(
         "2 of 2 validation rows of task 'mine' are also other validation rows ("

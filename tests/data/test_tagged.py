@@ -95,7 +95,11 @@ def test_a_conversion_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"tokens": ["a", "b"], "tags": ["O"]}, "row 4, column 'tags': expected a tag for each of 2 words, got 1 tags"),
+        (
+            {"tokens": ["a", "b"], "tags": ["O"]},
+            "row 4, column 'tags': expected a tag for each of 2 words, got 1 tag\\.",
+        ),
+        ({"tokens": ["a"], "tags": ["O", "O"]}, "expected a tag for the one word, got 2 tags"),
         ({"tokens": [], "tags": []}, "row 4, column 'tokens': expected words, got none"),
         ({"tokens": ["a", ""], "tags": ["O", "O"]}, "row 4, column 'tokens': expected words, none of them empty"),
         ({"tokens": ["a"], "tags": ["PER"]}, "row 4, column 'tags': expected tags O, B-X and I-X.*got 'PER'"),
@@ -113,6 +117,9 @@ def test_a_bad_row_is_refused_by_its_number(tmp_path: Path, row: dict[str, Any],
 def test_what_no_model_can_learn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no entity in its train split"):
         load_task("ner", str(write(tmp_path / "ner", [ROWS[1]] * 3)))
+    (tmp_path / "same.jsonl").write_text('{"tokens": ["a"], "tags": ["B-X"]}\n' * 2)
+    with pytest.raises(DataError, match="has 1 label in 2 rows, and none has two different texts"):
+        load_task("same", str(tmp_path / "same.jsonl"))
     with pytest.raises(DataError, match="has no column 'tags'"):
         load_task("no", str(write(tmp_path / "no", [{"tokens": ["a"]}], {"kind": "tokens"})))
     with pytest.raises(DataError, match="expected entities of PER, got 'B-LOC'"):

@@ -1,4 +1,4 @@
-"""Phases of one unit that start alike and differ in options, labels, readout or seed: none is taken for another that has ended."""
+"""Phases of one unit that start alike and differ in options, labels or readout: none is taken for one that has ended."""
 
 from __future__ import annotations
 

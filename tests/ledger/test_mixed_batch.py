@@ -272,7 +272,7 @@ def test_the_ledger_may_grow_meanwhile(loaded: LoadedModel, monkeypatch: Any) ->
 def test_nothing_is_answered_for_nothing(loaded: LoadedModel) -> None:
     mixed = mixed_of(loaded.model, ledger_of(loaded.model))
     assert mixed.answer([], []) == []
-    with pytest.raises(UsageError, match="got 1 rows and 2 tasks"):
+    with pytest.raises(UsageError, match="got 1 row and 2 tasks"):
         mixed.answer([torch.tensor([1])], ["a", "b"])
     with pytest.raises(TaskError, match="holds no task 'z'"):
         mixed.answer([torch.tensor([1])], ["z"])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import torch
 import transformers
+import zstandard
 from cards import card_probabilities
 from safetensors.torch import load_file
 from torch import Tensor
@@ -347,6 +352,32 @@ def test_texts_come_from_a_file_and_go_into_a_table(
     assert [each["label"] for each in table] == [answer.label for answer in expected]
 
 
+def test_predict_reads_a_file_in_every_format_of_the_training(
+    finished_run: MakeRun, tmp_path: Path, capsys: Any
+) -> None:
+    columns = {"text": ["a joy", "a dull film"], "on": [date(2024, 2, 1), None], "score": [math.nan, 0.5]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    (tmp_path / "rows.json").write_text(
+        '[{"text": "a joy", "on": "2024-02-01", "score": null},{"text": "a dull film", "on": null, "score": 0.5}]'
+    )
+    lines = [
+        '{"text": "a joy", "on": "2024-02-01", "score": null}',
+        '{"text": "a dull film", "on": null, "score": 0.5}',
+    ]
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    asked = ["predict", str(run_of(finished_run, "bert")), "--task", "sst2", "--json"]
+    for name in ("rows.parquet", "rows.json", "rows.jsonl.gz"):
+        assert cli.main([*asked, "--file", str(tmp_path / name), "--keep", "on", "--keep", "score"]) == 0
+        said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        expected = [("a joy", "2024-02-01", None), ("a dull film", None, 0.5)]
+        assert [(each["text"], each["on"], each["score"]) for each in said] == expected
+    for name in ("rows.csv.gz", "rows.txt.zst"):
+        pack = gzip.compress if name.endswith("gz") else zstandard.compress
+        (tmp_path / name).write_bytes(pack(b"text\na joy\n"[5 * (".txt" in name) :]))
+        assert cli.main([*asked, "--file", str(tmp_path / name)]) == 0
+        assert json.loads(capsys.readouterr().out)["text"] == "a joy"
+
+
 def test_a_quote_in_a_tsv_file_swallows_no_rows(finished_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "rows.tsv"
     file.write_text('id\ttext\n1\t"a joy\n2\ta dull film\n3\tso "so"\n')
@@ -409,7 +440,7 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
             "a.csv",
             "text\na joy, truly\n",
             1,
-            "row 1, column 2: expected a cell for each of the 1 columns (text), got 2",
+            "row 1, column 2: expected a cell for the one column (text), got 2",
         ),
         ("a.csv", 'text\n"a joy\na dull film\n', 1, "line 2: unexpected end of data"),
         ("a.csv", "id;text\n1;a joy\n", 1, "its cells seem to be separated by ';'"),
@@ -417,6 +448,9 @@ def test_pairs_come_from_a_file(finished_run: MakeRun, tmp_path: Path, capsys: A
         ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', 1, "row 2: 'text' must be a text, got 3"),
         ("a.jsonl", "{\n", 1, "row 1 is no JSON"),
         ("a.xml", "<a>", 1, "is of no known kind"),
+        ("a.parquet", "text", 1, "cannot be read as parquet"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}')[:-9], 1, "cannot be read"),
+        ("a.txt.zst", "text", 1, "cannot be read"),
         ("a.txt", b"\xff\xfe", 1, "Write it in UTF-8"),
         ("none.txt", None, 1, "cannot be read"),
     ],

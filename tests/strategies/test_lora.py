@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from forgetfree import cli, registry
-from forgetfree.continual.streams import benchmark_stream
-from forgetfree.errors import OptionError, RunError, TaskError
+from forgetfree.continual.streams import benchmark_stream, load_stream
+from forgetfree.errors import OptionError, RunError, TaskError, TrainingError
 from forgetfree.models.lora_adapters import LoraAdapters, overlap, targets
 from forgetfree.strategies.lora.task_adapters import adapter_training
 
@@ -271,6 +273,24 @@ def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) ->
 
     assert largest_cosine(0.0) > 0.3
     assert largest_cosine(100.0) < 0.02
+
+
+@pytest.mark.parametrize(("share", "stable"), [(0.5, True), (2.0, False)])
+def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float, stable: bool) -> None:
+    """Its curvature is 2·λ₁·σ², so a rate above 1 / (λ₁·σ²) makes it grow with every step."""
+    x = torch.randn(120, 5, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2))
+    stream = load_stream(data={"a": (x, (x[:, 0] > 0).long()), "b": (x, (x[:, 1] > 0).long())}, model=network)
+    first, second = stream.benchmark.train_stream
+    constant = {"momentum": 0.0, "schedule": "constant", "steps": 40}
+    strategy = make("o-lora", stream, lora_learning_rate=0.2, orthogonality=5.0, **constant)
+    strategy.train(first)
+    (projection,) = strategy.adapters.adapters.projections("task-0").values()
+    largest = 1 / (strategy.options.orthogonality * torch.linalg.matrix_norm(projection, 2).item() ** 2)
+    strategy.options = replace(strategy.options, lora_learning_rate=share * largest)
+    with nullcontext() if stable else pytest.raises(TrainingError, match="the weight of a penalty"):
+        strategy.train(second)
 
 
 # -- Seeds, interruptions, evaluation during training -----------------------------------------------------------
