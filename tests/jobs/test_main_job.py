@@ -36,7 +36,7 @@ def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
 )
 def test_entities_on_real_data(tmp_path: Path) -> None:
     """Financial filings, then tweets: naive training loses most entities of the first, grafting keeps every bit of them."""
-    options = ["--strategy", "continual-ft", "--strategy", "grafting-continual", "--test-limit", "100"]
+    options = ["--strategy", "continual-ft", "--strategy", "grafting-continual", "--test-limit", "60"]
     options += ["--steps", "160", "--set", "max_length=48", "--set", "mask_batch_size=64", "--precision", "bf16"]
     runs = main_job(tmp_path / "out", "ner_sec,ner_btc", "--data", str(REAL), *options)
     assert runs["continual-ft"]["metric"] == ["f1", "f1"]
