@@ -117,8 +117,8 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
             with suppress(AttributeError):  # of a stream there is no more than its model
                 faults.attempt(learner.check, learner.options, SimpleNamespace(model=model.loaded.model))
     if isinstance(config, RunConfig):
-        for task, place in config.starts.items():
-            start = (faults.attempt(starts_of, {task: place}, config.model, given.model) or {}).get(task)
+        for name, place in config.starts.items():
+            start = (faults.attempt(starts_of, {name: place}, config.model, given.model) or {}).get(name)
             if start is not None and model is not None and model.loaded is not None:
                 notes += faults.attempt(start.check, model.loaded.model) or ()
     if model is not None and model.graftable:
