@@ -117,6 +117,7 @@ def _check_same(results: Json, about: Json) -> None:
         ("model", about["model"]["fingerprint"], results["model"].get("fingerprint")),
         ("data", about["data"]["fingerprints"], results["data"].get("fingerprints")),
         ("numbers of test rows", about["data"]["test_rows"], results["data"].get("test_rows")),
+        ("adapters that tasks start from", about.get("starts", {}), results.get("starts", {})),
     ):
         if ours != theirs:
             raise ReportError(

@@ -36,6 +36,7 @@ _BOUNDS = {
 _TYPE_NAMES: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
     **{type(None): "none", Mapping[str, Any]: "a table", Function: "package.module:function"},
+    Mapping[str, str]: "a table of texts",
 }
 
 

@@ -43,6 +43,7 @@ def run(
     shots: int | None = None,
     steps: int | None = None,
     sparsity: float | None = None,
+    starts: Mapping[str, Any] | None = None,
     readout: str = "auto",
     device: str = "auto",
     out: Any = None,
@@ -70,6 +71,7 @@ def run(
         shots: training rows per label; default: all.
         steps: updates per task; default: the paper's rule.
         sparsity: share of the parameters that a region may have.
+        starts: by task, the directory of an adapter of PEFT on ``model`` that its fine-tuning starts from.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
         device: where to train; ``auto``: on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
@@ -103,6 +105,7 @@ def run(
         "strategies": list(strategies_of(names)),
         "shots": shots,
         "sparsity": sparsity,
+        "starts": {task: str(place) for task, place in (starts or {}).items()},
         **_common(model, data, readout, steps, seeds, device),
     }
     values |= _settings(RunConfig, values, _parts(processes) | settings | given)

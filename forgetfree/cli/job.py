@@ -46,11 +46,11 @@ _METAVARS = {
     **dict.fromkeys(("strategy", "task", "precision", "text_column", "label_column"), "NAME"),
     **dict.fromkeys(("fine_tuned", "out", "cache"), "DIR"),
     **{"device": "NAME", "model": "NAME|DIR", "data": "hub|demo|DIR|FILE"},
-    **{"cluster": "ray|ray://…", "set": "KEY=VALUE", "base": "KIND|FILE", "config": "FILE"},
+    **{"cluster": "ray|ray://…", "set": "KEY=VALUE", "start": "TASK=DIR", "base": "KIND|FILE", "config": "FILE"},
 }
 _WHAT, _LEARNING, _RUNNING = map(Group.create_ordered, ("What to learn", "How to learn", "How to run"))
 _GROUPS = {
-    **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "set"), _LEARNING),
+    **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "start", "set"), _LEARNING),
     **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
     **dict.fromkeys(
         ("device", "out", "cache", "threads", "test_limit", "config", "resume", "allow_changed", "jobs", "processes"),
@@ -150,7 +150,7 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
     what = Parameter(help=options.pop(subject), completer=_completer(subject))
     yield Argument(subject, Argument.VAR_POSITIONAL, annotation=Annotated[str, what])
     for name, text in options.items():
-        several = get_origin(hints[name]) is tuple or name == "settings"
+        several = get_origin(hints[name]) in (tuple, Mapping)
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
         yield _flag(key_of(name), list[str] if several else str, text, *kinds)
     for name, text in _PLAIN.items():
@@ -191,7 +191,9 @@ def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
     """Return what is asked for by the names of the fields: the file's first, then the command line over it."""
     plain, types = dict.fromkeys(_PLAIN, Any), section_types(config)
     file = read_config(Path(given["config"]), config.command, types | plain) if "config" in given else {}
-    line = {**given, "set": _settings(given.get("set", ()))}
+    if "start" in given:
+        given = {**given, "start": _pairs("start", given["start"], "TASK=DIR", "sst2=my-lora")}
+    line = {**given, "set": _pairs("set", given.get("set", ()), "key=value", "batch_size=16")}
     for key in _PLAIN:  # the others are compared when all is checked
         if key in given and key in line["set"]:
             flag = key.replace("_", "-")
@@ -206,23 +208,23 @@ def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
     return {field.name: values[key] for field in fields(config) if (key := key_of(field.name)) in values}
 
 
-def _settings(given: Sequence[str]) -> dict[str, str]:
-    """Return what ``--set key=value`` says.
+def _pairs(flag: str, given: Sequence[str], form: str, example: str) -> dict[str, str]:
+    """Return what ``--set key=value`` and flags like it say.
 
     Raises:
         UsageError: a key or a value is missing, or a key is given twice.
     """
-    settings: dict[str, str] = {}
-    for setting in given:
-        key, separator, value = (part.strip() for part in setting.partition("="))
+    pairs: dict[str, str] = {}
+    for pair in given:
+        key, separator, value = (part.strip() for part in pair.partition("="))
         if not separator or not key:
-            raise UsageError(f"--set needs key=value, got {brief(setting)}. Write, say, --set batch_size=16.")
+            raise UsageError(f"--{flag} needs {form}, got {brief(pair)}. Write, say, --{flag} {example}.")
         if not value:
-            raise UsageError(f"--set {key} needs a value, got an empty text. Give one, or leave --set {key} out.")
-        if key in settings:
-            raise UsageError(f"--set {key} is given twice, as {brief(settings[key])} and {brief(value)}. Give it once.")
-        settings[key] = value
-    return settings
+            raise UsageError(f"--{flag} {key} needs a value, got an empty text. Give one, or leave --{flag} {key} out.")
+        if key in pairs:
+            raise UsageError(f"--{flag} {key} is given twice, as {brief(pairs[key])} and {brief(value)}. Give it once.")
+        pairs[key] = value
+    return pairs
 
 
 def _lacks_subject(command: str, subject: str, given: Mapping[str, Any]) -> UsageError:

@@ -147,9 +147,9 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def fine_tuned(self, task: EncodedTask, start: ModelState | None = None) -> ModelState:
-        """Return θ_ft of ``task``: ``start`` (default: θ_pre) fine-tuned on it alone, without plugins; the model is as before.
+        """Return θ_ft of ``task``: ``start`` fine-tuned on it alone, without plugins; the model is as before.
 
-        From θ_pre it is made once, shared by all strategies through the store, if one was given.
+        From the default, `Stream.start_of`, it is made once, shared by all strategies through the store, if one was given.
         """
 
         def make() -> ModelState:
@@ -157,7 +157,7 @@ class ContinualStrategy(StrategyTemplate):
             with self.phase("fine_tune", task, steps) as on_step:
                 self.monitor.learning_rate(scheduled_rate(self.options, steps))
                 how = start or self.pre_trained, self.options, seed, on_step, kept
-                return fine_tuned_state(self.stream.loaded, task, *how)
+                return fine_tuned_state(self.stream.loaded, task, *how, start or self.stream.start_of(task))
 
         return make() if start or not self.shares_store else self.store.get_or_make(self.fine_tuned_key(task), make)
 
@@ -166,7 +166,8 @@ class ContinualStrategy(StrategyTemplate):
         """Return a digest of everything that determines the fine-tuned model; without a shared store, the task's name."""
         if not self.shares_store:
             return task.name
-        return fine_tuned_key(self.stream.loaded, task, self.pre_trained, self.options, self.seed, self.device)
+        how = self.pre_trained, self.options, self.seed, self.device, self.stream.starts.get(task.name)
+        return fine_tuned_key(self.stream.loaded, task, *how)
 
     @property
     def model(self) -> ReadoutModel:

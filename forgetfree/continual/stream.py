@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -16,6 +17,7 @@ from forgetfree.core.body import fingerprint_of
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.errors import UsageError
 from forgetfree.learning.encoded_task import EncodedTask
+from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.module_model import ModuleModel
 from forgetfree.models.state import ModelState
@@ -78,6 +80,7 @@ class Stream:
         pre_trained: what the model held at first: every strategy starts from it.
         benchmark: the Avalanche benchmark with a ``train_stream`` and a ``test_stream``.
         scenario: what is known at inference.
+        starts: by task, the adapter that it is fine-tuned from, where that is not θ_pre.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Stream:
     pre_trained: ModelState
     benchmark: Any
     scenario: Scenario = "task"
+    starts: Mapping[str, AdapterStart] = field(default_factory=dict)
 
     @property
     def model(self) -> ReadoutModel:
@@ -97,6 +101,12 @@ class Stream:
     def turn(self) -> Turn:
         """Whose turn it is to use the model, among the strategies of all streams over its backbone."""
         return turn_of(self.model.backbone)
+
+    def start_of(self, task: EncodedTask) -> ModelState:
+        """Return what a task is fine-tuned from: θ_pre, or θ_pre with its adapter merged into it."""
+        if (start := self.starts.get(task.name)) is None:
+            return self.pre_trained
+        return replace(self.pre_trained, theta=start.theta(self.model))
 
     def task_of(self, experience: Any, *, training: bool = False) -> EncodedTask:
         """Return the task of an experience of the benchmark, of a copy with the same rows, or of a part that Avalanche cut off.

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forgetfree import registry
 from forgetfree.errors import UsageError
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
@@ -96,7 +95,7 @@ def _asked_of_run(config: RunConfig, given: Given, faults: Faults, prefix: str =
     config = replace(config, strategies=strategies_of(config.strategies))
     checked = faults.attempt(config.checked, given.strategies)
     common = (checked and checked.run) or RunOptions()
-    names = registry.streams().get(config.stream) or tuple(filter(None, map(str.strip, config.stream.split(","))))
+    names = config.names
     asked = Asked(config.model, config.readout, names, common)
     if checked is None:
         return asked

@@ -27,7 +27,7 @@ from forgetfree.errors import (
 )
 from forgetfree.json_file import read_json
 from forgetfree.options import Options, build, faults_in, option
-from forgetfree.results.config_file import PLACES, portable
+from forgetfree.results.config_file import PLACES, of_each, portable
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
 
 T = TypeVar("T", bound=Options)
@@ -40,8 +40,10 @@ LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Fields that hold several values, and the name that each of them is given by.
 _SINGULAR = {
     **{"strategies": "strategy", "seeds": "seed", "sparsities": "sparsity"},
-    **{"tasks": "task", "settings": "set", "text_columns": "text_column"},
+    **{"tasks": "task", "settings": "set", "text_columns": "text_column", "starts": "start"},
 }
+#: What a file of options does not name unless it is given.
+_UNLESS_GIVEN = ("text_column", "label_column", "start")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +103,10 @@ class JobConfig:
     def section(self) -> dict[str, Any]:
         """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
         section = {key_of(field.name): getattr(self, field.name) for field in fields(self) if field.name != "out"}
-        for key in [key for key in ("text_column", "label_column") if not section[key]]:
-            del section[key]
+        section = {key: value for key, value in section.items() if value or key not in _UNLESS_GIVEN}
         for key in PLACES:
             if section.get(key):
-                section[key] = portable(section[key], Path(self.out))
+                section[key] = of_each(portable, section[key], Path(self.out))
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
     @property

@@ -39,6 +39,8 @@ from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.room import refuse_without, room_for
+from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.starts import starts_of
 from forgetfree.jobs.unit import Json
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import mask_options
@@ -114,6 +116,11 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
         for learner in asked.learners:
             with suppress(AttributeError):  # of a stream there is no more than its model
                 faults.attempt(learner.check, learner.options, SimpleNamespace(model=model.loaded.model))
+    if isinstance(config, RunConfig):
+        for name, place in config.starts.items():
+            start = (faults.attempt(starts_of, {name: place}, config.model, given.model) or {}).get(name)
+            if start is not None and model is not None and model.loaded is not None:
+                notes += faults.attempt(start.check, model.loaded.model) or ()
     if model is not None and model.graftable:
         for sparsity in {each: None for learner in asked.learners for each in learner.sparsities}:
             faults.attempt(budget, model.graftable, sparsity)

@@ -27,7 +27,10 @@ _CONFIG: dict[str, type] = {
 #: Whose versions decide bits.
 _PACKAGES = ("forgetfree", "torch", "transformers")
 #: What may be there beside model, tasks and data.
-_BESIDE = {"fine_tuned": "the fine-tuned model", "base_file": "the graft of --base"}
+_BESIDE = {
+    **{"fine_tuned": "the fine-tuned model", "base_file": "the graft of --base"},
+    "starts": "which adapters tasks start from (--start), or what these hold,",
+}
 _REMEDY = "Start again with another --out."
 
 
@@ -126,6 +129,8 @@ def _differing(before: Json, now: Json, growing: Collection[str]) -> list[str]:
     """List the options that differ. Where data and models lie does not count: what they hold is compared."""
     found = []
     for key in dict.fromkeys((*before, *now)):
+        if key == "start":  # see `_BESIDE`
+            continue
         was, is_now = before.get(key), now.get(key)
         recipe = bool({str(was), str(is_now)} & registry.MODELS.keys())  # a registered model may bring one
         if isinstance(was, dict) and isinstance(is_now, dict):

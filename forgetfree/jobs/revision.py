@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,12 +28,13 @@ from forgetfree.jobs.environment import make_directory, refuse_held
 from forgetfree.jobs.resuming import as_json, grown, read_config
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.runner import RunJob
+from forgetfree.jobs.starts import fine_tunes
 from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
 from forgetfree.jobs.unit import HISTORY, Json, Unit
 from forgetfree.json_file import parse_json
 from forgetfree.learning.monitor import Monitor
 from forgetfree.options import build
-from forgetfree.results.config_file import PLACES, load_run, located
+from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
 from forgetfree.serve.kept import LEDGER
 from forgetfree.tasks import TaskDefinition, chosen_version, next_version, readout_for, version_of
@@ -156,7 +157,7 @@ class _Run:
     def located(self, data: str | None, model: str | None) -> Json:
         """Return where data and model lie."""
         held = self.config["run"]
-        places = {key: located(held[key], self.directory) for key in PLACES if held.get(key)}
+        places = {key: of_each(located, held[key], self.directory) for key in PLACES if held.get(key)}
         return places | {key: value for key, value in (("data", data), ("model", model)) if value}
 
     def asked(self, tasks: Sequence[str], out: Path, places: Json) -> RunConfig:
@@ -168,12 +169,14 @@ class _Run:
         if readout_for(section["readout"], left) != was:
             section["readout"] = was  # the other tasks alone would be read out otherwise
         strategies = {unit.key["strategy"] for unit in self.units.values()}
+        used = any(fine_tunes(registry.strategy(name)) for name in strategies)
         values = {
             "stream": ",".join(tasks),
             "strategies": [name for name in section["strategy"] if name in strategies],
             "seeds": section["seed"],
             "settings": section["set"],
             "text_columns": section.get("text_column", []),
+            "starts": {task: place for task, place in section.get("start", {}).items() if task in tasks and used},
             "out": str(out),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},
             "label_column": section.get("label_column"),
@@ -194,7 +197,7 @@ def _revised(
     begun = os.path.lexists(out / "config.json")
     if not begun and not all(each.is_complete for each in carried.values()):
         job.stream(job.config.seeds[0])  # before anything is written
-    config = _without(run.config, [name for name in run.tasks if name not in tasks]) | {
+    config = _without(run.config, [name for name in run.tasks if name not in tasks], job.config.starts) | {
         "run": as_json(job.asked()),
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
         "units": {folder: dict(unit.key) for folder, unit in run.units.items()},
@@ -318,8 +321,8 @@ class _RevisedRun(RunJob):
         return details
 
 
-def _without(config: Json, tasks: Sequence[str]) -> Json:
-    """Return the config.json of a run without some of its tasks; of a stream that tells the task."""
+def _without(config: Json, tasks: Sequence[str], begun: Collection[str]) -> Json:
+    """Return the config.json of a run without some of its tasks, of which ``begun`` have a start; the stream tells the task."""
 
     def rest(named: Mapping[str, Any]) -> Json:
         return {name: value for name, value in named.items() if name not in tasks}
@@ -335,7 +338,11 @@ def _without(config: Json, tasks: Sequence[str]) -> Json:
     about |= {"stream": ",".join(names), "tasks": names, "floors": floors, "data": rows}
     about["shared_rows"] = rest(about["shared_rows"])
     definitions = [each for each in config["tasks"] if each["name"] not in tasks]
-    return config | {"about": about, "tasks": definitions, "data": rest(config["data"])}
+    whole = config | {"about": about, "tasks": definitions, "data": rest(config["data"])}
+    for place in (whole, about):
+        if starts := {task: digest for task, digest in place.pop("starts", {}).items() if task in begun}:
+            place["starts"] = starts
+    return whole
 
 
 def _take_models(store: Path, new: Path, tasks: set[str]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from forgetfree import registry
 from forgetfree.errors import OptionError, UnknownNameError, UsageError
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
+from forgetfree.jobs.starts import check_start, fine_tunes
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.tasks import Scenario
@@ -58,6 +59,14 @@ class RunConfig(JobConfig):
     )
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
     sparsity: float | None = option(None, "share of the parameters that a region may have")
+    starts: Mapping[str, str] = option(
+        dict, "an adapter of PEFT on --model that fine-tuning of a task starts from, may be given for several tasks"
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the tasks, as the stream has them."""
+        return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, self.stream.split(","))))
 
     def recipe(self, strategy: str | None = None) -> dict[str, Any]:
         """Return the model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
@@ -88,6 +97,10 @@ class RunConfig(JobConfig):
                 attempt(_check_setting, key, own, known)
         if self.sparsity is not None and not any("sparsity" in names for names in known.values()):
             faults.add("--sparsity is given, but none of the strategies has it. Leave it out.")
+        if self.starts and not any(map(fine_tunes, classes.values())):
+            faults.add("--start is given, but none of the strategies fine-tunes a task on its own. Leave it out.")
+        for task in self.starts:
+            attempt(check_start, task, self.names)
         options = self._options(classes, faults)
         run_options = attempt(self.set_of, RunOptions)
         finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}

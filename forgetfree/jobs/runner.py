@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -27,6 +28,7 @@ from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import agreement, save_predictions
 from forgetfree.jobs.resuming import described
 from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.starts import starts_of, tell_starts
 from forgetfree.jobs.stream_checkpoint import Learned, Row, StreamCheckpoint
 from forgetfree.jobs.unit import Json, Unit
 from forgetfree.learning.monitor import PHASES, Monitor
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from forgetfree.continual.streams import Stream
     from forgetfree.data.rows import TaskRows
     from forgetfree.learning.training import TrainingOptions
+    from forgetfree.models.adapter_start import AdapterStart
     from forgetfree.results.metrics import Predictions
 
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
@@ -101,7 +104,11 @@ class RunJob(Job[RunConfig]):
         sentences = [task.sentences(task.test) for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
-        return found | {
+        starts = tell_starts(stream.starts, stream.model, self.checked.classes)
+        begun: Json = {"starts": starts} if starts else {}
+        return {
+            **found,
+            **begun,
             "scenario": stream.scenario,
             "options": {name: recorded(options) for name, options in self.checked.options.items()},
             "about": {
@@ -121,6 +128,7 @@ class RunJob(Job[RunConfig]):
                 },
                 "set": {key: value for key, value in self.config.settings.items() if key not in _OF_THE_PLACE},
                 "shared_rows": {rows.task.name: rows.shared for rows in self.tasks},
+                **begun,
             },
         }
 
@@ -159,7 +167,12 @@ class RunJob(Job[RunConfig]):
                 readout = readout_for(config.readout, [rows.task for rows in self.tasks])
                 model = load_model(given.model_or(config.model), readout, **how)
                 self._streams[seed] = make_stream(config.stream, self.tasks, model, **drawn)
+            self._streams[seed] = replace(self._streams[seed], starts=self._starts)
         return self._streams[seed]
+
+    @cached_property
+    def _starts(self) -> Mapping[str, AdapterStart]:
+        return starts_of(self.config.starts, self.config.model, self.given.model)
 
     def learn(
         self,

@@ -17,6 +17,7 @@ from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.steps import OnStep
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, paper_steps
+from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function
@@ -28,7 +29,13 @@ def full_steps(options: TrainingOptions, task: EncodedTask) -> int:
 
 
 def fine_tuned_key(
-    loaded: LoadedModel, task: EncodedTask, pre: ModelState, options: TrainingOptions, seed: int, device: torch.device
+    loaded: LoadedModel,
+    task: EncodedTask,
+    pre: ModelState,
+    options: TrainingOptions,
+    seed: int,
+    device: torch.device,
+    start: AdapterStart | None = None,
 ) -> str:
     """Return the start of the task's name and a digest of everything that determines its fine-tuned model.
 
@@ -39,6 +46,7 @@ def fine_tuned_key(
         options: how to train; only training options count.
         seed: that of the run, from which the seeds of batches and dropout are derived.
         device: where the model is trained.
+        start: the adapter that fine-tuning starts from, if there is one.
     """
     model = loaded.model
     options = for_device(options, device)
@@ -60,6 +68,8 @@ def fine_tuned_key(
         "device": device.type,
         "threads": torch.get_num_threads(),
     }
+    if start is not None:
+        content["start"] = [start.sha256, version("peft")]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()
     return f"{task.name[:40]}-{digest[:16]}"  # it becomes a file's name, whose length is limited
 
@@ -72,8 +82,9 @@ def fine_tuned_state(
     seed: int,
     on_step: OnStep | None = None,
     checkpoint: Checkpoint | None = None,
+    start: ModelState | None = None,
 ) -> ModelState:
-    """Fine-tune θ_pre on ``task``.
+    """Fine-tune θ_pre, or another start, on ``task``.
 
     The model holds θ_pre before and afterwards, and the readouts of other tasks do not change.
 
@@ -85,9 +96,10 @@ def fine_tuned_state(
         seed: for batches and dropout.
         on_step: called after every update.
         checkpoint: keeps where the training stands.
+        start: what it starts from; default: ``pre``.
     """
     model = loaded.model
-    pre.load_(model, [task.name])
+    (start or pre).load_(model, [task.name])
     try:
         steps = full_steps(options, task)
         fine_tune(model, task.train, options, steps=steps, seed=seed, on_step=on_step, checkpoint=checkpoint)

@@ -126,13 +126,13 @@ def load_fine_tuned(
     architecture, fingerprint = type(backbone).__name__, fingerprint_of(backbone)
     pre, space = loaded.model.backbone, loaded.model.space()
     theirs: Any = body_of(backbone) if kind in ("classifier", *LINEAR) else backbone
-    _check_same_body(pre, theirs, model, directory)
+    check_same_body(pre, theirs, model, directory)
     if torch.equal(space.flatten(pre), space.flatten(theirs)):
         raise UsageError(
             f"{directory!r} is not fine-tuned: all {len(space)} graftable entries are those of {model!r}. Give the "
             "fine-tuned model's directory to --fine-tuned, and the one it was made from to --model."
         )
-    left_out = _differing(pre, theirs, {spec.name for spec in space.tensors})
+    left_out = differing(pre, theirs, {spec.name for spec in space.tensors})
     head: dict[str, Tensor] = {}
     given: ReadoutModel
     if kind == "classifier":
@@ -223,7 +223,7 @@ def _head(directory: str) -> tuple[ReadoutKind, str]:
     )
 
 
-def _check_same_body(pre: nn.Module, theirs: nn.Module, model: str, directory: str) -> None:
+def check_same_body(pre: nn.Module, theirs: nn.Module, model: str, directory: str) -> None:
     """Raise ``UsageError`` with the first difference in architecture."""
 
     def refuse(what: str, expected: Any, got: Any) -> UsageError:
@@ -247,7 +247,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not re.search(POOLER, name)}
 
 
-def _differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[str, ...]:
+def differing(pre: nn.Module, theirs: nn.Module, graftable: set[str]) -> tuple[str, ...]:
     """Return the tensors that differ and are neither graftable nor the pooler's; tied ones count once."""
     others = theirs.state_dict()
     ours = {**dict(pre.named_parameters()), **persistent_buffers(pre)}

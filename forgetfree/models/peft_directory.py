@@ -90,7 +90,14 @@ def put_on(network: Any, directory: str | Path) -> Any:
     with explained(name), quiet(transformers), warnings.catch_warnings(), checks(True):
         warnings.simplefilter("ignore")
         _, tensors = read_tensors(Path(directory) / WEIGHTS)
-        adapted: Any = PeftModel.from_pretrained(network, name, torch_device="cpu")
+        try:
+            adapted: Any = PeftModel.from_pretrained(network, name, torch_device="cpu")
+        except (ValueError, RuntimeError) as error:  # other modules, or other shapes
+            reason = re.sub(r":\s*\n\s*", ": ", str(error)).splitlines()[0].partition(". ")[0].rstrip(".")
+            raise ModelError(
+                f"The adapter {name!r} does not fit this {type(network).__name__}: {reason}. Give the model that it was made "
+                "from."
+            ) from error
         placed = get_peft_model_state_dict(adapted)
         if differ := sorted(placed.keys() ^ tensors.keys()):
             raise ModelError(
@@ -102,12 +109,13 @@ def put_on(network: Any, directory: str | Path) -> Any:
 
 
 @contextmanager
-def merged_directory(directory: str, model: str) -> Iterator[str]:
+def merged_directory(directory: str, model: str, *, whole: bool = True) -> Iterator[str]:
     """Give a directory in Hugging Face layout with ``model`` and the adapter merged into it; it is gone after the block.
 
     Args:
         directory: the adapter's.
         model: the model that it was made from.
+        whole: refuse an adapter without the head that it was trained with; else that may be random.
 
     Raises:
         UsageError, ModelError: the adapter does not belong to it, is damaged, or lacks a head.
@@ -121,7 +129,7 @@ def merged_directory(directory: str, model: str) -> Iterator[str]:
     if "Classification" in loader and heads:
         extra["num_labels"] = len(heads[0])
     network, missing = read_weights(locate(model), loader, model, **extra)
-    if random := [name for name in missing if f"{PREFIX}{name}" not in tensors]:
+    if whole and (random := [name for name in missing if f"{PREFIX}{name}" not in tensors]):
         raise UsageError(
             f"The adapter {directory!r} does not hold {random[0]!r}, which {model!r} lacks, too: it would be random. Give the "
             "model that it was made from to --model, and save the head with the adapter (modules_to_save of PEFT)."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -21,11 +21,11 @@ _RUN_SECTION: Mapping[str, Any] = {
     **{"strategy": tuple[str, ...], "seed": tuple[int, ...], "set": Mapping[str, Any]},
     **{"shots": int | None, "steps": int | None, "sparsity": float | None},
 }
-#: What it holds where the columns of the data were named.
-_NAMED_COLUMNS: Mapping[str, Any] = {"text_column": tuple[str, ...], "label_column": str}
+#: What it holds where it was given: the columns of the data, the adapters that tasks start from.
+_GIVEN: Mapping[str, Any] = {"text_column": tuple[str, ...], "label_column": str, "start": Mapping[str, str]}
 
 
-def read_section(values: Any, types: Mapping[str, Any] = {**_RUN_SECTION, **_NAMED_COLUMNS}) -> dict[str, Any]:
+def read_section(values: Any, types: Mapping[str, Any] = {**_RUN_SECTION, **_GIVEN}) -> dict[str, Any]:
     """Return the options of a file under their names on the command line; what may be given several times as a list.
 
     Args:
@@ -81,7 +81,7 @@ def read_config(path: Path, command: str, types: Mapping[str, Any]) -> dict[str,
     except ValueError as error:
         raise UsageError(f"{path}: {error}. {remedy}") from error
     if jobs:
-        section |= {key: located(section[key], path.parent) for key in PLACES if section.get(key)}
+        section |= {key: of_each(located, section[key], path.parent) for key in PLACES if section.get(key)}
     return section
 
 
@@ -118,6 +118,7 @@ def _check_run(config: Any) -> None:
     rows = config.get("data", {})
     held = isinstance(rows, dict) and all(isinstance(each, dict) for each in rows.values())
     check("data", rows, held, "an object of objects")
+    check("starts", config.get("starts"), isinstance(config.get("starts", {}), dict), "an object")
     versions = config.get("versions", {})
     check("versions", versions, isinstance(versions, dict), "an object")
     longest = config["model"].get("max_length", MAX_LENGTH)
@@ -140,9 +141,16 @@ def _check_run(config: Any) -> None:
 # -- Places ----------------------------------------------------------------------------------------------
 
 #: What of a section may be a file or a directory.
-PLACES = ("model", "data", "base", "fine_tuned")
+PLACES = ("model", "data", "base", "fine_tuned", "start")
 #: How a file names the data of the environment variable, which lie elsewhere on every machine.
 _ENVIRONMENT = f"${DATA_VARIABLE}"
+
+
+def of_each(change: Callable[[str, Path], str], place: Any, directory: Path) -> Any:
+    """Return what `portable` or `located` makes of a place, or of several that have names."""
+    if isinstance(place, Mapping):
+        return {name: change(value, directory) for name, value in place.items()}
+    return change(place, directory)
 
 
 def portable(name: str, directory: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.errors import RunError
-from forgetfree.results.config_file import load_run, located
+from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.inline import style_sheet
 from forgetfree.results.rendering import Page, Table, render_html
 from forgetfree.results.run_figures import sections_of
@@ -56,8 +56,9 @@ def command_of(asked: Mapping[str, Any], directory: Path) -> str:
     words = ["forgetfree", "run", asked["stream"]]
     for key, value in asked.items():
         flag = f"--{key.replace('_', '-')}"
-        if key == "set":
-            words += [word for name, each in value.items() for word in ("--set", f"{name}={_text(each)}")]
+        if isinstance(value, Mapping):
+            held = of_each(located, value, directory) if key == "start" else value
+            words += [word for name, one in held.items() for word in (flag, f"{name}={_text(one)}")]
         elif isinstance(value, list):
             words += [word for each in value for word in (flag, str(each))]
         elif key != "stream" and value not in (None, ""):

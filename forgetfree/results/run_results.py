@@ -27,9 +27,9 @@ __all__ = ["Comparison", "StrategyRuns", "kept_bytes", "load_run_results", "merg
 
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
-USUAL: Json = {"scenario": "task", "evaluated_on": "test"}
+USUAL: Json = {"scenario": "task", "evaluated_on": "test", "starts": "θ_pre"}
 #: What of the set-up may differ between runs that stand side by side; their rows say it.
-_MAY_DIFFER = ("shots", "steps", "max_length", "graftable")
+_MAY_DIFFER = ("shots", "steps", "max_length", "graftable", "starts")
 #: In STRATEGY/seed-S/: how long each task took to learn.
 SECONDS_PER_TASK = "seconds-per-task.json"
 
@@ -294,6 +294,8 @@ def _label(strategy: str, options: Json, variants: Sequence[Json], always: Seque
 
 def _stated(results: Json, key: str) -> Any:
     """Return what results say of the set-up, wherever they say it."""
+    if key == "starts":  # by the first figures of each adapter's SHA-256
+        return ", ".join(f"{task}:{digest[:8]}" for task, digest in results.get("starts", {}).items()) or USUAL[key]
     places = (results, results["data"], results["model"], results.get("set") or {})
     return next((place[key] for place in places if place.get(key) is not None), None)
 
@@ -312,7 +314,8 @@ def _shared_settings(results: Sequence[Json]) -> Json:
 def _settings(results: Json) -> Json:
     """Return what results say of the set-up, for display."""
     settings = {"model": results["model"].get("name")}
-    for key in ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", *(results.get("set") or ())):
+    stated = ("scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts")
+    for key in (*stated, *(results.get("set") or ())):
         settings[key] = _stated(results, key)
     return {
         key: value

@@ -144,6 +144,7 @@ class RunResults(_OfTasks):
     stream: str
     model: Json
     data: Json
+    starts: dict[str, str] = {}
     floors: _RunFloors | None = None
     runs: list[_Run]
     unfinished: list[_Unfinished] = []

@@ -6,10 +6,13 @@ with one r for all. Matrices with fewer get further entries with Δ = 0, which c
     adapter_config.json, adapter_model.safetensors   as PEFT writes them
     readout.safetensors                              the linear readout, if the graft has one
     graft_origin.json                                the task and the base model, for the way back
+
+The own head of a fine-tuned classifier is in the adapter, as PEFT's `modules_to_save`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import warnings
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.binding import network_differences, network_of
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
 from forgetfree.core.graft import Graft
 from forgetfree.core.graft_origin import GraftOrigin
@@ -29,11 +33,14 @@ from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
+from forgetfree.models.checkpoint import read_weights
+from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
-from forgetfree.models.loading import load_model
+from forgetfree.models.loading import LoadedModel, load_model, locate
 from forgetfree.models.peft_directory import READOUT, adapter_config, is_adapter, put_on
 
 ORIGIN = "graft_origin.json"
+_CLASSIFIER = "AutoModelForSequenceClassification"
 _CARD = """---
 library_name: peft
 tags: [shira, forgetfree]
@@ -43,7 +50,7 @@ tags: [shira, forgetfree]
 
 Made from a graft of [forgetfree](https://pypi.org/project/forgetfree/). In Python:
 
-    network = transformers.{loader}.from_pretrained(BASE)  # {model}
+    network = transformers.{loader}.from_pretrained(BASE{more})  # {model}
     network = peft.PeftModel.from_pretrained(network, DIRECTORY).eval()
 {reading}"""
 
@@ -89,14 +96,12 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
         raise GraftError(
             "The graft does not say for which task and model it was made. Give one that `forgetfree graft` made."
         )
-    if origin.readout == "classifier":
-        raise UsageError(
-            "The graft is read by a fine-tuned model's own head, which is no part of a SHiRA adapter. Use `forgetfree apply`."
-        )
-    loaded = load_model(model, origin.readout, max_length=origin.max_length)
+    headed = origin.readout == "classifier"
+    loaded = load_model(model, "linear" if headed else origin.readout, max_length=origin.max_length)
     before = graft.apply_(loaded.model)
     before.apply_(loaded.model, check=False)
-    network: Any = loaded.model.backbone
+    network: Any = _classifier(loaded, origin) if headed else loaded.model.backbone
+    plain, head = (copy.deepcopy(network), _put_head(network, graft.readout)) if headed else (None, [])
     layers = {f"{name}.weight": layer for name, layer in body_of(network).named_modules() if type(layer) is nn.Linear}
     entries, dropped = _by_layer(graft, before.values, space, layers)
     _check_held(dropped, [*graft.buffers], entries, drop_others)
@@ -104,7 +109,9 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
     delta = {name: _padded(each, rank * sum(layers[name].weight.shape)) for name, each in entries.items()}
     rounded = torch.cat([each.error for each in entries.values()])
     with new_directory(Path(out)) as directory:
-        _save(network, layers, delta, rank, origin, loaded.name, directory)
+        _save(network, layers, delta, rank, origin, loaded.name, directory, head)
+        if headed:
+            _check_head(plain, directory, graft.readout)
         if origin.readout in LINEAR:
             write_readout(directory / READOUT, graft.readout, origin.task.labels, origin.readout)
         write_atomically(directory / ORIGIN, origin.json)
@@ -115,12 +122,16 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
             if origin.readout == "mean"
             else "the first token (at the last, for causal models)"
         )
-        reading = f"    # readout.safetensors reads the labels at {where}.\n"
+        reading = f"    # readout.safetensors reads the labels at {where}.\n" if origin.readout in LINEAR else ""
+        if headed:
+            named = sorted(zip(origin.classes, origin.task.labels, strict=True))
+            reading = f"    # Its logits are those of {', '.join(label for _, label in named)}.\n"
         card = _CARD.format(
             task=origin.task.name,
             loader=_loader(origin),
+            more=f", num_labels={len(origin.task.labels)}, pad_token_id={loaded.pad}" if headed else "",
             model=origin.model or model,
-            reading=reading if origin.readout in LINEAR else "",
+            reading=reading,
         )
         write_atomically(directory / "README.md", card)
     held = sum(len(each.local) for each in entries.values())
@@ -157,16 +168,21 @@ def from_shira(directory: StrPath, model: str | None = None) -> Graft:
     name = model or (origin.model if origin else "") or config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise UsageError(f"{str(path)!r} does not name its base model. Give it to --model.")
-    loaded = load_model(name, origin.readout if origin else "auto")
-    network: Any = loaded.model.backbone
+    headed = origin is not None and origin.readout == "classifier"
+    loaded = load_model(name, "linear" if headed else origin.readout if origin else "auto")
+    model_of: Any = loaded.model
+    if origin and headed:
+        model_of = ClassifierModel(_classifier(loaded, origin), model_of.tokens, origin.classes)
+    network: Any = model_of.backbone
     if origin and origin.fingerprint != (got := body_fingerprint(network)):
         raise GraftError(
             f"The adapter belongs to other weights, those of {origin.model!r}: expected fingerprint {origin.fingerprint[:12]}, "
             f"that of {name!r} is {got[:12]}. Give the very weights it was made from to --model."
         )
-    space, before = loaded.model.space(), {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    space, before = model_of.space(), {key: tensor.clone() for key, tensor in network.state_dict().items()}
     after = put_on(network, path)
-    graftable = {spec.name for spec in space.tensors}
+    head = head_names(after) if headed else []
+    graftable = {*head, *(spec.name for spec in space.tensors)}
     changed = [key for key, tensor in after.state_dict().items() if not torch.equal(tensor, before[key])]
     if outside := [key for key in changed if key not in graftable]:
         raise GraftError(f"The adapter changes {outside[0]!r}, which is no graftable tensor. Use it by PEFT.")
@@ -174,6 +190,7 @@ def from_shira(directory: StrPath, model: str | None = None) -> Graft:
     theta = space.flatten(after)
     region = Region.from_mask(theta != pre)
     readout = read_readout(path / READOUT)[1] if (path / READOUT).is_file() else {}
+    readout |= {key: after.state_dict()[key].clone() for key in head}
     return Graft(region, theta[region.indices], body_space(network, space), readout, origin=origin)
 
 
@@ -249,6 +266,53 @@ def _padded(entries: _Entries, count: int) -> tuple[Tensor, Tensor]:
     return indices, torch.cat([entries.delta, entries.delta.new_full((len(more),), -0.0)])[order]
 
 
+# -- A classifier's own head -----------------------------------------------------------------------------
+
+
+def _classifier(loaded: LoadedModel, origin: GraftOrigin) -> Any:
+    """Return the base model as a sequence classifier, as its name alone loads it; its head may be random.
+
+    Raises:
+        UsageError: the graft's head needs another network.
+    """
+    classes = {"num_labels": len(origin.task.labels), "pad_token_id": loaded.pad}
+    network, _ = read_weights(locate(loaded.name), _CLASSIFIER, loaded.name, **classes)
+    differ = [f"the class (expected {origin.architecture}, got {type(network).__name__})"]
+    if type(network).__name__ == origin.architecture:
+        differ = network_differences(origin.network, network_of(body_of(network))) if origin.network else []
+    if differ:
+        raise UsageError(
+            f"The graft is read by the own head of a fine-tuned model, and {loaded.name!r} as a classifier computes otherwise: "
+            f"{'; '.join(differ)}. An adapter does not change that. Use `forgetfree apply`."
+        )
+    return network
+
+
+def _put_head(network: Any, readout: Mapping[str, Tensor]) -> list[str]:
+    """Put the head into the network, and return the modules that have its tensors.
+
+    Only modules without others inside: of larger ones PEFT's SHiRA merges none.
+    """
+    expected = {name: tuple(network.state_dict()[name].shape) for name in head_names(network)}
+    got = {name: tuple(tensor.shape) for name, tensor in readout.items()}
+    if expected != got:
+        raise GraftError(
+            f"The graft's readout is no head of this {type(network).__name__}: expected {expected}, got {got}. Give the model "
+            "that the graft was made from."
+        )
+    network.load_state_dict(dict(readout), strict=False)
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in readout))
+
+
+def _check_head(plain: Any, directory: Path, readout: Mapping[str, Tensor]) -> None:
+    """Raise ``UsageError`` unless PEFT puts the head, bit for bit, onto the base model with another one."""
+    held = put_on(plain, directory).state_dict()
+    if wrong := [name for name, tensor in readout.items() if not torch.equal(held[name], tensor)]:
+        raise UsageError(
+            f"PEFT does not keep {wrong[0]!r} of the own head of this {type(plain).__name__}. Use `forgetfree apply`."
+        )
+
+
 # -- The directory ---------------------------------------------------------------------------------------
 
 
@@ -260,6 +324,7 @@ def _save(
     origin: GraftOrigin,
     model: str,
     directory: Path,
+    head: list[str],
 ) -> None:
     """Let PEFT make the adapter, fill it, and let PEFT write it."""
     from peft import ShiraConfig, get_peft_model
@@ -270,7 +335,10 @@ def _save(
     kinds = {**dict.fromkeys(LINEAR, "FEATURE_EXTRACTION"), "causal": "CAUSAL_LM"}
     # As one expression: of a list of many names PEFT keeps endings, which other networks with this body have elsewhere, too.
     exactly = "|".join(re.escape(target) for target in targets)
-    config = ShiraConfig(r=rank, target_modules=exactly, task_type=kinds.get(origin.readout))
+    # Without PEFT's task type for classifiers, which would take the whole head for one module.
+    config = ShiraConfig(
+        r=rank, target_modules=exactly, task_type=kinds.get(origin.readout), modules_to_save=head or None
+    )
     config.mask_fn = lambda layer, r, **_: masks[id(layer)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -289,7 +357,8 @@ def _mask(indices: Tensor, weight: Tensor) -> Tensor:
 
 
 def _loader(origin: GraftOrigin) -> str:
-    return {"prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}.get(origin.readout, "AutoModel")
+    loaders = {"prompt": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM", "classifier": _CLASSIFIER}
+    return loaders.get(origin.readout, "AutoModel")
 
 
 def _origin(path: Path) -> GraftOrigin | None:

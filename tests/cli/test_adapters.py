@@ -5,40 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
+from adapters import HEADS, write_adapter
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from forgetfree import cli
 from forgetfree.core.graft import Graft
 from forgetfree.data.sources import load_task
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
-
-HEADS: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "classifier": ("bert-pooler", AutoModelForSequenceClassification, {"task_type": "SEQ_CLS"}),
-    "prompt": ("bert-mlm", AutoModelForMaskedLM, {}),
-    "causal": ("gpt2-lm", AutoModelForCausalLM, {"task_type": "CAUSAL_LM", "fan_in_fan_out": True}),
-}
-
-
-def write_adapter(kind: str, model: Path, out: Path, **changes: Any) -> Any:
-    """Write a LoRA adapter whose B is not 0, and return the network with it merged, by PEFT."""
-    _, loader, how = HEADS[kind]
-    torch.manual_seed(0)
-    network = loader.from_pretrained(model)
-    targets = ["c_attn", "c_fc"] if kind == "causal" else ["query", "value", "intermediate.dense"]
-    adapted: Any = peft.get_peft_model(network, peft.LoraConfig(r=2, target_modules=targets, **how | changes))
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.3)
-    adapted.save_pretrained(out)
-    return adapted.merge_and_unload().eval()
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -260,6 +260,16 @@ CASES = [
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
     Case("run sst2 --sparsity 0.1 --sparsity 0.2", "--sparsity is given twice, as '0.1' and '0.2'. Give it once."),
     Case("run sst2 --sparsity 0.1 --strategy lora", "--sparsity is given, but none of the strategies has it."),
+    Case("run sst2 --start sst2", "--start needs TASK=DIR, got 'sst2'. Write, say, --start sst2=my-lora."),
+    Case("run sst2 --start sst2=a --start sst2=b", "--start sst2 is given twice, as 'a' and 'b'. Give it once."),
+    Case("run sst2 --start sst3=a", "Unknown task in --start 'sst3'. Did you mean 'sst2'?"),
+    Case(
+        "run sst2 --start sst2=model", "--start 'model' is no adapter of PEFT. Expected a directory with adapter_config"
+    ),
+    Case(
+        "run sst2 --start sst2=a --strategy continual-ft",
+        "--start is given, but none of the strategies fine-tunes a task",
+    ),
     Case("run sst2 --device tpu", "Unknown --device 'tpu'. Did you mean 'cpu'? Known: auto, "),
     Case("run sst2 --device cuda:99", "--device cuda:99 is asked for, and torch finds here: cpu"),
     Case("run sst2 --device meta", "--device meta is asked for, and torch finds here: cpu"),

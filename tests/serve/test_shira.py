@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
 
 from forgetfree import cli
 from forgetfree.core.graft import Graft
@@ -22,7 +24,9 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
+from forgetfree.serve.apply import apply_graft
 from forgetfree.serve.shira import from_shira, to_shira
 from forgetfree.tasks import TaskDefinition
 
@@ -97,6 +101,50 @@ def test_there_and_back(
     assert back.origin == own.linear.origin and back.space == own.linear.space
     assert back.readout.keys() == own.linear.readout.keys()
     assert all(torch.equal(back.readout[name], tensor) for name, tensor in own.linear.readout.items())
+
+
+@pytest.mark.parametrize("kind", ["bert-pooler", "bert-mlm", "roberta-mlm"])
+def test_a_classifiers_own_head_is_in_the_adapter(
+    kind: str, model_directory: ModelDirectory, data_directory: Path, tmp_path: Path
+) -> None:
+    """Its logits by plain PEFT are those of the model that `apply` writes; the way back gives head and graft again."""
+    base, out, load = str(model_directory(kind)), tmp_path / "sst2", AutoModelForSequenceClassification.from_pretrained
+    torch.manual_seed(0)
+    tuned = load(base, num_labels=2, id2label={0: "positive", 1: "negative"})  # in another order than the task's
+    with torch.no_grad():
+        for name, tensor in tuned.base_model.named_parameters():
+            if "encoder" in name and name.endswith("dense.weight"):
+                tensor.mul_(1 + 0.5 * torch.rand(tensor.shape))  # where θ_pre + Δ is exact
+    tuned.save_pretrained(tmp_path / "tuned")
+    words = ["graft", "sst2", "--data", str(data_directory), "--model", base, "--fine-tuned", str(tmp_path / "tuned")]
+    words += ["--shots", "4", "--sparsity", "0.05", "--set", "mask_steps=0", "--out", str(tmp_path / "graft")]
+    assert cli.main(words) == 0
+    graft = Graft.load(tmp_path / "graft" / "graft.safetensors")
+    assert graft.origin is not None and graft.origin.classes == (1, 0)
+    written = to_shira(graft, base, out)
+    assert written.rounded == 0 and written.dropped == {} and written.entries == len(graft.region) > 100
+    card = (out / "README.md").read_text()
+    (more,) = re.findall(r"AutoModelForSequenceClassification.from_pretrained\(BASE, (.*)\)", card)
+    assert "# Its logits are those of positive, negative." in card
+    how = {key: int(value) for key, value in (each.split("=") for each in more.split(", "))}
+    expected = answers(load(apply_graft(graft, base, tmp_path / "applied").directory))
+    adapted: Any = peft.PeftModel.from_pretrained(load(base, **how), out)
+    assert torch.equal(answers(adapted), expected)
+    assert torch.equal(answers(adapted.merge_and_unload()), expected)
+    assert not torch.equal(answers(load(base, **how)), expected)
+    back = from_shira(out)
+    assert back.region == graft.region and torch.equal(back.values, graft.values) and back.origin == graft.origin
+    assert back.readout.keys() == graft.readout.keys()
+    assert all(torch.equal(back.readout[name], tensor) for name, tensor in graft.readout.items())
+    assert load_fine_tuned(str(out), base, graft.origin.task).architecture == graft.origin.architecture
+
+    computes = json.loads(graft.origin.network) | {"hidden_act": "relu"}
+    other = replace(graft, origin=replace(graft.origin, network=json.dumps(computes)))
+    with pytest.raises(UsageError, match=r"computes otherwise: the model's hidden_act.*forgetfree apply"):
+        to_shira(other, base, tmp_path / "other")
+    with pytest.raises(GraftError, match="is no head of this"):
+        to_shira(replace(graft, readout={}), base, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_every_matrix_has_as_many_entries_as_shira_asks_for(made: Callable[..., Made], tmp_path: Path) -> None:
@@ -187,11 +235,6 @@ def test_what_cannot_be_converted_is_refused(
         to_shira(replace(own.linear, origin=None), own.model, tmp_path / "a")
     with pytest.raises(GraftError, match=r"belongs to other weights|another layout"):
         to_shira(own.linear, str(model_directory("bert-pooler")), tmp_path / "a")
-    assert own.linear.origin is not None
-    with pytest.raises(UsageError, match="own head"):
-        to_shira(
-            replace(own.linear, origin=replace(own.linear.origin, readout="classifier")), own.model, tmp_path / "a"
-        )
     with pytest.raises(UsageError, match="no adapter of PEFT"):
         from_shira(own.model)
     network = transformers.AutoModel.from_pretrained(own.model)
