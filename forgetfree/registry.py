@@ -168,6 +168,21 @@ MODELS: dict[str, ModelEntry] = {
             "mask_evaluations": 2,
         },
     ),
+    "smollm2": ModelEntry(
+        "SmolLM2-135M-Instruct, a directory that python -m forgetfree.benchmarks.smollm2 --out smollm2 makes (causal)",
+        # What docs/results/smollm2.md was measured with.
+        recipe={
+            "optimizer": "adamw",
+            "learning_rate": 3e-5,
+            "warmup": 0.06,
+            "sparsity": 5e-4,
+            "base": "empty",
+            "mask_steps": 1,
+            "mask_batch_size": 256,
+            "mask_evaluations": 1,
+            "validation_rows": 128,
+        },
+    ),
     "roberta-base": ModelEntry("the paper's masked LM, from the hub (125 M parameters)"),
     "bert-base-uncased": ModelEntry("from the hub (110 M parameters)"),
     "gpt2": ModelEntry("the paper's causal LM, from the hub (124 M parameters)"),

@@ -69,6 +69,7 @@ def test_options_may_start_from_the_recipe() -> None:
     recipe = RunConfig(stream="sst2", strategies=("grafting-continual",), steps=7, settings={"momentum": 0.5}).checked()
     assert cls.for_model("minilm", steps=7, momentum=0.5) == recipe.options["grafting-continual"]
     assert cls.for_model("minilm", optimizer="sgd") == cls(optimizer="sgd")
+    assert cls.for_model("smollm2").mask_batch_size == 256
     assert cls.for_model("roberta-base") == cls()
     ewc = registry.strategy("ewc").Options
     assert ewc.for_model("minilm", strategy="ewc").ewc_lambda == 1e5
