@@ -120,7 +120,8 @@ class Evidence:
         (value, drawn), (its, its_drawn) = (self._over_seeds(name, shared, task) for name in (strategy, other))
         if its <= floor or np.quantile(its_drawn, 0.025) <= floor:
             return None
-        return _interval((value - floor) / (its - floor), (drawn - floor) / (its_drawn - floor))
+        above = its_drawn > floor  # few draws are not, and have no share
+        return _interval((value - floor) / (its - floor), (drawn[above] - floor) / (its_drawn[above] - floor))
 
     def _over_seeds(self, strategy: str, seeds: Sequence[int], task: str | None = None) -> tuple[float, Floats]:
         tasks = slice(None) if task is None else [self._tasks.index(task)]

@@ -126,6 +126,14 @@ def test_what_is_kept_of_one_task_is_counted_above_its_own_floor() -> None:
     assert hard.low < hard.value < hard.high
 
 
+def test_draws_in_which_nothing_was_learned_have_no_share() -> None:
+    """Of 10 rows with 8 right answers, 4 or fewer are drawn now and then."""
+    labels = np.arange(10) % 2
+    evidence = Evidence({"fine-tune": {0: {"t": answering(np.arange(10) < 8, labels)}}}, {"t": "accuracy"})
+    kept = evidence.retention("fine-tune", "fine-tune", 0.4)
+    assert kept is not None and (kept.value, kept.low, kept.high) == pytest.approx((1, 1, 1))
+
+
 def calibrated(n: int, seed: int, shift: float = 0.0) -> Predictions:
     """A model that is right with the probability it gives, or less often by ``shift``."""
     random = np.random.default_rng(seed)
