@@ -119,6 +119,7 @@ RESULTS = ROOT / "benchmarks" / "results"
         ("main-job.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("main-job-0.2.0.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("baselines.csv", ("After the last task", "Transfer", "Time")),
+        ("smollm2.csv", ("After the last task", "Transfer", "Calibration error", "Time")),
         ("long.csv", ("Growth of grafting-continual",)),
     ],
 )
