@@ -795,7 +795,7 @@ def test_a_damaged_model_is_refused(graft: GraftCommand, bert: nn.Module, capsys
     del weights["classifier.weight"]
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     error = refused(graft, capsys, "--fine-tuned", str(tmp_path), code=1)
-    assert "lacks 1 weights of a BertForSequenceClassification, e.g. 'classifier.weight'" in error
+    assert "lacks 1 weight of a BertForSequenceClassification, e.g. 'classifier.weight'" in error
 
 
 def test_a_diverging_model_fails_with_the_remedy(graft: GraftCommand, capsys: Any) -> None:
