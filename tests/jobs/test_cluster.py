@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -271,9 +272,11 @@ def test_a_node_that_dies_changes_nothing(
             monkeypatch.setattr(engine, "Place", partial(Place, kept=0.5))
 
         def ready() -> bool:
-            """Both units are at their first task: its model is made, or a checkpoint of its phase has come here."""
-            kind = "*/seed-*/.checkpoint/*.safetensors" if midst else "fine-tuned/qnli-*.safetensors"
-            return len({path.parent if midst else path for path in out.glob(kind)}) == 2
+            """Both units are at their first task: its model is made, or a checkpoint of its search, too, has come here."""
+            if midst:
+                kept = Counter(path.parent for path in out.glob("*/seed-*/.checkpoint/*.safetensors"))
+                return [count >= 2 for count in kept.values()] == [True, True]
+            return len(list(out.glob("fine-tuned/qnli-*.safetensors"))) == 2
 
         def kill() -> None:
             found.extend(path.name for path in out.rglob(RECORD))
