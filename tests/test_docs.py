@@ -119,6 +119,7 @@ RESULTS = ROOT / "benchmarks" / "results"
         ("main-job.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("main-job-0.2.0.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("baselines.csv", ("After the last task", "Transfer", "Time")),
+        ("withheld.csv", ("After the last task",)),
         ("smollm2.csv", ("After the last task", "Transfer", "Calibration error", "Time")),
         ("long.csv", ("Growth of grafting-continual",)),
     ],
@@ -135,7 +136,7 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
         row for row in rows if not row.startswith(("| strategy |", "| task |"))
     ]  # headers may be worded differently
     text = (ROOT / "docs" / "results" / runs).with_suffix(".md").read_text(encoding="utf-8")
-    assert len(sections) >= len(tables) and len(rows) >= 9
+    assert len(sections) >= len(tables) and len(rows) >= 3 * len(tables)
     assert [row for row in rows if row not in text] == []
 
 
