@@ -122,7 +122,7 @@ class Runs:
         for role, answers in self.answers.items():
             if (seeds := ",".join(map(str, sorted(answers)))) != wanted["seeds"]:
                 found.append(f"seeds of {role} are {seeds} and not {wanted['seeds']}")
-        return found
+        return list(dict.fromkeys(found))  # what both kinds of runs have otherwise, once
 
     def evidence(self, *tasks: str) -> Evidence:
         """Return the evidence on some tasks, or on all."""
