@@ -41,6 +41,7 @@ from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.room import refuse_without, room_for
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.starts import starts_of
+from forgetfree.jobs.sweep_config import SweepConfig
 from forgetfree.jobs.unit import Json
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import mask_options
@@ -116,7 +117,7 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
         for learner in asked.learners:
             with suppress(AttributeError):  # of a stream there is no more than its model
                 faults.attempt(learner.check, learner.options, SimpleNamespace(model=model.loaded.model))
-    if isinstance(config, RunConfig):
+    if isinstance(config, RunConfig | SweepConfig):
         for name, place in config.starts.items():
             start = (faults.attempt(starts_of, {name: place}, config.model, given.model) or {}).get(name)
             if start is not None and model is not None and model.loaded is not None:

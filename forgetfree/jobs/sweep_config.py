@@ -48,6 +48,9 @@ class SweepConfig(JobConfig):
     trials: int | None = option(None, "settings that Optuna tries (default: all combinations)", at_least=1)
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
     sparsity: float | None = option(None, "share of the parameters that a region may have")
+    starts: Mapping[str, str] = option(
+        dict, "an adapter of PEFT on --model that fine-tuning of a task starts from, may be given for several tasks"
+    )
 
     def candidates(self) -> dict[str, tuple[Any, ...] | Range]:
         """Return the options of the strategy that are tried, with their values.
@@ -96,8 +99,8 @@ class SweepConfig(JobConfig):
         if trial:
             settings = {"upper_triangle": False, **settings, "evaluate_on": "validation"}
         shared = {field.name: getattr(self, field.name) for field in fields(JobConfig)}
-        own = {"stream": self.stream, "strategies": (self.strategy,), "shots": self.shots, "sparsity": self.sparsity}
-        return RunConfig(**{**shared, **own, "settings": settings, "out": out})
+        own = {name: getattr(self, name) for name in ("stream", "shots", "sparsity", "starts")}
+        return RunConfig(**{**shared, **own, "strategies": (self.strategy,), "settings": settings, "out": out})
 
     def checked(self) -> list[Setting]:
         """Return the settings at the corners of what is tried: without ``trials``, all of them.

@@ -508,6 +508,8 @@ CASES = [
     Case("sweep sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
     Case("sweep sst2 --label-column class", "no column 'class', which is named as label_column", 1),
     Case("sweep sst2 --text-column text --label-column text", "Name each column once."),
+    Case("sweep sst2 --start sst3=a", "Unknown task in --start 'sst3'. Did you mean 'sst2'?"),
+    Case("sweep sst2 --start sst2=model", "--start 'model' is no adapter of PEFT. Expected a directory with"),
     Case("sweep sst2 --log x", "Unknown --log 'x'."),
     Case("sweep sst2 --resume --quiet", "--resume needs --out DIR.", bare=True),
     Case("sweep sst2 --config nowhere.toml", "nowhere.toml cannot be read"),
