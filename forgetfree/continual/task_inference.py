@@ -32,6 +32,9 @@ from forgetfree.learning.task_features import TaskFeatures
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
+#: Bytes of features that a strategy keeps of test rows: 80,000 rows of 384 numbers.
+_ROOM = 2**28
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskwiseOptions(TrainingOptions):
@@ -56,7 +59,7 @@ def features_for(strategy: Any) -> TaskFeatures | None:
     options, stream = strategy.options, strategy.stream
     if getattr(options, "task_inference", "") != "lda" or stream.scenario == "task":
         return None
-    return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint)
+    return TaskFeatures(strategy.model, options.lda_layer, stream.loaded.fingerprint, room=_ROOM)
 
 
 def all_kept(strategy: Any) -> list[Kept]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -36,6 +37,11 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that belong to a module's state, such as BatchNorm's: themselves, not copies."""
     persistent = module.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+
+
+def digest_of(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes, without its shape and dtype."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:

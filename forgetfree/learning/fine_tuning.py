@@ -10,11 +10,11 @@ from functools import cache
 from importlib.metadata import version
 
 import torch
-from torch import Tensor
 
 from forgetfree import __version__
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.steps import OnStep
+from forgetfree.core.tensors import digest_of
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, paper_steps
 from forgetfree.models.adapter_start import AdapterStart
@@ -57,7 +57,7 @@ def fine_tuned_key(
         "readout": model.readout,
         "label words": model.heads[task.label].label_words,
         "tokens": repr(getattr(model, "tokens", None)),
-        "head": {name: _digest(tensor) for name, tensor in pre.readouts[task.name].items()},
+        "head": {name: digest_of(tensor) for name, tensor in pre.readouts[task.name].items()},
         "rows": task.train.digest,
         "task": asdict(task.definition) | {"hub": None},
         "options": training | {"steps": full_steps(options, task), "evaluation_batch_size": None},
@@ -113,7 +113,3 @@ def _identity(function: Function) -> str:
     """Return what tells a function from any other; of one that may change, another text in every process."""
     name = name_of_function(function)
     return name if name.startswith("torch.") else f"{name} {uuid.uuid4()}"  # torch's version is in the key
-
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()

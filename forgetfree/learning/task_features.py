@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forgetfree.core.examples import Examples
 from forgetfree.core.readout_model import ReadoutModel
-from forgetfree.core.tensors import not_finite
+from forgetfree.core.tensors import digest_of, not_finite
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import OptionError, RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically
@@ -38,6 +38,7 @@ class TaskFeatures:
         model: holds θ_pre; it is copied, which takes the model's memory once more.
         layer: the hidden layer that is read, 0 for the embeddings; default: the middle one.
         fingerprint: that of θ_pre.
+        room: how many bytes it may keep of features it computed, for batches that are asked for again after every task.
 
     Attributes:
         means: μ_t of each task ``(H,)``, in the order in which they were learned.
@@ -46,7 +47,7 @@ class TaskFeatures:
         OptionError: the model has no such layer.
     """
 
-    def __init__(self, model: ReadoutModel, layer: int | None = None, fingerprint: str = "") -> None:
+    def __init__(self, model: ReadoutModel, layer: int | None = None, fingerprint: str = "", *, room: int = 0) -> None:
         deepest = getattr(getattr(model.backbone, "config", None), "num_hidden_layers", None)
         if layer is not None and deepest is not None and layer > deepest:
             raise OptionError(f"lda_layer must be at most {deepest}, the number of the model's layers, got {layer}.")
@@ -54,6 +55,8 @@ class TaskFeatures:
         self.means: dict[str, Tensor] = {}
         self._scatter = torch.empty(0)  # Σ of all tasks, not yet divided: (H, H)
         self._rows = 0
+        self._met: dict[str, Tensor] = {}  # features of batches, by their inputs
+        self._room = room
 
     @torch.no_grad()
     def learn(self, task: str, rows: Examples, batch_size: int = 64) -> None:
@@ -81,8 +84,21 @@ class TaskFeatures:
         scale = float(covariance.diagonal().mean()) or 1.0
         covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * scale * torch.eye(len(covariance), dtype=torch.float64)
         weights = torch.linalg.solve(covariance, means.T)
-        scores: Tensor = self._features(x) @ weights - (means.T * weights).sum(0) / 2
+        scores: Tensor = self._of_rows_met(x) @ weights - (means.T * weights).sum(0) / 2
         return scores.argmax(1)
+
+    def _of_rows_met(self, x: Tensor) -> Tensor:
+        """Return the features of a batch: those of last time, if there was room for them, for θ_pre does not change."""
+        if not self._room and not self._met:
+            return self._features(x)
+        name = f"{tuple(x.shape)} {x.dtype} {digest_of(x)}"
+        if name in self._met:
+            return self._met[name]
+        features = self._features(x)
+        if features.nbytes <= self._room:
+            self._met[name] = features
+            self._room -= features.nbytes
+        return features
 
     def _features(self, x: Tensor) -> Tensor:
         device = next(self._model.parameters()).device

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgetfree.core.body import body_of
 from forgetfree.core.parameters import at_least_float32
 from forgetfree.core.readout_model import ReadoutKind, ReadoutModel
 from forgetfree.models.tokens import TokenLayout
@@ -86,9 +87,10 @@ class TaskModel(ReadoutModel):
 
     def pooled(self, x: Tensor, layer: int | None = None) -> Tensor:
         """Return the mean over a row's tokens of one hidden layer, 0 for the embeddings: ``(B, H)``."""
-        inputs = self.inputs(x)
-        found = self.backbone(**inputs, output_hidden_states=True)
-        states = getattr(found, "hidden_states", None) or found.encoder_hidden_states
+        inputs: dict[str, Any] = self.inputs(x)
+        body: Any = body_of(self)  # nothing asks for the LM head, or for a decoder above an encoder
+        read = body.get_encoder() if body.config.is_encoder_decoder else body
+        states = read(**inputs, output_hidden_states=True).hidden_states
         return mean_of_tokens(states[len(states) // 2 if layer is None else layer], inputs["attention_mask"])
 
     def features(self, x: Tensor) -> Tensor:

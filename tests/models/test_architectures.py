@@ -124,6 +124,18 @@ def test_pipeline_answers_as_a_familys_linear_readout_does(
     assert [len(answers) for answers in together] == [len(labels)] * len(given)
 
 
+@pytest.mark.parametrize("readout", ["linear", "auto"])
+def test_what_tells_tasks_apart_is_the_mean_of_a_hidden_layer(model: tuple[str, Path], readout: str) -> None:
+    """With an LM head and without; of an encoder-decoder it is the encoder's."""
+    loaded = load_model(str(model[1]), readout)
+    network, tokens = loaded.model.eval(), torch.arange(30, 42).view(1, 12)
+    with torch.no_grad():
+        whole = network.backbone(**network.inputs(tokens), output_hidden_states=True)
+        states = whole.encoder_hidden_states if "encoder_hidden_states" in whole else whole.hidden_states
+        for layer, expected in ((0, states[0]), (None, states[len(states) // 2]), (1, states[1])):
+            torch.testing.assert_close(network.pooled(tokens, layer), expected.mean(1))
+
+
 @pytest.mark.parametrize("family", ["Bart", "T5"])
 def test_an_encoder_decoder_learns_a_stream_and_predicts(
     family: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
