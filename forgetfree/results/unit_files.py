@@ -41,10 +41,25 @@ def made_of(run: Mapping[str, Any]) -> Json:
     """Return what a unit was computed with, under ``made``; nothing where its unit.json is missing or damaged."""
     if "made" in run:  # it was read from a file that has it
         return {}
+    made = _made(folder_of(run) / "unit.json")
+    return {"made": made} if made else {}
+
+
+def made_of_units(directory: Path) -> Json:
+    """Return what the units below a directory were computed with, under ``made``: each way once; nothing where none is told."""
+    made: list[Json] = []
+    for path in sorted(directory.rglob("unit.json")):
+        each = _made(path)
+        made += [each] if each and each not in made else []
+    return {"made": made} if made else {}
+
+
+def _made(path: Path) -> Json:
+    """Return versions, code, command and machine of a unit.json; nothing where it is missing or damaged."""
     try:
-        record = parse_json(read_bounded(folder_of(run) / "unit.json"))
+        record = parse_json(read_bounded(path))
         machine = {key: value for key, value in record["machine"].items() if key != "system"}  # no bit depends on that
-        return {"made": {key: record.get(key) for key in ("versions", "code", "command")} | {"machine": machine}}
+        return {key: record.get(key) for key in ("versions", "code", "command")} | {"machine": machine}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 

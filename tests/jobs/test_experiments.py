@@ -117,6 +117,33 @@ def test_an_experiment_writes_results_report_and_figure(name: str, measured, cap
     assert all(table.title in printed for table in page.tables)
 
 
+def test_its_csv_says_what_it_was_made_with(measured, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Each way once; of a CSV file as it stands there; and nothing where no unit tells."""
+    out = shutil.copytree(measured("bound"), tmp_path / "out")
+    records = [json.loads(path.read_text()) for path in out.rglob("unit.json")]
+
+    def told(path: Path) -> list[dict[str, Any]]:
+        capsys.readouterr()
+        assert cli.main(["report", str(path), "--format", "csv"]) == 0
+        text = capsys.readouterr().out
+        (tmp_path / "again.csv").write_text(text)
+        return json.loads(text.splitlines()[0].removeprefix("# ")).get("made")
+
+    (made,) = told(out)
+    assert len(records) > 1
+    for key in ("versions", "code", "command"):
+        assert all(record[key] == made[key] for record in records)
+    assert made["machine"] == {key: records[0]["machine"][key] for key in ("device", "threads", "processor")}
+    shutil.move(tmp_path / "again.csv", tmp_path / "first.csv")
+    assert told(tmp_path / "first.csv") == [made]
+    path, *others = out.rglob("unit.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"command": "forgetfree elsewhere"}))
+    assert sorted(each["command"] for each in told(out)) == sorted([made["command"], "forgetfree elsewhere"])
+    for each in (path, *others):
+        each.write_text("{")
+    assert told(out) is None
+
+
 @pytest.mark.parametrize("name", registry.EXPERIMENTS)
 @pytest.mark.parametrize("preset", ["small", "paper"])
 def test_the_presets_hold_options_that_there_are(name: str, preset: str) -> None:

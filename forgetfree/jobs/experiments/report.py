@@ -14,6 +14,7 @@ from forgetfree.jobs.experiments.rows import Row
 from forgetfree.results.rendering import Page, Table, render_page
 from forgetfree.results.schema import check_experiment
 from forgetfree.results.stored import find_results, read_stored
+from forgetfree.results.unit_files import made_of_units
 from forgetfree.tasks import MAX_LENGTH
 
 #: What a setting means that was written before one of these could be chosen.
@@ -21,13 +22,14 @@ _DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
 
 
 def load_experiment_results(path: StrPath) -> dict[str, Any]:
-    """Read and check the results of an experiment.
+    """Read and check the results of an experiment; of a directory also, under ``made``, what its units were computed with.
 
     Raises:
         ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
     """
     results = read_stored(find_results(path), _validate, "Give what `forgetfree experiment --out` wrote.")
-    return _with_defaults(results)
+    made = made_of_units(Path(path)) if Path(path).is_dir() else {}
+    return _with_defaults(results) | made
 
 
 def _with_defaults(results: Mapping[str, Any]) -> dict[str, Any]:
