@@ -5,7 +5,8 @@ answers with it. One with a model per task (`taskwise`) answers with that of the
 of the last task that has it; or each row with the model of one task. With ``task_inference=router`` that is the task whose
 answer, among its own labels, has the least entropy as a share of the largest they could have (of a sentence whose words are
 labelled: on average over them); with ``lda``, the task to which θ_pre's features say that the row belongs
-(`forgetfree.learning.task_features`), and no other task answers. During training, the task in training is the last. Labels of
+(`forgetfree.learning.task_features`), and no other task answers. Since no row is then answered with labels of two tasks, a task
+is also learned among its own labels alone, as where it is given. During training, the task in training is the last. Labels of
 no such task get the lowest logit there is; before any task, the untrained model answers.
 """
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from forgetfree.continual.task_training import Answer
 from forgetfree.continual.whole_model import Kept
-from forgetfree.core.readout_model import LOWEST
+from forgetfree.core.readout_model import LOWEST, among
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.data.sampling import representative
 from forgetfree.learning.encoded_task import EncodedTask
@@ -75,11 +76,20 @@ def load_all(strategy: Any, directory: Path) -> None:
         part.load(directory)
 
 
-def learn_features(strategy: Any, task: EncodedTask) -> None:
-    """Let a task that is going to be learned be told from the others."""
+def prepare(strategy: Any, task: EncodedTask) -> None:
+    """Let a task that is going to be learned be told from the others; then it is learned among its own labels alone."""
+    options = strategy.options
     if strategy.task_features is not None:
-        options, rows = strategy.options, representative(task.train.targets, strategy.options.lda_rows)
+        rows = representative(task.train.targets, options.lda_rows)
         strategy.task_features.learn(task.name, task.train.subset(rows), options.rows_at_once)
+    if _finds_task(strategy) and strategy.stream.scenario == "class":
+        strategy.scope.enter_context(strategy.model.answering_with(task.classes))
+
+
+def _finds_task(strategy: Any) -> bool:
+    """Say whether the task of a row is found out first, and then answers with its own labels."""
+    withheld = strategy.taskwise and strategy.stream.scenario != "task"
+    return bool(withheld and strategy.options.task_inference != "last")
 
 
 def answer_for(
@@ -95,8 +105,7 @@ def answer_for(
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
-        routed = strategy.options.task_inference != "last" and strategy.learned
-        return _by_router(strategy, batches) if routed else _by_last(strategy)
+        return _by_router(strategy, batches) if _finds_task(strategy) and strategy.learned else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
     context: AbstractContextManager[Answer | None] = strategy.answering(task)
@@ -144,17 +153,21 @@ def _by_router(strategy: Any, batches: Iterable[tuple[Tensor, Any]]) -> Iterator
 
 def _routed(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
     """Return the logits of each batch, every row's by the task that it most likely belongs to."""
-    if strategy.task_features is not None:
-        return _by_features(strategy, batches)
+    with strategy.model.answering_with(None):  # in the midst of training, too
+        return (_by_entropy if strategy.task_features is None else _by_features)(strategy, batches)
+
+
+def _by_entropy(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+    """Return the logits of each batch, every row's by the task whose answer has the least entropy."""
     answers: list[list[Tensor]] = []
     tasks = list(strategy.learned)
     for task in tasks:
         with _readout_kept(strategy), strategy.answering(task) as answer:
             load_tensors_(strategy.model.readout_module(0), strategy.readouts[task.name])
-            answers.append([_among(task, (answer or strategy.model)(x, labels)) for x, labels in batches])
+            answers.append([among((answer or strategy.model)(x, labels), task.classes) for x, labels in batches])
     if (training := strategy.training) is not None:
         tasks.append(training.task)
-        answers.append([_among(training.task, (training.answer or strategy.model)(x, t)) for x, t in batches])
+        answers.append([among((training.answer or strategy.model)(x, t), training.task.classes) for x, t in batches])
     counts = (strategy.model.counts(x) for x, _ in batches)
     return [
         _surest(tasks, torch.stack(of_batch), each)
@@ -180,7 +193,7 @@ def _by_features(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[T
             if rows.any():
                 lines = rows.repeat_interleave(each.to(x.device))
                 its_labels = labels[lines] if isinstance(labels, Tensor) else labels
-                logits[lines] = _among(tasks[number], answer(x[rows], its_labels))
+                logits[lines] = among(answer(x[rows], its_labels), tasks[number].classes)
 
     for number, task in enumerate(strategy.learned):
         if any(bool((of_rows == number).any()) for of_rows in nearest):
@@ -209,13 +222,6 @@ def _surest(tasks: Sequence[EncodedTask], answers: Tensor, counts: Tensor) -> Te
     of_rows = entropies.new_zeros(len(tasks), len(counts)).index_add_(1, row, entropies) / counts
     best = of_rows.argmin(0)[row]
     return answers[best, torch.arange(len(best), device=best.device)]
-
-
-def _among(task: EncodedTask, logits: Tensor) -> Tensor:
-    """Keep the logits of the task's own labels, and give the others the lowest."""
-    hidden = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
-    hidden[list(task.classes)] = False
-    return logits.masked_fill(hidden, LOWEST)
 
 
 @contextmanager

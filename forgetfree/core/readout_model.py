@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
@@ -61,6 +62,8 @@ class ReadoutModel(nn.Module):
     precision: str = "fp32"
     #: The label of the task in training or evaluation, to which rows belong unless another is given.
     current_task: int | None = None
+    #: The labels that a shared readout answers with, see `answering_with`; none: all.
+    labels: Sequence[int] | None = None
 
     def __init__(
         self,
@@ -172,12 +175,22 @@ class ReadoutModel(nn.Module):
                 tasks = [0] if self.shared_readout else range(len(self.heads))
                 return {task: self.read(features, task).float() for task in tasks}
             if self.shared_readout:
-                return self.read(features, 0).float()
+                logits = self.read(features, 0).float()
+                return logits if self.labels is None else among(logits, self.labels)
             if isinstance(task_labels, Current):
                 task_labels = self._current()
             if isinstance(task_labels, int):
                 return self.read(features, task_labels).float()
             return self._read_rows(features, task_labels).float()
+
+    @contextmanager
+    def answering_with(self, labels: Sequence[int] | None) -> Iterator[None]:
+        """Inside, a shared readout gives the lowest logit to all labels but these; ``None``: it answers with all."""
+        before, self.labels = self.labels, labels
+        try:
+            yield
+        finally:
+            self.labels = before
 
     def _current(self) -> int:
         if self.current_task is not None:
@@ -222,6 +235,13 @@ class ReadoutModel(nn.Module):
         if self._space is None or self._space[0] != layout:
             self._space = layout, ParameterSpace.of(self.backbone, include=(self._graftable,))
         return self._space[1]
+
+
+def among(logits: Tensor, labels: Sequence[int]) -> Tensor:
+    """Return logits ``(n, labels)`` in which all labels but these have the lowest."""
+    hidden = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+    hidden[list(labels)] = False
+    return logits.masked_fill(hidden, LOWEST)
 
 
 def native_precision(device: str) -> Precision:
