@@ -17,8 +17,10 @@ from torch.nn import functional as F
 
 from forgetfree import registry
 from forgetfree.continual.streams import Stream, benchmark_stream
+from forgetfree.continual.task_inference import answer_for
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.errors import UsageError
+from forgetfree.models.state import StateStore
 
 MakeStream = Callable[..., Any]
 TASKWISE = [name for name in registry.STRATEGIES if registry.strategy(name).taskwise]
@@ -176,6 +178,72 @@ def test_the_router_takes_the_least_entropy_of_a_slow_loop(
                 expected = float(answers[best][row, label]) if label in stream.tasks[best].classes else LOWEST
                 assert float(found[task.name][row, label]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert len(chosen) > 1  # or there was nothing to choose
+
+
+@pytest.mark.parametrize("inference", INFERENCE)
+@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual", "packnet"])
+def test_where_the_task_is_found_it_is_learned_as_where_it_is_given(
+    tiny_stream: MakeStream, name: str, inference: str
+) -> None:
+    """From equal readouts the same weights come, but for rounding; not where one model answers with the labels of all tasks."""
+    given, withheld = tiny_stream("bert", "linear"), text_stream(tiny_stream, "class")
+    for task in withheld.tasks:
+        for part, tensor in given.pre_trained.readouts[task.name].items():
+            tensor.copy_(withheld.pre_trained.readouts[task.name][part][list(task.classes)])
+    cls = registry.strategy(name)
+    how: dict[str, Any] = {"steps": 4, "learning_rate": 0.05, "dropout": False}
+    how |= {"sparsity": 0.05, "mask_steps": 1} if name == "grafting-continual" else {}
+    told = learn(cls(stream=given, options=cls.Options(**how), device="cpu"))
+    found = learn(cls(stream=withheld, options=cls.Options(**how, task_inference=inference), device="cpu"))
+    same = [
+        torch.allclose(found.readouts[task.name][part][list(task.classes)], tensor, rtol=0, atol=1e-5)
+        for task in withheld.tasks
+        for part, tensor in told.readouts[task.name].items()
+    ]
+    models = zip(
+        *([tensor for task in each.stream.tasks for tensor in model_of(each, task).values()] for each in (told, found)),
+        strict=True,
+    )
+    same += [torch.allclose(ours, theirs, rtol=0, atol=1e-5) for ours, theirs in models]
+    assert all(same) == (inference != "last")
+
+
+def test_models_that_are_learned_among_other_labels_are_not_taken_for_one_another(tiny_stream: MakeStream) -> None:
+    """A store that strategies share makes one fine-tuned model for router and lda, and another where one model answers."""
+    cls, store = registry.strategy("grafting-continual"), StateStore()
+    made = []
+    for inference in INFERENCE:
+        stream = text_stream(tiny_stream, "class")
+        options = cls.Options(steps=2, sparsity=0.05, mask_steps=1, task_inference=inference)
+        strategy = learn(cls(stream=stream, options=options, device="cpu", store=store), 1)
+        made.append("fine_tune" in strategy.seconds)
+    assert made == [True, True, False]
+
+
+@pytest.mark.parametrize("inference", ["router", "lda"])
+def test_earlier_tasks_answer_with_their_own_labels_while_another_is_learned(
+    tiny_stream: MakeStream, inference: str
+) -> None:
+    cls = registry.strategy("fine-tune")
+    strategy = cls(
+        stream=text_stream(tiny_stream, "class"), options=cls.Options(steps=2, task_inference=inference), device="cpu"
+    )
+    answered: list[set[int]] = []
+
+    class Asks(SupervisedPlugin[Any]):
+        def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+            rows = strategy.stream.tasks[0].train
+            x, _, labels = rows.batch(range(len(rows)))
+            with answer_for(strategy, strategy.stream.tasks[0], [(x, labels)]) as answer, torch.no_grad():
+                found = (answer or strategy.model)(x, labels)
+            answered.append(set(found.argmax(1).tolist()))
+            assert strategy.model.labels == strategy.training.task.classes
+
+    strategy.plugins.append(Asks())
+    learn(strategy, 2)
+    assert strategy.model.labels is None
+    assert all(labels <= {0, 1} for labels in answered[:2])
+    assert all(labels & {0, 1} and labels <= set(range(6)) for labels in answered[2:])
 
 
 def test_entropies_are_compared_as_shares_of_what_they_could_be() -> None:
