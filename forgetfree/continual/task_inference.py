@@ -76,7 +76,7 @@ def load_all(strategy: Any, directory: Path) -> None:
         part.load(directory)
 
 
-def prepare(strategy: Any, task: EncodedTask) -> None:
+def prepare_finding(strategy: Any, task: EncodedTask) -> None:
     """Let a task that is going to be learned be told from the others; then it is learned among its own labels alone."""
     options = strategy.options
     if strategy.task_features is not None:

@@ -27,7 +27,7 @@ from forgetfree.continual.batches import (
 )
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_inference import answer_for, prepare
+from forgetfree.continual.task_inference import answer_for, prepare_finding
 from forgetfree.continual.task_training import Training, checked_training
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.exchange import every, gathered
@@ -91,7 +91,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _before_training_exp(self, **kwargs: Any) -> None:
         task = self.check_experience(self.experience)
-        prepare(self, task)
+        prepare_finding(self, task)
         seed_generators(self.phase_seed("train", task))
         self.training = training = whole_batches(self, checked_training(type(self).__name__, self.begin(task)))
         self.model.current_task = task.label
