@@ -98,8 +98,8 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
     )
 }
 
-#: Shown twice where the task is withheld: answered by the last task's model, and by a router.
-ROUTER = "router"
+#: Ways of finding the task that each have a line where it is withheld, beside that of the last task's model.
+INFERENCE = ("router", "lda")
 
 
 def rows() -> dict[str, tuple[Tensor, Tensor]]:
@@ -181,7 +181,8 @@ def variants(strategy: str, stream: str) -> Iterator[tuple[str, dict[str, Any]]]
     options = FIXED.get(strategy, {}) | CHOSEN.get(strategy, {}).get(stream, {})
     yield strategy, options
     if stream != "split-task" and registry.strategy(strategy).taskwise:
-        yield f"{strategy}, {ROUTER}", options | {"task_inference": ROUTER}
+        for inference in INFERENCE:
+            yield f"{strategy}, {inference}", options | {"task_inference": inference}
 
 
 def measure(
