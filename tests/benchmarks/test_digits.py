@@ -66,7 +66,7 @@ def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytes
     digits.main(["--seeds", "0", "1", "--steps", "3", *chosen, "--out", str(out)])
     (header,), found = rows_of_csv(out.read_text(encoding="utf-8"))
     assert header == {"steps": 3, "common": digits.COMMON}
-    assert [row["seed"] for row in found] == [0, 1] * 5
+    assert [row["seed"] for row in found] == [0, 1] * 6
     lines = list(dict.fromkeys((row["stream"], row["strategy"]) for row in found))
     assert lines == [
         ("split-task", "continual-ft"),
@@ -74,15 +74,17 @@ def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytes
         ("split-class", "continual-ft"),
         ("split-class", "grafting-continual"),
         ("split-class", "grafting-continual, router"),
+        ("split-class", "grafting-continual, lda"),
     ]
     assert [row["forgetting"] for row in found[2:4]] == [0.0, 0.0]
     table = capsys.readouterr().out.split("\n\n")[1].splitlines()
     assert table[0] == (
         "| strategy | split-task: accuracy | split-task: forgetting | split-class: accuracy | split-class: forgetting |"
     )
-    assert len(table) == 6
-    assert table[5] == "| a constant answer | 50.5 | – | 50.5 | – |"
+    assert len(table) == 7
+    assert table[6] == "| a constant answer | 50.5 | – | 50.5 | – |"
     assert table[4].startswith("| grafting-continual, router | – | – |")
+    assert table[5].startswith("| grafting-continual, lda | – | – |")
 
 
 def test_mean_and_deviation_are_in_percent() -> None:
