@@ -16,12 +16,13 @@ from cyclopts import Group, Parameter
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug, lacks
-from forgetfree.cli.words import fail, free_directory, no_empty_directories, unsaid
+from forgetfree.cli.words import fail, free_directory, no_empty_directories, say, unsaid
 from forgetfree.data.sources import check_data, default_data, only_task
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
 from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.run_config import RunConfig, left_behind
 from forgetfree.jobs.torchrun import PARTS, launched
 from forgetfree.options import build
 from forgetfree.results.config_file import read_config
@@ -191,6 +192,8 @@ def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
     """Return what is asked for by the names of the fields: the file's first, then the command line over it."""
     plain, types = dict.fromkeys(_PLAIN, Any), section_types(config)
     file = read_config(Path(given["config"]), config.command, types | plain) if "config" in given else {}
+    if config is RunConfig and "strategy" in given and not given.get("resume"):
+        file = _without_others(file, given)
     if "start" in given:
         given = {**given, "start": _pairs("start", given["start"], "TASK=DIR", "sst2=my-lora")}
     line = {**given, "set": _pairs("set", given.get("set", ()), "key=value", "batch_size=16")}
@@ -206,6 +209,15 @@ def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
     own = {key: each[key] for each in (file, given) for key in _PLAIN if key in each}
     values = {**file, **given, "set": settings | own}
     return {field.name: values[key] for field in fields(config) if (key := key_of(field.name)) in values}
+
+
+def _without_others(file: Json, given: Mapping[str, Any]) -> Json:
+    """Return a file's options without those that no strategy asked for has, and say so: no flag could take them away."""
+    left = left_behind(file, given["strategy"])
+    if left and not given.get("quiet"):
+        say(f"note: {given['config']} has {', '.join(left.values())} for strategies that are not run here: left out.")
+    kept = {key: value for key, value in file.items() if key not in left}
+    return kept | {"set": {key: value for key, value in file.get("set", {}).items() if key not in left}}
 
 
 def _pairs(flag: str, given: Sequence[str], form: str, example: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
-from forgetfree.errors import OptionError, UnknownNameError, UsageError
+from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, UsageError
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
 from forgetfree.jobs.starts import check_start, fine_tunes
 from forgetfree.options import build, option
@@ -138,6 +138,34 @@ class RunConfig(JobConfig):
 def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
     """Return the names given, with ``all`` for every strategy of ours."""
     return tuple(name for each in given for name in (registry.STRATEGIES if each == "all" else [each]))
+
+
+def left_behind(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, str]:
+    """Return what a file of options says that only its own strategies have, and none of those asked for in their place.
+
+    Args:
+        section: the options by their names on the command line, of which ``strategy`` may be missing.
+        strategies: those asked for.
+
+    Returns:
+        By name, as it is typed: ``{"sparsity": "--sparsity", "ewc.ewc_lambda": "--set ewc.ewc_lambda"}``; nothing where a
+        strategy is not known, which the job tells.
+    """
+    try:
+        had, now = (_names_of(each) for each in (section.get("strategy") or DEFAULT_STRATEGIES, strategies))
+    except ForgetfreeError:
+        return {}
+    left = {key: f"--set {key}" for key in section.get("set", {}) if key in had - now}
+    left |= {key: f"--{key}" for key in ("sparsity", "start") if section.get(key) and key in had - now}
+    return left
+
+
+def _names_of(strategies: Sequence[str]) -> set[str]:
+    """Return the names of all options of strategies, with their prefix and without; ``start`` where one of them fine-tunes."""
+    classes = {name: registry.strategy(name) for name in strategies_of(strategies)}
+    names = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
+    scoped = {f"{name}.{key}" for name, keys in names.items() for key in keys}
+    return scoped.union(*names.values()) | ({"start"} if any(map(fine_tunes, classes.values())) else set())
 
 
 def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> None:

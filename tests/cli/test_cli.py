@@ -145,6 +145,31 @@ def test_a_toml_file_configures_and_flags_override_it(tiny_cli: Tiny, tmp_path: 
     assert (run["options"]["steps"], run["options"]["learning_rate"]) == (1, 0.5)
 
 
+def test_a_file_serves_other_strategies_than_its_own(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """What only its own have is left out, and a note says so; what none has at all is a fault still, and so with --resume."""
+    config = tmp_path / "run.toml"
+    text = (
+        f'stream = "sst2"\nmodel = "{tiny_cli.model}"\ndata = "{tiny_cli.data}"\nshots = 4\nsteps = 1\nsparsity = 0.1\n'
+    )
+    text += '[set]\nbatch_size = 4\nmask_steps = 1\nupper_triangle = false\n"grafting-continual.base" = "empty"\n'
+    config.write_text(text)
+    run = ["run", "--config", str(config), "--strategy", "continual-ft", "--out"]
+    assert cli.main([*run, str(tmp_path / "out")]) == 0
+    note = "has --set mask_steps, --set grafting-continual.base, --sparsity for strategies that are not run here: left out."
+    assert note in " ".join(capsys.readouterr().err.split())
+    (found,) = results_of(tmp_path / "out")["runs"]
+    assert found["strategy"] == "continual-ft" and found["options"]["batch_size"] == 4
+    asked = json.loads((tmp_path / "out" / "config.json").read_text())["run"]
+    assert asked["set"] == {"batch_size": 4, "upper_triangle": False} and not asked.get("sparsity")
+    assert cli.main([*run, str(tmp_path / "out"), "--resume"]) == 2
+    assert "grafting-continual is not among the strategies of this run" in capsys.readouterr().err
+    config.write_text(text + "mask_stepz = 1\n")
+    assert cli.main([*run, str(tmp_path / "other")]) == 2
+    assert "Unknown option 'mask_stepz'" in capsys.readouterr().err
+    assert cli.main([*run, str(tmp_path / "other"), "--strategy", "continual-fd"]) == 2
+    assert "Did you mean 'continual-ft'?" in capsys.readouterr().err
+
+
 def test_set_reaches_one_strategy_or_all(tiny_cli: Tiny, tmp_path: Path) -> None:
     more = ["--set", "batch_size=2", "--set", "continual-ft.batch_size=4", "--set", "optimizer=adamw"]
     assert tiny_cli.run(tmp_path / "out", *more, stream="sst2") == 0
