@@ -6,7 +6,7 @@ of the last task that has it; or each row with the model of one task. With ``tas
 answer, among its own labels, has the least entropy as a share of the largest they could have (of a sentence whose words are
 labelled: on average over them); with ``lda``, the task to which θ_pre's features say that the row belongs
 (`forgetfree.learning.task_features`), and no other task answers. Since no row is then answered with labels of two tasks, a task
-is also learned among its own labels alone, as where it is given. During training, the task in training is the last. Labels of
+is also learned among its own labels alone (`among_own_labels`). During training, the task in training is the last. Labels of
 no such task get the lowest logit there is; before any task, the untrained model answers.
 """
 
@@ -76,18 +76,35 @@ def load_all(strategy: Any, directory: Path) -> None:
         part.load(directory)
 
 
-def prepare_finding(strategy: Any, task: EncodedTask) -> None:
-    """Let a task that is going to be learned be told from the others; then it is learned among its own labels alone."""
-    options = strategy.options
+def learn_features(strategy: Any, task: EncodedTask) -> None:
+    """Let a task that is going to be learned be told from the others."""
     if strategy.task_features is not None:
-        rows = representative(task.train.targets, options.lda_rows)
+        options, rows = strategy.options, representative(task.train.targets, strategy.options.lda_rows)
         strategy.task_features.learn(task.name, task.train.subset(rows), options.rows_at_once)
-    if _finds_task(strategy) and strategy.stream.scenario == "class":
-        strategy.scope.enter_context(strategy.model.answering_with(task.classes))
 
 
-def _finds_task(strategy: Any) -> bool:
-    """Say whether the task of a row is found out first, and then answers with its own labels."""
+def among_own_labels(strategy: Any, task: EncodedTask) -> AbstractContextManager[object]:
+    """Return a context in which the model answers with a task's labels alone, if that is how the task is answered later."""
+    alone = strategy.stream.scenario == "class" and _finds_tasks(strategy)
+    context: AbstractContextManager[object] = strategy.model.answering_with(task.classes if alone else None)
+    return context
+
+
+def of_batch(strategy: Any) -> AbstractContextManager[object]:
+    """Return `among_own_labels` for the present batch of training.
+
+    With a loss of one's own, and where a plug-in added rows of other tasks, all labels are meant.
+    """
+    training = strategy.training if strategy.is_training else None
+    if training is None or training.loss is not None or not _finds_tasks(strategy):
+        return nullcontext()
+    if not set(strategy.mb_y.tolist()) <= set(training.task.classes):
+        return nullcontext()
+    return among_own_labels(strategy, training.task)
+
+
+def _finds_tasks(strategy: Any) -> bool:
+    """Say whether it is found out which task a row belongs to, whose labels alone are then its possible answers."""
     withheld = strategy.taskwise and strategy.stream.scenario != "task"
     return bool(withheld and strategy.options.task_inference != "last")
 
@@ -105,7 +122,7 @@ def answer_for(
     """
     training = strategy.training
     if strategy.stream.scenario != "task" and strategy.taskwise:
-        return _by_router(strategy, batches) if _finds_task(strategy) and strategy.learned else _by_last(strategy)
+        return _by_router(strategy, batches) if _finds_tasks(strategy) and strategy.learned else _by_last(strategy)
     if training is not None and (training.task is task or strategy.stream.scenario != "task"):
         return nullcontext(training.answer)
     context: AbstractContextManager[Answer | None] = strategy.answering(task)
@@ -153,7 +170,7 @@ def _by_router(strategy: Any, batches: Iterable[tuple[Tensor, Any]]) -> Iterator
 
 def _routed(strategy: Any, batches: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
     """Return the logits of each batch, every row's by the task that it most likely belongs to."""
-    with strategy.model.answering_with(None):  # in the midst of training, too
+    with strategy.model.answering_with(None):  # also where a strategy evaluates in the midst of `begin` or `commit`
         return (_by_entropy if strategy.task_features is None else _by_features)(strategy, batches)
 
 

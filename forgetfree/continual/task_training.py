@@ -77,6 +77,13 @@ def checked_training(strategy: str, given: Any) -> Training:
     return given
 
 
+def training_of(strategy: Any) -> Training:
+    """Return what a strategy trains now."""
+    training = strategy.training
+    assert isinstance(training, Training)
+    return training
+
+
 @contextmanager
 def undo_on_error(undo: Callable[[], object]) -> Iterator[None]:
     """Call ``undo`` if an error, or an interrupt, passes through: what training left in the model must not stay there."""

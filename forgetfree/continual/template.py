@@ -27,8 +27,8 @@ from forgetfree.continual.batches import (
 )
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_inference import answer_for, prepare_finding
-from forgetfree.continual.task_training import Training, checked_training
+from forgetfree.continual.task_inference import among_own_labels, answer_for, learn_features, of_batch
+from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.exchange import every, gathered
 from forgetfree.core.trained import in_training
@@ -91,9 +91,11 @@ class StrategyTemplate(SupervisedTemplate):
 
     def _before_training_exp(self, **kwargs: Any) -> None:
         task = self.check_experience(self.experience)
-        prepare_finding(self, task)
+        learn_features(self, task)
         seed_generators(self.phase_seed("train", task))
-        self.training = training = whole_batches(self, checked_training(type(self).__name__, self.begin(task)))
+        with among_own_labels(self, task):
+            training = self.begin(task)
+        self.training = training = whole_batches(self, checked_training(type(self).__name__, training))
         self.model.current_task = task.label
         self._updates = training.steps
         if part_of(self.experience) is not None:  # a part's share, by rows
@@ -102,9 +104,10 @@ class StrategyTemplate(SupervisedTemplate):
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        training = _training_of(self)
+        training = training_of(self)
         readout = training.settled(self.model)
-        self.commit(training.task, training)
+        with among_own_labels(self, training.task):
+            self.commit(training.task, training)
         for task in training.learns or (training.task,):
             self.note_learned(task, readout if task is training.task else {})
         self.training = None
@@ -113,7 +116,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def make_train_dataloader(self, num_workers: int = 0, **kwargs: Any) -> None:
         """Plan the batches of this task, cut into parts where gradients are accumulated."""
-        training, data = _training_of(self), self.adapted_dataset
+        training, data = training_of(self), self.adapted_dataset
         whole = data is self.experience.dataset and part_of(self.experience) is None
         lengths = training.task.train.lengths if whole else lengths_of(data, self.model)
         counts = training.task.train.counts if whole else None
@@ -124,7 +127,7 @@ class StrategyTemplate(SupervisedTemplate):
 
     def check_model_and_optimizer(self, **kwargs: Any) -> None:
         """Make a fresh optimiser for every task, over what the strategy trains and nothing else."""
-        training = _training_of(self)
+        training = training_of(self)
         self.model = self.model_adaptation()
         backbone, readout = list(training.trained.parameters), list(training.readout)
         anchors = [parameter.detach().clone() for parameter in backbone] if training.options.l1 else []
@@ -182,7 +185,7 @@ class StrategyTemplate(SupervisedTemplate):
     @contextmanager
     def training_steps(self) -> Iterator[None]:
         """Set up all steps of one task: the mode, the draws of dropout, where it stands, and what the monitor hears."""
-        training = _training_of(self)
+        training = training_of(self)
         training_mode(self.model, training.options.dropout)
         self._seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(self._seed, "dropout"))
@@ -195,22 +198,23 @@ class StrategyTemplate(SupervisedTemplate):
     def _before_training_iteration(self, **kwargs: Any) -> None:
         super()._before_training_iteration(**kwargs)
         # Avalanche's RWalk leaves evaluation mode on, A-GEM training mode; without dropout, the model's flag tells neither.
-        dropout = _training_of(self).options.dropout
+        dropout = training_of(self).options.dropout
         if not (dropout and self.model.training):
             training_mode(self.model, dropout)
 
     def forward(self) -> Tensor:
         """Return logits of the mini-batch in float32, computed in the precision of the options."""
-        answer = _training_of(self).answer if self.is_training else self._answer
+        answer = training_of(self).answer if self.is_training else self._answer
         task_labels = self.mbatch[-1] if len(self.mbatch) > 2 else 0
-        if answer is None and hasattr(self.experience, "task_labels"):
-            return cast(Tensor, super().forward())
-        # Avalanche would call the model without task labels, even where the batch has them.
-        return (answer or self.model)(self.mb_x, task_labels)
+        with of_batch(self):
+            if answer is None and hasattr(self.experience, "task_labels"):
+                return cast(Tensor, super().forward())
+            # Avalanche would call the model without task labels, even where the batch has them.
+            return (answer or self.model)(self.mb_x, task_labels)
 
     def criterion(self) -> Any:
         """Return the loss of the mini-batch."""
-        own = _training_of(self).loss if self.is_training else None
+        own = training_of(self).loss if self.is_training else None
         return own(self.mb_output, self.mb_y) if own else super().criterion()
 
     def backward(self) -> None:
@@ -224,7 +228,7 @@ class StrategyTemplate(SupervisedTemplate):
         loss = self._batch_sum.finish(self._step)
         self._update.before_step()
         self._update.step()
-        _training_of(self).trained.write()
+        training_of(self).trained.write()
         self._on_step(self._step, loss)
 
     # -- Evaluation ------------------------------------------------------------------------------------------
@@ -288,11 +292,6 @@ def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
         yield
     finally:
         model.precision, strategy.is_busy = before
-
-
-def _training_of(strategy: StrategyTemplate) -> Training:
-    assert strategy.training is not None
-    return strategy.training
 
 
 # Avalanche gives each class a constructor that calls its own, past that of a strategy a class also inherits from.

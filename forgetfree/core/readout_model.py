@@ -63,7 +63,7 @@ class ReadoutModel(nn.Module):
     #: The label of the task in training or evaluation, to which rows belong unless another is given.
     current_task: int | None = None
     #: The labels that a shared readout answers with, see `answering_with`; none: all.
-    labels: Sequence[int] | None = None
+    answered_labels: Sequence[int] | None = None
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class ReadoutModel(nn.Module):
                 return {task: self.read(features, task).float() for task in tasks}
             if self.shared_readout:
                 logits = self.read(features, 0).float()
-                return logits if self.labels is None else among(logits, self.labels)
+                return logits if self.answered_labels is None else among(logits, self.answered_labels)
             if isinstance(task_labels, Current):
                 task_labels = self._current()
             if isinstance(task_labels, int):
@@ -185,12 +185,16 @@ class ReadoutModel(nn.Module):
 
     @contextmanager
     def answering_with(self, labels: Sequence[int] | None) -> Iterator[None]:
-        """Inside, a shared readout gives the lowest logit to all labels but these; ``None``: it answers with all."""
-        before, self.labels = self.labels, labels
+        """Inside, a shared readout gives the lowest logit to all labels but these, unless it is asked for all tasks.
+
+        Args:
+            labels: their numbers; ``None``: it answers with all.
+        """
+        before, self.answered_labels = self.answered_labels, labels
         try:
             yield
         finally:
-            self.labels = before
+            self.answered_labels = before
 
     def _current(self) -> int:
         if self.current_task is not None:

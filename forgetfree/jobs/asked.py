@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forgetfree.errors import UsageError
+from forgetfree.errors import ForgetfreeError, UsageError
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run_config import RunConfig, RunOptions, strategies_of
-from forgetfree.jobs.sweep_config import SweepConfig
+from forgetfree.jobs.sweep_config import Setting, SweepConfig
 from forgetfree.jobs.unit import Json
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
@@ -77,7 +77,7 @@ def asked_for(config: JobConfig, given: Given, faults: Faults) -> Asked:
         case RunConfig():
             return _asked_of_run(config, given, faults)
         case SweepConfig():
-            settings = faults.attempt(config.checked) or [{}]
+            settings = faults.attempt(config.checked) or _one_setting(config)
             trials = settings if config.trials is None else [settings[0]] * config.trials
             runs = [config.run_config(setting, config.out, trial=True) for setting in trials]
             runs.append(config.run_config(settings[0], config.out, trial=False))  # the chosen one
@@ -89,6 +89,14 @@ def asked_for(config: JobConfig, given: Given, faults: Faults) -> Asked:
         case ExperimentConfig():
             return _asked_of_experiment(config, faults)
     raise UsageError(f"There is no plan of a {config.command}.")
+
+
+def _one_setting(config: SweepConfig) -> list[Setting]:
+    """Return a setting by which the rest of a sweep with a fault can be looked at."""
+    try:
+        return config.grid()[:1]
+    except ForgetfreeError:
+        return [{}]
 
 
 def _asked_of_run(config: RunConfig, given: Given, faults: Faults, prefix: str = "") -> Asked:

@@ -149,6 +149,7 @@ class SweepJob(Job[SweepConfig]):
         about["data"]["steps"] = self.config.steps
         return {key: value for key, value in found.items() if key != "options"} | {
             "about": {**about, "strategy": self.config.strategy}
+            | ({"starts": found["starts"]} if "starts" in found else {})
         }
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:

@@ -68,8 +68,8 @@ def fine_tuned_key(
         "device": device.type,
         "threads": torch.get_num_threads(),
     }
-    if model.labels is not None:
-        content["labels"] = list(model.labels)
+    if model.answered_labels is not None:
+        content["labels"] = list(model.answered_labels)
     if start is not None:
         content["start"] = [start.sha256, version("peft")]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_identity).encode()).hexdigest()

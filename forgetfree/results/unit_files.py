@@ -46,18 +46,20 @@ def made_of(run: Mapping[str, Any]) -> Json:
 
 
 def made_of_units(directory: Path) -> Json:
-    """Return what the units below a directory were computed with, under ``made``: each way once; nothing where none is told."""
+    """Return what the finished units in a directory were computed with, under ``made``: each way once; nothing if untold."""
     made: list[Json] = []
-    for path in sorted(directory.rglob("unit.json")):
+    for path in sorted(directory.glob("*/unit.json")):
         each = _made(path)
         made += [each] if each and each not in made else []
     return {"made": made} if made else {}
 
 
 def _made(path: Path) -> Json:
-    """Return versions, code, command and machine of a unit.json; nothing where it is missing or damaged."""
+    """Return versions, code, command and machine of a unit.json; nothing where it is missing, damaged or of a failure."""
     try:
         record = parse_json(read_bounded(path))
+        if record["status"] != "done":
+            return {}
         machine = {key: value for key, value in record["machine"].items() if key != "system"}  # no bit depends on that
         return {key: record.get(key) for key in ("versions", "code", "command")} | {"machine": machine}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

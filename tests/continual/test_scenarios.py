@@ -12,6 +12,7 @@ import small_vision as vision
 import torch
 from avalanche.benchmarks import tensors_benchmark
 from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import ReplayPlugin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -221,29 +222,74 @@ def test_models_that_are_learned_among_other_labels_are_not_taken_for_one_anothe
 
 
 @pytest.mark.parametrize("inference", ["router", "lda"])
-def test_earlier_tasks_answer_with_their_own_labels_while_another_is_learned(
+def test_plugins_see_all_labels_and_evaluate_earlier_tasks_by_their_own(
     tiny_stream: MakeStream, inference: str
 ) -> None:
+    """The second task's training gives its labels alone to its loss, and neither to a plug-in nor to rows of the first."""
     cls = registry.strategy("fine-tune")
-    strategy = cls(
-        stream=text_stream(tiny_stream, "class"), options=cls.Options(steps=2, task_inference=inference), device="cpu"
-    )
-    answered: list[set[int]] = []
+    stream = text_stream(tiny_stream, "class")
+    strategy = cls(stream=stream, options=cls.Options(steps=2, task_inference=inference), device="cpu")
+    learn(strategy, 1)
+    first, second = stream.tasks[:2]
+    x, _, labels = first.test.batch(range(len(first.test)))
+    at_rest = torch.as_tensor(strategy.evaluate([first])["qnli"].logits)
+    seen: list[tuple[bool, bool]] = []
 
     class Asks(SupervisedPlugin[Any]):
         def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-            rows = strategy.stream.tasks[0].train
-            x, _, labels = rows.batch(range(len(rows)))
-            with answer_for(strategy, strategy.stream.tasks[0], [(x, labels)]) as answer, torch.no_grad():
-                found = (answer or strategy.model)(x, labels)
-            answered.append(set(found.argmax(1).tolist()))
-            assert strategy.model.labels == strategy.training.task.classes
+            strategy.model.eval()
+            with answer_for(strategy, first, [(x, labels)]) as answer, torch.no_grad():
+                found = answer(x, labels)
+            strategy.model.train()
+            own = found[:, 0] > LOWEST  # rows that the first task answers; the second's model has changed by now
+            seen.append((torch.allclose(found[own], at_rest[own], atol=1e-5), bool(own.any())))
+
+        def after_forward(self, strategy: Any, **kwargs: Any) -> None:
+            lowest = (strategy.mb_output == LOWEST).all(0).nonzero().flatten().tolist()
+            assert lowest == [label for label in range(8) if label not in second.classes]
+            assert strategy.model.answered_labels is None
+            assert bool((strategy.model(strategy.mb_x, 0) > LOWEST).all())
 
     strategy.plugins.append(Asks())
-    learn(strategy, 2)
-    assert strategy.model.labels is None
-    assert all(labels <= {0, 1} for labels in answered[:2])
-    assert all(labels & {0, 1} and labels <= set(range(6)) for labels in answered[2:])
+    strategy.train(stream.benchmark.train_stream[1])
+    assert len(seen) == 2 and all(same and some for same, some in seen)
+
+
+@pytest.mark.parametrize("inference", ["router", "lda"])
+def test_a_strategy_may_evaluate_earlier_tasks_where_it_commits(tiny_stream: MakeStream, inference: str) -> None:
+    answered: list[dict[str, Tensor]] = []
+
+    class Looks(registry.strategy("fine-tune")):  # type: ignore[misc]
+        def commit(self, task: Any, training: Any) -> None:
+            super().commit(task, training)
+            answered.append(logits(self))
+
+    stream = text_stream(tiny_stream, "class")
+    strategy = Looks(stream=stream, options=Looks.Options(steps=2, task_inference=inference), device="cpu")
+    learn(strategy)
+    for learned, found in zip(stream.tasks, answered, strict=True):
+        first = found["qnli"]
+        assert bool((first.max(1).values > LOWEST).all()), learned.name
+    assert set(answered[1]["qnli"].argmax(1).tolist()) & {0, 1}
+
+
+@pytest.mark.parametrize("inference", ["router", "lda"])
+@pytest.mark.parametrize("name", ["fine-tune", "packnet"])
+def test_rows_of_other_tasks_that_a_plugin_adds_count_with_their_labels(name: str, inference: str) -> None:
+    cls = registry.strategy(name)
+    options = cls.Options(steps=4, learning_rate=0.01, task_inference=inference)
+    strategy = cls(
+        stream=vision.stream("class", "conv"), options=options, device="cpu", plugins=[ReplayPlugin(mem_size=20)]
+    )
+    losses: list[float] = []
+
+    class Notes(SupervisedPlugin[Any]):
+        def after_backward(self, strategy: Any, **kwargs: Any) -> None:
+            losses.append(float(strategy.loss.detach()))
+
+    strategy.plugins.append(Notes())
+    learn(strategy)
+    assert losses and max(losses) < 20
 
 
 def test_entropies_are_compared_as_shares_of_what_they_could_be() -> None:

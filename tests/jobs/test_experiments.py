@@ -139,6 +139,9 @@ def test_its_csv_says_what_it_was_made_with(measured, tmp_path: Path, capsys: py
     path, *others = out.rglob("unit.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"command": "forgetfree elsewhere"}))
     assert sorted(each["command"] for each in told(out)) == sorted([made["command"], "forgetfree elsewhere"])
+    assert told(out / "results.json") == told(out)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed"}))
+    assert told(out) == [made]
     for each in (path, *others):
         each.write_text("{")
     assert told(out) is None

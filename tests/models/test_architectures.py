@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import families
 import pytest
@@ -126,14 +127,26 @@ def test_pipeline_answers_as_a_familys_linear_readout_does(
 
 @pytest.mark.parametrize("readout", ["linear", "auto"])
 def test_what_tells_tasks_apart_is_the_mean_of_a_hidden_layer(model: tuple[str, Path], readout: str) -> None:
-    """With an LM head and without; of an encoder-decoder it is the encoder's."""
+    """Of an encoder-decoder it is the encoder's; no LM head and no decoder is asked."""
     loaded = load_model(str(model[1]), readout)
-    network, tokens = loaded.model.eval(), torch.arange(30, 42).view(1, 12)
+    network, ids = loaded.model.eval(), torch.arange(30, 42).view(1, 12)
+    short = torch.cat([ids[:, :9], torch.full((1, 3), loaded.pad)], 1)
     with torch.no_grad():
-        whole = network.backbone(**network.inputs(tokens), output_hidden_states=True)
+        whole = network.backbone(**network.inputs(ids), output_hidden_states=True)
         states = whole.encoder_hidden_states if "encoder_hidden_states" in whole else whole.hidden_states
+
+        def refuse(module: torch.nn.Module, *_: object) -> None:
+            raise AssertionError(f"{type(module).__name__} is asked")
+
+        backbone: Any = network.backbone
+        if "logits" in whole:
+            (backbone.get_output_embeddings() or network).register_forward_hook(refuse)
+        if backbone.config.is_encoder_decoder:
+            backbone.get_decoder().register_forward_hook(refuse)
         for layer, expected in ((0, states[0]), (None, states[len(states) // 2]), (1, states[1])):
-            torch.testing.assert_close(network.pooled(tokens, layer), expected.mean(1))
+            found = network.pooled(torch.cat([ids, short]), layer)
+            torch.testing.assert_close(found[:1], expected.mean(1))
+            torch.testing.assert_close(found[1:], network.pooled(ids[:, :9], layer), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["Bart", "T5"])

@@ -22,13 +22,14 @@ _DEFAULTS = {"max_length": MAX_LENGTH, "evaluate_on": "test"}
 
 
 def load_experiment_results(path: StrPath) -> dict[str, Any]:
-    """Read and check the results of an experiment; of a directory also, under ``made``, what its units were computed with.
+    """Read and check the results of an experiment; under ``made`` stands what its units were computed with.
 
     Raises:
         ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
     """
     results = read_stored(find_results(path), _validate, "Give what `forgetfree experiment --out` wrote.")
-    made = made_of_units(Path(path)) if Path(path).is_dir() else {}
+    found = find_results(path)
+    made = made_of_units(found.parent / "units") if found.suffix == ".json" else {}  # a CSV file has it
     return _with_defaults(results) | made
 
 
