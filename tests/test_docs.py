@@ -120,6 +120,7 @@ RESULTS = ROOT / "benchmarks" / "results"
         ("main-job-0.2.0.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("baselines.csv", ("After the last task", "Transfer", "Time")),
         ("smollm2.csv", ("After the last task", "Transfer", "Calibration error", "Time")),
+        ("ner-domains.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("long.csv", ("Growth of grafting-continual",)),
     ],
 )
@@ -232,10 +233,10 @@ def test_the_committed_run_of_an_experiment_is_whole_and_of_the_preset(name: str
 
 
 def test_the_committed_runs_are_short() -> None:
-    """A tenth of what they had as JSON."""
+    """As JSON, half of them had ten times as many lines."""
     files = [*RESULTS.rglob("*.*"), *(ROOT / "benchmarks" / "paper" / "results").rglob("*.*")]
     assert {file.suffix for file in files} == {".csv"}
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 3_000
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 4_000
 
 
 def test_files_named_in_documents_are_there() -> None:

@@ -273,7 +273,6 @@ def test_a_strategy_may_evaluate_earlier_tasks_where_it_commits(tiny_stream: Mak
     assert set(answered[1]["qnli"].argmax(1).tolist()) & {0, 1}
 
 
-@pytest.mark.filterwarnings("ignore:Call to deprecated function")  # Avalanche's own
 @pytest.mark.parametrize("inference", ["router", "lda"])
 @pytest.mark.parametrize("name", ["fine-tune", "packnet"])
 def test_rows_of_other_tasks_that_a_plugin_adds_count_with_their_labels(name: str, inference: str) -> None:
