@@ -144,6 +144,7 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     ("runs", "page", "name"),
     [
         ("main-job-alone.csv", "main-job.md", "`composition=alone`"),
+        ("ner-domains-alone.csv", "ner-domains.md", "`composition=alone`"),
         ("withheld.csv", "withheld.md", "grafting-continual"),
     ],
 )
