@@ -122,6 +122,7 @@ def test_the_router_of_the_run_finds_the_task(
 ) -> None:
     """scenario=class: the run's own answers are labels among those of all tasks."""
     more = ("--set", "scenario=class", "--set", f"task_inference={inference}")
+    more += ("--set", "readout_learning_rate=0.02")  # at a larger one, one of the tasks is the surest of every row
     run = finished_run("bert", "lora", "fine-tune", "bitfit", more=more)
     predictor = Predictor.of_run(run, strategy=strategy)
     labels = [(task, label) for task, each in predictor.tasks.items() for label in each.labels]
@@ -133,9 +134,7 @@ def test_the_router_of_the_run_finds_the_task(
         assert [(answer.task, answer.label) for answer in answers] == expected
         found |= {answer.task for answer in answers}
     assert (run / strategy / "seed-0" / "task-features.safetensors").is_file() == (inference == "lda")
-    assert len(found) > 1 or (
-        strategy != "fine-tune" and inference == "router"
-    )  # after so few steps, one of its tasks is the surest of every row
+    assert len(found) > 1
     assert (
         cli.main(["predict", str(run), "--strategy", strategy, "--task", "auto", "--json", "a film", "who\tit was"])
         == 0
