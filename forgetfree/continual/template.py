@@ -27,7 +27,7 @@ from forgetfree.continual.batches import (
 )
 from forgetfree.continual.experiences import check_experiences, check_whole, part_of
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.continual.task_inference import among_own_labels, answer_for, learn_features, of_batch
+from forgetfree.continual.task_inference import among_labels_of_batch, among_own_labels, answer_for, learn_features
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.exchange import every, gathered
@@ -206,7 +206,7 @@ class StrategyTemplate(SupervisedTemplate):
         """Return logits of the mini-batch in float32, computed in the precision of the options."""
         answer = training_of(self).answer if self.is_training else self._answer
         task_labels = self.mbatch[-1] if len(self.mbatch) > 2 else 0
-        with of_batch(self):
+        with among_labels_of_batch(self):
             if answer is None and hasattr(self.experience, "task_labels"):
                 return cast(Tensor, super().forward())
             # Avalanche would call the model without task labels, even where the batch has them.

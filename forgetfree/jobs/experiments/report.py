@@ -27,8 +27,8 @@ def load_experiment_results(path: StrPath) -> dict[str, Any]:
     Raises:
         ReportError: it cannot be read, is of another kind, or lacks what its report is made of.
     """
-    results = read_stored(find_results(path), _validate, "Give what `forgetfree experiment --out` wrote.")
     found = find_results(path)
+    results = read_stored(found, _validate, "Give what `forgetfree experiment --out` wrote.")
     made = made_of_units(found.parent / "units") if found.suffix == ".json" else {}  # a CSV file has it
     return _with_defaults(results) | made
 

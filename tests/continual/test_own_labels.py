@@ -1,0 +1,132 @@
+"""Where the task is found, it is learned among its own labels: training, plug-ins and shared models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import small_vision as vision
+import torch
+from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import ReplayPlugin
+from torch import Tensor
+from withheld import INFERENCE, learn, logits, model_of, text_stream
+
+from forgetfree import registry
+from forgetfree.continual.task_inference import answer_for
+from forgetfree.core.readout_model import LOWEST
+from forgetfree.models.state import StateStore
+
+MakeStream = Callable[..., Any]
+
+
+@pytest.mark.parametrize("inference", INFERENCE)
+@pytest.mark.parametrize("name", ["fine-tune", "grafting-continual", "packnet"])
+def test_where_the_task_is_found_it_is_learned_as_where_it_is_given(
+    tiny_stream: MakeStream, name: str, inference: str
+) -> None:
+    """From equal readouts the same weights come, but for rounding; not where one model answers with the labels of all tasks."""
+    given, withheld = tiny_stream("bert", "linear"), text_stream(tiny_stream, "class")
+    for task in withheld.tasks:
+        for part, tensor in given.pre_trained.readouts[task.name].items():
+            tensor.copy_(withheld.pre_trained.readouts[task.name][part][list(task.classes)])
+    cls = registry.strategy(name)
+    how: dict[str, Any] = {"steps": 4, "learning_rate": 0.05, "dropout": False}
+    how |= {"sparsity": 0.05, "mask_steps": 1} if name == "grafting-continual" else {}
+    told = learn(cls(stream=given, options=cls.Options(**how), device="cpu"))
+    found = learn(cls(stream=withheld, options=cls.Options(**how, task_inference=inference), device="cpu"))
+    same = [
+        torch.allclose(found.readouts[task.name][part][list(task.classes)], tensor, rtol=0, atol=1e-5)
+        for task in withheld.tasks
+        for part, tensor in told.readouts[task.name].items()
+    ]
+    models = zip(
+        *([tensor for task in each.stream.tasks for tensor in model_of(each, task).values()] for each in (told, found)),
+        strict=True,
+    )
+    same += [torch.allclose(ours, theirs, rtol=0, atol=1e-5) for ours, theirs in models]
+    assert all(same) == (inference != "last")
+
+
+def test_models_that_are_learned_among_other_labels_are_not_taken_for_one_another(tiny_stream: MakeStream) -> None:
+    """A store that strategies share makes one fine-tuned model for router and lda, and another where one model answers."""
+    cls, store = registry.strategy("grafting-continual"), StateStore()
+    made = []
+    for inference in INFERENCE:
+        stream = text_stream(tiny_stream, "class")
+        options = cls.Options(steps=2, sparsity=0.05, mask_steps=1, task_inference=inference)
+        strategy = learn(cls(stream=stream, options=options, device="cpu", store=store), 1)
+        made.append("fine_tune" in strategy.seconds)
+    assert made == [True, True, False]
+
+
+@pytest.mark.parametrize("inference", ["router", "lda"])
+def test_plugins_see_all_labels_and_evaluate_earlier_tasks_by_their_own(
+    tiny_stream: MakeStream, inference: str
+) -> None:
+    """The second task's training gives its labels alone to its loss, and neither to a plug-in nor to rows of the first."""
+    cls = registry.strategy("fine-tune")
+    stream = text_stream(tiny_stream, "class")
+    strategy = cls(stream=stream, options=cls.Options(steps=2, task_inference=inference), device="cpu")
+    learn(strategy, 1)
+    first, second = stream.tasks[:2]
+    x, _, labels = first.test.batch(range(len(first.test)))
+    at_rest = torch.as_tensor(strategy.evaluate([first])["qnli"].logits)
+    seen: list[tuple[bool, bool]] = []
+
+    class Asks(SupervisedPlugin[Any]):
+        def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+            strategy.model.eval()
+            with answer_for(strategy, first, [(x, labels)]) as answer, torch.no_grad():
+                found = answer(x, labels)
+            strategy.model.train()
+            own = found[:, 0] > LOWEST  # rows that the first task answers; the second's model has changed by now
+            seen.append((torch.allclose(found[own], at_rest[own], atol=1e-5), bool(own.any())))
+
+        def after_forward(self, strategy: Any, **kwargs: Any) -> None:
+            lowest = (strategy.mb_output == LOWEST).all(0).nonzero().flatten().tolist()
+            assert lowest == [label for label in range(8) if label not in second.classes]
+            assert strategy.model.answered_labels is None
+            assert bool((strategy.model(strategy.mb_x, 0) > LOWEST).all())
+
+    strategy.plugins.append(Asks())
+    strategy.train(stream.benchmark.train_stream[1])
+    assert len(seen) == 2 and all(same and some for same, some in seen)
+
+
+@pytest.mark.parametrize("inference", ["router", "lda"])
+def test_a_strategy_may_evaluate_earlier_tasks_where_it_commits(tiny_stream: MakeStream, inference: str) -> None:
+    answered: list[dict[str, Tensor]] = []
+
+    class Looks(registry.strategy("fine-tune")):  # type: ignore[misc]
+        def commit(self, task: Any, training: Any) -> None:
+            super().commit(task, training)
+            answered.append(logits(self))
+
+    stream = text_stream(tiny_stream, "class")
+    strategy = Looks(stream=stream, options=Looks.Options(steps=2, task_inference=inference), device="cpu")
+    learn(strategy)
+    for learned, found in zip(stream.tasks, answered, strict=True):
+        first = found["qnli"]
+        assert bool((first.max(1).values > LOWEST).all()), learned.name
+    assert set(answered[1]["qnli"].argmax(1).tolist()) & {0, 1}
+
+
+@pytest.mark.parametrize("inference", ["router", "lda"])
+@pytest.mark.parametrize("name", ["fine-tune", "packnet"])
+def test_rows_of_other_tasks_that_a_plugin_adds_count_with_their_labels(name: str, inference: str) -> None:
+    cls = registry.strategy(name)
+    options = cls.Options(steps=4, learning_rate=0.01, task_inference=inference)
+    strategy = cls(
+        stream=vision.stream("class", "conv"), options=options, device="cpu", plugins=[ReplayPlugin(mem_size=20)]
+    )
+    losses: list[float] = []
+
+    class Notes(SupervisedPlugin[Any]):
+        def after_backward(self, strategy: Any, **kwargs: Any) -> None:
+            losses.append(float(strategy.loss.detach()))
+
+    strategy.plugins.append(Notes())
+    learn(strategy)
+    assert losses and max(losses) < 20

@@ -1,0 +1,49 @@
+"""Streams and strategies whose task is withheld at inference, for tests of what answers then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import small_vision as vision
+import torch
+from torch import Tensor
+
+from forgetfree import registry
+from forgetfree.continual.streams import Stream
+
+MakeStream = Callable[..., Any]
+TASKWISE = [name for name in registry.STRATEGIES if registry.strategy(name).taskwise]
+INFERENCE = ["last", "router", "lda"]
+
+
+def kind_of(name: str) -> str:
+    """The network for a strategy: adapters need linear layers."""
+    return "mlp" if "lora" in name else "conv"
+
+
+def learn(strategy: Any, tasks: int | None = None) -> Any:
+    for experience in list(strategy.stream.benchmark.train_stream)[:tasks]:
+        strategy.train(experience)
+    return strategy
+
+
+def logits(strategy: Any) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(found.logits) for name, found in strategy.evaluate().items()}
+
+
+def text_stream(tiny_stream: MakeStream, scenario: str) -> Stream:
+    stream: Stream = tiny_stream(
+        "bert", "linear", scenario=scenario, stream="qnli,sst2" if scenario == "domain" else "qnli,ag_news,sst2"
+    )
+    return stream
+
+
+def a_stream(tiny_stream: MakeStream, scenario: str, kind: str) -> Stream:
+    return text_stream(tiny_stream, scenario) if kind == "text" else vision.stream(scenario, kind)
+
+
+def model_of(strategy: Any, task: Any) -> dict[str, Tensor]:
+    """Every tensor of the backbone that belongs to ``task``."""
+    with strategy.answering(task):
+        return vision.everything(strategy.model.backbone)
