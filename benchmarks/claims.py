@@ -124,9 +124,9 @@ class Runs:
                 found.append(f"seeds of {role} are {seeds} and not {wanted['seeds']}")
         return list(dict.fromkeys(found))  # what both kinds of runs have otherwise, once
 
-    def evidence(self, *tasks: str) -> Evidence:
-        """Return the evidence on some tasks, or on all."""
-        chosen = tasks or tuple(self.metrics)
+    def evidence(self, task: str | None = None) -> Evidence:
+        """Return the evidence on one task, or on all."""
+        chosen = (task,) if task else tuple(self.metrics)
         if chosen not in self._evidence:
             self._evidence[chosen] = Evidence(self.answers, {task: self.metrics[task] for task in chosen})
         return self._evidence[chosen]
@@ -151,19 +151,14 @@ def changed(role: str, runs: Runs) -> Interval:
     return Interval(max(changes), min(changes), max(changes))
 
 
-def kept(role: str, task: str, runs: Runs) -> Interval | None:
-    """Return the score on a task divided by the fine-tuned one."""
-    return runs.evidence(task).retention(role, "fine-tune", 0.0)
+def share(role: str, other: str, runs: Runs, *, task: str | None = None) -> Interval | None:
+    """Return the score on a task, or the average of all, divided by that of another strategy."""
+    return runs.evidence(task).retention(role, other, 0.0)
 
 
-def above_naive(runs: Runs) -> Interval | None:
-    """Return how far the average of ``union`` is above naive fine-tuning."""
-    return runs.evidence().difference("union", "continual-ft")
-
-
-def cost_of_the_union(runs: Runs) -> Interval | None:
-    """Return how far ``alone`` is above ``union`` on SST-2."""
-    return runs.evidence("sst2").difference("alone", "union")
+def above(role: str, other: str, runs: Runs, *, task: str | None = None) -> Interval | None:
+    """Return how far the score on a task, or the average of all, is above that of another strategy."""
+    return runs.evidence(task).difference(role, other)
 
 
 def final_union(runs: Runs) -> Interval | None:
@@ -218,11 +213,6 @@ def cost(runs: Runs) -> Interval:
     )
 
 
-def cost_of_withholding(runs: Runs) -> Interval | None:
-    """Return the average where the task is withheld minus that of ``alone``, which is given it."""
-    return runs.evidence().difference("withheld", "alone")
-
-
 def told_apart(runs: Runs) -> Interval:
     """Return the share of rows whose answer is a label of their own task, the mean of the tasks; the range over seeds."""
     return _range(
@@ -241,14 +231,18 @@ _TASKS = {"QNLI": "qnli", "AG News": "ag_news", "SST-2": "sst2"}
 MEASURED: dict[str, Callable[[Runs], Interval | None]] = {
     "nothing is forgotten": partial(changed, "union"),
     "nothing is forgotten, alone": partial(changed, "alone"),
-    **{f"{title} is kept": partial(kept, "union", task) for title, task in _TASKS.items()},
-    **{f"{title} is kept, alone": partial(kept, "alone", task) for title, task in _TASKS.items()},
-    "grafting beats naive fine-tuning": above_naive,
-    "the union costs the last task": cost_of_the_union,
+    **{f"{title} is kept": partial(share, "union", "fine-tune", task=task) for title, task in _TASKS.items()},
+    **{f"{title} is kept, alone": partial(share, "alone", "fine-tune", task=task) for title, task in _TASKS.items()},
+    "the average is kept": partial(share, "union", "fine-tune"),
+    "the average is kept, alone": partial(share, "alone", "fine-tune"),
+    "grafting is near multi-task training": partial(share, "union", "joint"),
+    "grafting beats naive fine-tuning": partial(above, "union", "continual-ft"),
+    "the union costs the last task": partial(above, "alone", "union", task="sst2"),
+    "the union costs something": partial(above, "alone", "union"),
     "the final union mixes": final_union,
     "grafting is better calibrated": calibration,
     "grafting is cheap": cost,
-    "a withheld task costs little": cost_of_withholding,
+    "a withheld task costs little": partial(above, "withheld", "alone"),
     "tasks are told apart": told_apart,
 }
 

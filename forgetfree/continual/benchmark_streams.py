@@ -173,6 +173,7 @@ def tensor_stream(
     network: nn.Module,
     *,
     shots: int | None = None,
+    or_fewer: bool = False,
     seed: int = 0,
     test_limit: int | None = None,
     graftable: str | None = None,
@@ -188,6 +189,7 @@ def tensor_stream(
             ``TensorDataset`` of them; or a mapping from splits to such rows. Missing splits are held out as of texts.
         network: from inputs to logits of all labels; see `benchmark_stream`.
         shots: training rows per label; default: all.
+        or_fewer: accept labels with fewer rows, and take all of those.
         seed: of the sample, and kept with the stream.
         test_limit: evaluate on at most this many test rows, spread evenly; default: all.
         graftable: as of `benchmark_stream`.
@@ -209,7 +211,8 @@ def tensor_stream(
         held = _tensors(given, data[given])
         rows = _positions(given, held).evaluated_on(evaluate_on)
         tell([rows])
-        train = rows.train if shots is None else k_shot(rows.train, shots, derive_seed(seed, "shots", name), name)
+        drawn = derive_seed(seed, "shots", name)
+        train = rows.train if shots is None else k_shot(rows.train, shots, drawn, name, or_fewer)
         test = rows.test.take(representative(rows.test.labels, test_limit))
         task = position if scenario == "task" else 0
         for split, chosen in (("train", train), ("valid", rows.validation), ("test", test)):

@@ -43,7 +43,8 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False,
         )
         raise UsageError(
             f"Task {task!r} has {count} training {what}, fewer than --shots {shots}.{meant} Give "
-            f"{f'--shots {count} or less' if count > 1 else 'more rows of it'}, or leave --shots out to train on all rows."
+            f"{f'--shots {count} or less' if count > 1 else 'more rows of it'}, take all rows of such labels with "
+            "--set or_fewer=true, or leave --shots out to train on all rows."
         )
     random, drawn = Random(seed), set[int]()
     order = sorted(by_label.items(), key=lambda item: (len(item[1]) if rows.tagged else 0, item[0]))

@@ -60,7 +60,6 @@ class Asked:
         tasks: the names of the tasks.
         common: the job's own options.
         learners: its units.
-        or_fewer: whether labels may have fewer rows than shots.
     """
 
     model: str
@@ -68,7 +67,6 @@ class Asked:
     tasks: tuple[str, ...]
     common: CommonOptions
     learners: list[Learner] = field(default_factory=list)
-    or_fewer: bool = False
 
 
 def asked_for(config: JobConfig, given: Given, faults: Faults) -> Asked:
@@ -160,8 +158,8 @@ def _asked_of_experiment(config: ExperimentConfig, faults: Faults) -> Asked:
     preset, common, experiment = checked.preset, checked.common, load_experiment(config.name)
     names = tuple(each[0] for each in experiment.tasks(preset))
     own = {key: getattr(preset, key) for key in ("max_length", "test_limit", "evaluate_on", "graftable")}
-    common = CommonOptions(**(vars(common) | own))
-    asked = Asked(preset.model, preset.readout, names, common, or_fewer=True)
+    common = CommonOptions(**(vars(common) | own | {"or_fewer": True}))
+    asked = Asked(preset.model, preset.readout, names, common)
     given = {"sparsity": preset.sparsity, **preset.options, **preset.fixed}
     options = faults.attempt(build, LocalizationOptions, given, "the experiment") or LocalizationOptions()
     repeats = sum(map(len, preset.arms.values())) or len(preset.grid)

@@ -25,7 +25,12 @@ Numbers = dict[str, float | None]
 
 
 def floors(
-    stream: Stream, rows: Sequence[TaskRows], shots: int | None, test_limit: int | None, probe: str | None
+    stream: Stream,
+    rows: Sequence[TaskRows],
+    shots: int | None,
+    or_fewer: bool,
+    test_limit: int | None,
+    probe: str | None,
 ) -> dict[str, Numbers]:
     """Return the scores of a bag of words, and of a linear probe on θ_pre, on every task of a stream.
 
@@ -33,12 +38,13 @@ def floors(
         stream: whose rows, with the seed of its samples.
         rows: of its tasks, as texts; none where it reads tensors.
         shots: training rows per label, as the stream was made with.
+        or_fewer: whether labels may have fewer, likewise.
         test_limit: test rows, likewise.
         probe: the device on which θ_pre reads the rows; ``None``: there is no probe.
     """
     tasks, known, found = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
     if rows:
-        train = [sampled(each, shots, stream.seed) for each in rows]
+        train = [sampled(each, shots, stream.seed, or_fewer) for each in rows]
         test = [each.test.take(representative(each.test.groups, test_limit)) for each in rows]
         found["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
     if probe is not None:

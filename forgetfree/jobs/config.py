@@ -54,6 +54,9 @@ class CommonOptions(Options):
     evaluate_on: EvaluatedOn = option(
         "test", "validation: score every other validation row instead, to choose options by"
     )
+    or_fewer: bool = option(
+        False, "where a label has fewer training rows than --shots, take all of these instead of refusing the task"
+    )
     cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
     threads: int | None = option(
         None, "CPU threads, at most one a core of the machine; none: as torch chooses", at_least=1

@@ -171,6 +171,7 @@ class GraftJob(Job[GraftConfig]):
             given.loaded if given else load_model(self.given.model_or(config.model), readout, **how, **self.given.how),
             self.rows,
             shots=config.shots,
+            or_fewer=self.common.or_fewer,
             seed=seed,
             test_limit=self.common.test_limit,
             device=self.device,

@@ -165,7 +165,7 @@ def _rows(config: JobConfig, asked: Asked, given: Given, faults: Faults, notes: 
     found |= {rows.task.name: rows for rows in tasks if rows}
     for shots, seed in sorted({(each.shots, each.seed) for each in asked.learners}, key=str):
         for rows in found.values():
-            faults.attempt(sampled, rows, shots, seed, asked.or_fewer)
+            faults.attempt(sampled, rows, shots, seed, asked.common.or_fewer)
     return found
 
 
@@ -318,7 +318,7 @@ def _phases(
     for task in learner.tasks:
         count = len(definitions[task].labels) if task in definitions else 2
         given = rows.get(task)
-        train = None if given is None else len(sampled(given, learner.shots, learner.seed, asked.or_fewer))
+        train = None if given is None else len(sampled(given, learner.shots, learner.seed, asked.common.or_fewer))
         rarest = learner.shots or (given and min(MOST_SHOTS, *Counter(given.train.groups).values()))
         full = options.steps or (paper_steps(count, rarest) if rarest else None)
         tokens = lengths.get(task) or [asked.common.max_length // 2]

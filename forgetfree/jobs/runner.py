@@ -155,6 +155,7 @@ class RunJob(Job[RunConfig]):
             config, common, given = self.config, self.common, self.given
             drawn: Json = {
                 "shots": config.shots,
+                "or_fewer": common.or_fewer,
                 "seed": seed,
                 "test_limit": common.test_limit,
                 "scenario": common.scenario,
@@ -298,11 +299,11 @@ class RunJob(Job[RunConfig]):
         """Return the scores that take no fine-tuning, beside those of a constant answer."""
         from forgetfree.jobs.beside import floors
 
-        asked = self.common.floors
-        if asked == "constant":
+        common = self.common
+        if common.floors == "constant":
             return {}
-        probe = find_device(self.config.device) if asked == "probe" else None
-        return floors(self.stream(seed), self.tasks, self.config.shots, self.common.test_limit, probe)
+        probe = find_device(self.config.device) if common.floors == "probe" else None
+        return floors(self.stream(seed), self.tasks, self.config.shots, common.or_fewer, common.test_limit, probe)
 
     def scored(self, key: Mapping[str, Any]) -> list[Score]:
         """Return the scores of a unit from before where it begins."""

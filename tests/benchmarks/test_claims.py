@@ -95,6 +95,18 @@ def test_the_command_judges_claims_by_hand_worked_figures(
     assert found["grafting is better calibrated"][2] == "does not"
 
 
+def test_averages_of_a_stream_are_judged_against_each_of_its_references(runs: list[str], tmp_path: Path) -> None:
+    """Multi-task training answers every eighth row wrongly: 87.5 %."""
+    joint = str(make(tmp_path / "joint", {"joint": 8}))
+    found = {row[0]: row[1:] for row in judged("standard", [*runs, joint]).tables[0].rows}
+    assert found["the average is kept"][1].startswith(f"{100 * 0.9 / 0.95:.2f} [")
+    assert found["the average is kept, alone"][1:] == ("100.00 [100.00, 100.00]", "holds")
+    assert found["grafting is near multi-task training"][1].startswith(f"{100 * 0.9 / 0.875:.2f} [")
+    assert found["grafting is near multi-task training"][2] == "holds"
+    assert found["the union costs something"][1].startswith("5.00 [")
+    assert found["the union costs something"][2] == "holds"
+
+
 def test_a_withheld_task_is_judged_beside_the_task_given(runs: list[str], tmp_path: Path) -> None:
     """Of 400 rows, 20 get the label of another task where the task is withheld, and another 20 are wrong, as they are where it
     is given."""

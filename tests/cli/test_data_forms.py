@@ -11,6 +11,7 @@ import pandas
 import pytest
 
 from forgetfree import cli
+from forgetfree.data.encoding import EncodedRows
 from forgetfree.ledger import Ledger
 
 LABELS = ("angry", "joyful", "very sad")
@@ -53,6 +54,47 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / each.name).symlink_to(each)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def rare(here: Path) -> str:
+    """Rows of which two labels have 30 each and one has 6, in splits of their own."""
+    frame = pandas.read_csv(here / "mood.csv")
+    train = pandas.concat([frame.assign(mood=["angry", "joyful"] * 30), frame[:6].assign(mood="very sad")])
+    (here / "rare").mkdir()
+    for split in ("train", "validation", "test"):
+        (train if split == "train" else frame).to_csv(here / "rare" / f"{split}.csv", index=False)
+    return str(here)
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "graft"])
+def test_labels_with_fewer_rows_than_shots_keep_all_where_that_is_asked_for(
+    rare: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    drawn: list[list[int]] = []
+    encode = EncodedRows.of.__func__  # type: ignore[attr-defined]
+
+    def noted(cls: Any, encoded: Any, labels: Any, *others: Any) -> Any:
+        drawn.append([list(labels).count(label) for label in range(3)])
+        return encode(cls, encoded, labels, *others)
+
+    monkeypatch.setattr(EncodedRows, "of", classmethod(noted))
+    words = [command, "rare", "--data", rare, *COMMON[:-1], "12", "--out", "out"]
+    words += {
+        "run": ["--strategy", "fine-tune"],
+        "sweep": ["--strategy", "fine-tune", "--set", "learning_rate=0.1,0.2"],
+        "graft": ["--sparsity", "0.1"],
+    }[command]
+    for check in ([], ["--check"]):
+        assert call(*words, *check) != 0
+        assert (
+            "Task 'rare' has 6 training rows of label 'very sad', fewer than --shots 12. Give --shots 6 or less, take all rows "
+            "of such labels with --set or_fewer=true, or leave --shots out"
+        ) in capsys.readouterr().err
+    assert not drawn
+    assert call(*words, "--set", "or_fewer=true", "--check") == 0
+    assert call(*words, "--set", "or_fewer=true") == 0
+    assert [12, 12, 6] in drawn
 
 
 def test_the_same_rows_in_every_form_give_the_same_scores(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,11 @@ def test_more_shots_than_rows_are_refused_with_the_largest_number_that_works() -
         k_shot(ROWS, 7, seed=0, task="own")
 
 
+def test_a_label_with_fewer_rows_keeps_all_of_them_where_that_is_asked_for() -> None:
+    sample = k_shot(ROWS, 8, seed=0, task="own", or_fewer=True)
+    assert [sample.labels.count(label) for label in range(3)] == [6, 8, 6]
+
+
 @pytest.mark.parametrize("shots", [0, -1])
 def test_no_shots_are_refused(shots: int) -> None:
     with pytest.raises(UsageError, match=f"--shots must be at least 1, got {shots}"):

@@ -69,7 +69,8 @@ def adjusted(
         UsageError: naming every fault.
     """
     faults = faults or Faults()
-    own, known = set(CommonOptions.__dataclass_fields__), set(LocalizationOptions.__dataclass_fields__)
+    own = {*CommonOptions.__dataclass_fields__} - {"or_fewer"}  # an experiment always takes fewer
+    known = set(LocalizationOptions.__dataclass_fields__)
     compared = {name for grid in preset.arms.values() for choice in grid for name in choice}
     for name in options:
         faults.attempt(check_known, name, own | known)
