@@ -86,8 +86,8 @@ def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
 
 @needs_real_data
 def test_on_real_data(tmp_path: Path) -> None:
-    options = ["--shots", "32", "--steps", "16", "--precision", "bf16", "--set", "test_limit=100"]
-    options += ["--set", "mask_batch_size=64", "--set", "validation_rows=64"]
+    options = ["--shots", "32", "--steps", "16", "--precision", "bf16", "--set", "test_limit=60"]
+    options += ["--set", "mask_batch_size=32", "--set", "validation_rows=32", "--set", "upper_triangle=false"]
     runs = main_job(tmp_path / "out", "qnli-agnews-sst2", "--data", str(REAL), *options)
     assert list(runs) == ["fine-tune", "continual-ft", "grafting-continual"]
     assert runs["grafting-continual"]["summary"]["forgetting"] == 0
