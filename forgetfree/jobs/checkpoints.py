@@ -103,7 +103,12 @@ class KeptPhases(Checkpoint):
 
     def end(self) -> None:
         """Remove the folder: the unit has ended."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_checkpoint(self.directory.parent)
+
+
+def remove_checkpoint(directory: Path) -> None:
+    """Remove what says where a unit stands from its folder."""
+    shutil.rmtree(directory / CHECKPOINT, ignore_errors=True)
 
 
 def in_a_phase(directory: Path) -> bool:

@@ -16,7 +16,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases
+from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.traffic import Traffic
 from forgetfree.json_file import check, check_fields, parse_json, read_json
@@ -147,6 +147,17 @@ class Unit:
             "files": described_files(self.directory),
         }
         write_json(self.directory / RECORD, record | {"checksum": _checksum(record)})
+
+
+def unfinished(units: Iterable[Unit]) -> list[Unit]:
+    """Return those that have not ended well; of the others remove the checkpoint, which a kill right after unit.json leaves."""
+    left = []
+    for unit in units:
+        if unit.is_done():
+            remove_checkpoint(unit.directory)
+        else:
+            left.append(unit)
+    return left
 
 
 def _concerns_all(fault: Exception) -> bool:

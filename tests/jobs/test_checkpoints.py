@@ -395,6 +395,27 @@ def test_what_killed_writers_left_is_removed_and_a_lost_file_costs_its_unit_alon
     assert (out / "continual-ft" / "seed-0" / "unit.json").read_bytes() == kept
 
 
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "in part"])
+def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_nothing(
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: None, part: bool
+) -> None:
+    run(config("fine-tune", "whole"))
+
+    def killed(kept: KeptPhases) -> None:
+        if part:
+            next(path for path in kept.directory.rglob("*") if path.is_file()).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(KeptPhases, "end", killed)
+        run(config("fine-tune", "cut"))
+    assert list((tmp_path / "cut").rglob(CHECKPOINT))
+    done = Cut(monkeypatch).steps
+    run(config("fine-tune", "cut"), resume=True)
+    assert not done and not list((tmp_path / "cut").rglob(CHECKPOINT))
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
 def test_leftovers_in_a_shared_cache_go_when_the_model_is_made(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     for key in ("sst2-0123456789abcdef", "qnli-0123456789abcdef"):
