@@ -219,6 +219,8 @@ def tensor_stream(
             parts[split].append(_labelled(held, chosen, task))
     benchmark = with_classes_timeline(with_task_labels(benchmark_from_datasets(**parts)))
     stream = benchmark_stream(benchmark, network, graftable=graftable, seed=seed, name=",".join(names), tasks=names)
+    if shots is not None:  # what is asked for decides the steps, as of texts
+        stream = replace(stream, tasks=tuple(replace(task, shots=shots) for task in stream.tasks))
     if stream.scenario != scenario:
         if len(names) == 1 and scenario == "task":
             return stream

@@ -38,7 +38,7 @@ def floors(
         stream: whose rows, with the seed of its samples.
         rows: of its tasks, as texts; none where it reads tensors.
         shots: training rows per label, as the stream was made with.
-        or_fewer: whether labels may have fewer, likewise.
+        or_fewer: whether a label with fewer rows keeps all of them, as in the stream.
         test_limit: test rows, likewise.
         probe: the device on which θ_pre reads the rows; ``None``: there is no probe.
     """

@@ -107,7 +107,7 @@ class KeptPhases(Checkpoint):
 
 
 def remove_checkpoint(directory: Path) -> None:
-    """Remove what says where a unit stands from its folder."""
+    """Remove a unit's checkpoints from its folder."""
     shutil.rmtree(directory / CHECKPOINT, ignore_errors=True)
 
 

@@ -55,7 +55,7 @@ class CommonOptions(Options):
         "test", "validation: score every other validation row instead, to choose options by"
     )
     or_fewer: bool = option(
-        False, "where a label has fewer training rows than --shots, take all of these instead of refusing the task"
+        False, "where a label has fewer training rows than --shots, take all of them, and do not refuse the task"
     )
     cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
     threads: int | None = option(
@@ -75,6 +75,14 @@ class CommonOptions(Options):
         cores = os.cpu_count() or 1
         if self.threads is not None and self.threads > cores:
             raise OptionError(f"threads must be at most {cores}, the CPU cores of this machine, got {self.threads}.")
+
+
+def check_or_fewer(options: CommonOptions, shots: int | None) -> None:
+    """Raise ``UsageError`` where ``or_fewer`` has nothing to do."""
+    if options.or_fewer and shots is None:
+        raise UsageError(
+            "or_fewer is set without --shots, and all rows are taken anyway. Give --shots, or leave it out."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ from forgetfree.jobs.resuming import as_json, continued, grown, read_config
 from forgetfree.jobs.signals import STOP, terminable
 from forgetfree.jobs.stream_checkpoint import tasks_learned
 from forgetfree.jobs.together import Together, check_processes, threads_each
-from forgetfree.jobs.unit import Json, Unit, named, unfinished
+from forgetfree.jobs.unit import Json, Unit, named, remove_checkpoints
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.learning.monitor import Monitor
 
@@ -213,7 +213,8 @@ class Job(ABC, Generic[Config]):
                 make_directory(self.cache, "--cache" if self._cache_is_given else "--out")
             set_threads(self.threads or (processes and threads_each(self.config.settings)))
             config = self._config(before, allow_changed, jobs)
-            missing = unfinished(_units(self.out, self.keys()))
+            remove_checkpoints(_units(self.out, config["units"]))
+            missing = [unit for unit in _units(self.out, self.keys()) if not unit.is_done()]
             if missing:  # room knows all kinds of jobs
                 import_module("forgetfree.jobs.room").check_room(self.config, self.given, config)
             for unit in missing:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from forgetfree import registry
 from forgetfree.errors import UnknownNameError, UsageError
-from forgetfree.jobs.config import CommonOptions, JobConfig, check_known
+from forgetfree.jobs.config import CommonOptions, JobConfig, check_known, check_or_fewer
 from forgetfree.options import build, option
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class GraftConfig(JobConfig):
             for sparsity in [{"sparsity": each} for each in self.sparsities] or [{}]
         ]
         common = faults.attempt(self.set_of, CommonOptions)
+        if common is not None:
+            faults.attempt(check_or_fewer, common, self.shots)
         faults.report()
         return CheckedGraft(tuple(options), common)
 

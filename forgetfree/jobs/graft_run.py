@@ -135,6 +135,7 @@ class GraftJob(Job[GraftConfig]):
                 "model": about,
                 "data": {
                     "shots": self.config.shots,
+                    **({"or_fewer": True} if self.common.or_fewer else {}),
                     "steps": self.config.steps,
                     "fingerprint": task.fingerprint,
                     "test_rows": len(test),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
 from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, UsageError
-from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
+from forgetfree.jobs.config import CommonOptions, Faults, JobConfig, check_or_fewer
 from forgetfree.jobs.starts import check_start, fine_tunes
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
@@ -103,6 +103,8 @@ class RunConfig(JobConfig):
             attempt(check_start, task, self.names)
         options = self._options(classes, faults)
         run_options = attempt(self.set_of, RunOptions)
+        if run_options is not None:
+            attempt(check_or_fewer, run_options, self.shots)
         finding = {name: str(getattr(each, "task_inference", "last")) for name, each in options.items()}
         finding = {name: how for name, how in finding.items() if how != "last"}
         if finding and run_options is not None and run_options.scenario == "task":

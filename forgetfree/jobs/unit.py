@@ -149,15 +149,11 @@ class Unit:
         write_json(self.directory / RECORD, record | {"checksum": _checksum(record)})
 
 
-def unfinished(units: Iterable[Unit]) -> list[Unit]:
-    """Return those that have not ended well; of the others remove the checkpoint, which a kill right after unit.json leaves."""
-    left = []
+def remove_checkpoints(units: Iterable[Unit]) -> None:
+    """Remove the checkpoints of units that have ended well: a kill right after unit.json leaves one."""
     for unit in units:
-        if unit.is_done():
+        if (unit.directory / CHECKPOINT).is_dir() and unit.is_done():
             remove_checkpoint(unit.directory)
-        else:
-            left.append(unit)
-    return left
 
 
 def _concerns_all(fault: Exception) -> bool:

@@ -88,7 +88,7 @@ def _notes(results: Json) -> Iterator[str]:
         "readout": model["readout"],
         "fine-tuned": given and given["architecture"],
         "base": results["base"],
-        "shots": data.get("shots"),
+        "shots": f"{data['shots']} or fewer" if data.get("or_fewer") else data.get("shots"),
         "steps": data.get("steps"),
     }
     yield f"Set-up: {', '.join(f'{key} {value}' for key, value in setup.items() if value is not None)}."

@@ -92,6 +92,9 @@ def test_labels_with_fewer_rows_than_shots_keep_all_where_that_is_asked_for(
             "of such labels with --set or_fewer=true, or leave --shots out"
         ) in capsys.readouterr().err
     assert not drawn
+    free = [word for word in words if word not in ("--shots", "12")]
+    assert call(*free, "--set", "or_fewer=true") == 2
+    assert "or_fewer is set without --shots" in capsys.readouterr().err
     assert call(*words, "--set", "or_fewer=true", "--check") == 0
     assert call(*words, "--set", "or_fewer=true") == 0
     assert [12, 12, 6] in drawn
