@@ -120,6 +120,8 @@ RESULTS = ROOT / "benchmarks" / "results"
         ("main-job-0.2.0.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("baselines.csv", ("After the last task", "Transfer", "Time")),
         ("smollm2.csv", ("After the last task", "Transfer", "Calibration error", "Time")),
+        ("standard-1*.csv", ("After the last task", "Time")),
+        ("progressive-8*.csv", ("After the last task", "Time")),
         ("ner-domains.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("long.csv", ("Growth of grafting-continual",)),
     ],
@@ -135,7 +137,8 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     rows = [
         row for row in rows if not row.startswith(("| strategy |", "| task |"))
     ]  # headers may be worded differently
-    text = (ROOT / "docs" / "results" / runs).with_suffix(".md").read_text(encoding="utf-8")
+    page = "literature.md" if "*" in runs else runs.replace(".csv", ".md")
+    text = (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")
     assert len(sections) >= len(tables) and len(rows) >= 9
     assert [row for row in rows if row not in text] == []
 
@@ -237,7 +240,7 @@ def test_the_committed_runs_are_short() -> None:
     """Tables that one can read, and that a repository may hold."""
     files = [*RESULTS.rglob("*.*"), *(ROOT / "benchmarks" / "paper" / "results").rglob("*.*")]
     assert {file.suffix for file in files} == {".csv"}
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 4_000
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 4_500
 
 
 def test_files_named_in_documents_are_there() -> None:
