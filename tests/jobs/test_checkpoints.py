@@ -415,6 +415,10 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
     assert not done and not list((tmp_path / "cut").rglob(CHECKPOINT))
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
+    (tmp_path / "cut" / "fine-tune" / "seed-0" / CHECKPOINT).mkdir()
+    run(replace(config("fine-tune", "cut"), seeds=(1,)), resume=True)  # it goes where another seed is asked for, too
+    assert not list((tmp_path / "cut").rglob(CHECKPOINT))
+
 
 def test_leftovers_in_a_shared_cache_go_when_the_model_is_made(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
