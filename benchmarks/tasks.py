@@ -248,6 +248,14 @@ _ALL = (
         label_words=("wrong", "right"),
         causal_template="{text_a} {text_b} This is",
     ),
+    TaskDefinition(
+        "was_it_kind",
+        "single",
+        ("cruel", "kind"),
+        template="{text} This is {mask}.",
+        label_words=("cruel", "kind"),
+        causal_template="{text} This is",
+    ),
 )
 
 #: Named entities.

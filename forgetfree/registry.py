@@ -189,7 +189,7 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 SOURCES: dict[str, Entry] = {
-    "demo": Entry("forgetfree.benchmarks.demo:load", "five small tasks, embedded"),
+    "demo": Entry("forgetfree.benchmarks.demo:load", "seven small tasks, embedded"),
 }
 
 

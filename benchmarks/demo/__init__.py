@@ -1,4 +1,4 @@
-"""Small tasks written for this project: three after the model of QNLI, AG News and SST-2, and two that find names.
+"""Small tasks written for this project: after the model of QNLI, AG News and SST-2, about one deed, and about names.
 
 The rows are generated from hand-written words and frames, the same on every machine, with no network.
 No content word of one split occurs in another, so counting words does not solve a task; knowledge from
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from forgetfree.benchmarks.demo import ag_news, entities, qnli, sst2, who_did_it
+from forgetfree.benchmarks.demo import ag_news, entities, qnli, sst2, was_it_kind, who_did_it
 from forgetfree.benchmarks.demo.frames import SPLITS, Row
 
 __all__ = ["TAGGED", "TASKS", "load"]
@@ -20,6 +20,7 @@ _ROWS: dict[str, Callable[[str], list[Row]]] = {
     "ag_news": ag_news.rows,
     "sst2": sst2.rows,
     "who_did_it": who_did_it.rows,
+    "was_it_kind": was_it_kind.rows,
 }
 
 TASKS = tuple(_ROWS)

@@ -300,7 +300,7 @@ class _Embedded:
         self.hint = f"The source {name!r} holds {', '.join(self.names())}; for others give --data DIR."
 
     def names(self) -> list[str]:
-        return ["qnli", "ag_news", "sst2", "who_did_it", "ner_people_places", "ner_products"]
+        return ["qnli", "ag_news", "sst2", "who_did_it", "was_it_kind", "ner_people_places", "ner_products"]
 
     def holds(self, name: str) -> bool:
         return name in self.names()

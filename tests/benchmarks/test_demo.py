@@ -17,12 +17,13 @@ from forgetfree.cli.job import _values
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.options import build
 
-LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2}
+LABELS = {"qnli": 2, "ag_news": 4, "sst2": 2, "who_did_it": 2, "was_it_kind": 2}
 
 ROWS_SHA256 = {
     "qnli": "4d52e257aff62e8cf09a3a5f15b84af17da1110939080b5f98b3ce69f3dcfc26",
     "ag_news": "5533eeb2f717bfe498d8ec58950f9cda5f7e87260a3ac1deb2f47c3424cdefd6",
     "who_did_it": "5a01e78698893dd3e10a8b1edfbcd434679470394a49a9f470176d819241c242",
+    "was_it_kind": "6359686896f793f54860fe95b67eaf2d7d3371939d16cbac36963ec350742cb7",
     "sst2": "3439f9bf98724d0c3e0a45a5d8c236649eb3a908805438a33bbad6ea1a1bd8bb",
 }
 
@@ -36,6 +37,7 @@ FUNCTION_WORDS = """
 FRAME_WORDS = {
     "qnli": "",
     "who_did_it": "",
+    "was_it_kind": "",
     "ag_news": """
         according awaits came comment dispatch late month news newswire report said second source spotlight
         talk time monday tuesday wednesday thursday friday saturday sunday
@@ -53,7 +55,7 @@ def _words(rows: list[tuple[str, str | None, int]]) -> set[str]:
 
 
 def test_tasks_in_stream_order() -> None:
-    assert TASKS == ("qnli", "ag_news", "sst2", "who_did_it")
+    assert TASKS == ("qnli", "ag_news", "sst2", "who_did_it", "was_it_kind")
 
 
 def test_unknown_task_names_the_known() -> None:
@@ -109,7 +111,10 @@ def test_the_answer_names_the_actor_where_the_label_says_so_and_else_the_other()
             assert found and answer == f"The {found[1 if label else 2]}."
 
 
-@pytest.mark.parametrize(("task", "ceiling"), [("qnli", 0.60), ("ag_news", 0.45), ("sst2", 0.60), ("who_did_it", 0.55)])
+@pytest.mark.parametrize(
+    ("task", "ceiling"),
+    [("qnli", 0.60), ("ag_news", 0.45), ("sst2", 0.60), ("who_did_it", 0.55), ("was_it_kind", 0.60)],
+)
 def test_a_bag_of_words_stays_weak(task: str, ceiling: float) -> None:
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -139,7 +144,7 @@ def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> N
     assert (run, flag) == ("run", "--config")
     config = build(RunConfig, _values(RunConfig, {"config": file}), "run")
     assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
-    assert STREAMS["demo"][0] == "who_did_it"
+    assert STREAMS["demo"] == ("who_did_it", "was_it_kind", "ag_news", "sst2")
     options = config.checked().options
     assert list(options) == ["fine-tune", "continual-ft", "grafting-continual"]
     alike = ("steps", "batch_size", "optimizer", "learning_rate", "readout_learning_rate", "schedule", "dropout")

@@ -216,7 +216,7 @@ CASES = [
     Case("run sst2 --data nosuch", "The data directory 'nosuch' does not exist. Give an existing one, 'hub' or 'demo'"),
     Case(
         "run trec --data demo",
-        "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2, who_did_it, "
+        "There is no data for task 'trec'. The source 'demo' holds qnli, ag_news, sst2, who_did_it, was_it_kind, "
         "ner_people_places, ner_products; for others give --data DIR.",
         1,
     ),
