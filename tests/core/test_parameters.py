@@ -231,6 +231,16 @@ def test_indices_outside_the_space_are_refused_before_anything_is_written(
     assert torch.equal(space.flatten(toy), before)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_values_of_another_number_are_refused_and_nothing_is_written(
+    toy: Toy, space: ParameterSpace, count: int
+) -> None:
+    before = space.flatten(toy)
+    with pytest.raises(RegionError, match=rf"one value for each of 2 entries, got values of shape \({count},\)"):
+        space.scatter_(toy, torch.tensor([0, 1]), torch.full((count,), 7.0))
+    assert torch.equal(space.flatten(toy), before)
+
+
 def test_another_models_tensors_are_refused(space: ParameterSpace) -> None:
     with pytest.raises(RegionError, match=r"expected 'first' of shape \(2, 3\), got no such tensor"):
         space.flatten(nn.Linear(2, 2))
