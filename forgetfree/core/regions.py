@@ -43,7 +43,9 @@ class Region:
         """
         tensor = indices if isinstance(indices, Tensor) else torch.tensor(list(indices))
         if tensor.numel() and (tensor.dtype == torch.bool or tensor.is_floating_point()):  # an empty list has no dtype
-            raise RegionError(f"A region needs integers as indices, got {tensor.dtype}. Of a mask: Region.from_mask(...).")
+            raise RegionError(
+                f"A region needs integers as indices, got {tensor.dtype}. Of a mask: Region.from_mask(...)."
+            )
         return cls(torch.unique(tensor.to("cpu", torch.int64)))
 
     @classmethod

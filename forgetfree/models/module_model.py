@@ -6,7 +6,7 @@ import copy
 
 from torch import Tensor, nn
 
-from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import ReadoutModel, TaskHead
 from forgetfree.errors import ModelError
 
@@ -58,8 +58,9 @@ class ModuleModel(ReadoutModel):
         return self._head_layer[0].out_features
 
     def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
-        """Return a copy of the network's own layer, untrained."""
-        return copy.deepcopy(self._head_layer[0])
+        """Return a copy of the network's own layer, untrained; in float32 at least, so that no small step is rounded away."""
+        layer = self._head_layer[0]
+        return copy.deepcopy(layer).to(at_least_float32(layer.weight.dtype))
 
     def space(self) -> ParameterSpace:
         """Return the space of the network without its last layer, and without any tensor excluded by its name."""

@@ -10,7 +10,7 @@ import tiny
 import torch
 from torch import nn
 
-from forgetfree.core.parameters import ParameterSpace, kind_of, layer_of
+from forgetfree.core.parameters import ParameterSpace, kind_of, layer_of, weight_matrices
 from forgetfree.errors import RegionError
 
 
@@ -298,3 +298,9 @@ def test_names_tell_layer_and_kind(name: str, layer: str, kind: str) -> None:
 def test_every_graftable_tensor_of_the_known_models_has_a_kind(kind: str) -> None:
     model, _ = tiny.build(kind)
     assert not [t.name for t in ParameterSpace.of(model).tensors if kind_of(t.name).startswith("other")]
+
+
+def test_weight_matrices_have_entries() -> None:
+    model = nn.ParameterDict({"none": torch.zeros(0, 4), "bias": torch.zeros(2), "matrix": torch.zeros(2, 3)})
+    space = ParameterSpace.of(model)
+    assert [space.tensors[i].name for i in weight_matrices(space)] == ["matrix"]
