@@ -71,12 +71,20 @@ class Replay(
 
 
 def _a_sample_a_task(options: Any, stream: Stream) -> None:
-    """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows."""
+    """Avalanche takes ``sample_size // tasks`` rows of each: none, once there are more tasks than rows.
+
+    And it flattens gradients by ``view``, which those in another layout, such as channels-last, do not have.
+    """
     earlier = len(stream.tasks) - 1
     if options.sample_size < earlier:
         raise OptionError(
             f"agem takes as many rows of each earlier task as go into sample_size, got {options.sample_size} for up to "
             f"{earlier} tasks. Set sample_size={earlier} or more."
+        )
+    if apart := [name for name, parameter in stream.model.named_parameters() if not parameter.is_contiguous()]:
+        raise UsageError(
+            f"agem flattens gradients, and {apart[0]!r} is not contiguous (channels-last, or a view). Give the network with "
+            "contiguous tensors, or use gem."
         )
 
 
@@ -276,9 +284,16 @@ class _SIPlugin(avalanche.SynapticIntelligencePlugin):
             _detach(self.syn_data[name])
 
 
+def _single(options: Any, stream: Stream) -> None:
+    """Avalanche keeps importances in float32, and multiplies them with the weights."""
+    if wide := [spec.name for spec in stream.model.space().tensors if spec.dtype != torch.float32]:
+        raise UsageError(f"si needs weights in float32, got {wide[0]!r} in another dtype. Give the network in float32.")
+
+
 class SI(
     PluginStrategy,
     plugin=_SIPlugin,
+    requires=_single,
     si_lambda=option(1.0, "c: strength of the penalty; importances go up to 0.001", at_least=0),
     eps=option(1e-7, "ξ: damping of the importance", above=0),
 ):

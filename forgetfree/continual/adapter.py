@@ -68,7 +68,10 @@ class AvalancheStrategy(ContinualStrategy):
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
-        """Refuse accumulation and loss scaling: Avalanche's plugins take gradients of their own and know of neither."""
+        """Refuse accumulation and loss scaling: Avalanche's plugins take gradients of their own and know of neither.
+
+        Weights in half precision, too: these plugins work in the weights' own dtype, which rounds small squares and steps to 0.
+        """
         if options.accumulation > 1:
             raise OptionError(
                 f"{cls.__name__} runs Avalanche's code, which does not accumulate gradients: expected accumulation=1, got "
@@ -77,6 +80,11 @@ class AvalancheStrategy(ContinualStrategy):
         if options.precision == "fp16":
             raise OptionError(
                 f"{cls.__name__} runs Avalanche's code, which does not scale losses for fp16. Set precision=bf16 or fp32."
+            )
+        if narrow := [spec for spec in stream.model.space().tensors if spec.dtype.itemsize < 4]:
+            raise UsageError(
+                f"{cls.__name__} runs Avalanche's code, which computes in the dtype of the weights: expected float32, got "
+                f"{narrow[0].dtype} of {narrow[0].name!r}. Give the network in float32; precision=bf16 makes its passes faster."
             )
         if cls._requires is not None:
             cls._requires(options, stream)
@@ -91,7 +99,16 @@ class AvalancheStrategy(ContinualStrategy):
         self.kept = WholeModel(self, lambda: held_bytes(held(), tokens))
 
     def everything_by_avalanche(self, task: EncodedTask, **changes: Any) -> Training:
-        """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`."""
+        """Return the training of the backbone and the readouts of all tasks; arguments as those of `everything`.
+
+        Raises:
+            UsageError: the strategy was loaded: what it remembers of its tasks is not saved, and it would train without.
+        """
+        if self.learned and not self.clock.train_exp_counter:
+            raise UsageError(
+                f"{type(self).__name__} was loaded, and cannot learn {task.name!r} beside what it learned before: a saved one "
+                "answers, but its memory of earlier tasks is not saved. Train it on the whole stream."
+            )
         self.scope.enter_context(_around(self))
         return self.everything(task, readout=self.model.readouts(), **changes)
 

@@ -157,7 +157,7 @@ def _check_reads_out(network: nn.Module, model: ModuleModel, dataset: Any) -> No
         model.backbone.train(mode)
     readout = model.make_linear(TaskHead("", model.n_labels), 0)
     fits = isinstance(features, Tensor) and features.shape[-1] == readout.in_features
-    if not fits or not torch.allclose(readout(features), expected, rtol=1e-3, atol=1e-5):
+    if not fits or not torch.allclose(readout.to(features.dtype)(features), expected, rtol=1e-3, atol=1e-5):
         raise ModelError(
             f"{type(network).__name__} does not end in the layer {model.head_name!r}: something follows it. Name the last "
             "layer as head=…, and leave out what follows, such as a softmax."

@@ -228,8 +228,16 @@ class ParameterSpace:
         """Write ``values`` ``(s,)`` at sorted flat ``indices`` ``(s,)`` and nowhere else.
 
         Each tensor takes them in its own dtype: of what `gather` gave, bit for bit.
+
+        Raises:
+            RegionError: the indices do not lie in this space, or there is not one value for each; nothing is written.
         """
         self.check(indices)
+        if values.shape != indices.shape:
+            raise RegionError(
+                f"Expected one value for each of {len(indices)} entries, got values of shape {tuple(values.shape)}. Give the "
+                "values at the region's own indices, in their order."
+            )
         parameters = self.parameters(model)
         for i, local, where in self.split(indices):
             flat, at = entries(parameters[i], local)
@@ -293,12 +301,12 @@ def _outside_of_the_body(model: Any) -> set[int]:
 
 
 def weight_matrices(space: ParameterSpace) -> list[int]:
-    """Return the numbers of the tensors with two dimensions or more: no biases, no normalisations.
+    """Return the numbers of the tensors with two dimensions or more, and an entry: no biases, no normalisations.
 
     Raises:
         ModelError: there is none.
     """
-    found = [i for i, spec in enumerate(space.tensors) if len(spec.shape) >= 2]
+    found = [i for i, spec in enumerate(space.tensors) if len(spec.shape) >= 2 and spec.size]
     if not found:
         raise ModelError(
             f"The model has no graftable weight matrix: expected a tensor of two dimensions or more among its "

@@ -36,8 +36,16 @@ class Region:
 
     @classmethod
     def of(cls, indices: Tensor | Iterable[int]) -> Region:
-        """Return the region with these indices, given in any order and with repeats."""
-        tensor = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), dtype=torch.int64)
+        """Return the region with these indices, given in any order and with repeats.
+
+        Raises:
+            RegionError: they are no integers.
+        """
+        tensor = indices if isinstance(indices, Tensor) else torch.tensor(list(indices))
+        if tensor.numel() and (tensor.dtype == torch.bool or tensor.is_floating_point()):  # an empty list has no dtype
+            raise RegionError(
+                f"A region needs integers as indices, got {tensor.dtype}. Of a mask: Region.from_mask(...)."
+            )
         return cls(torch.unique(tensor.to("cpu", torch.int64)))
 
     @classmethod
@@ -47,7 +55,13 @@ class Region:
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Region:
-        """Return the region of a boolean vector ``(N,)``."""
+        """Return the region of a boolean vector ``(N,)``.
+
+        Raises:
+            RegionError: it is not boolean.
+        """
+        if mask.dtype != torch.bool:  # of indices, their places would be taken
+            raise RegionError(f"A mask must be boolean, got {mask.dtype}. Of indices: Region.of(...).")
         return cls(mask.nonzero().squeeze(1).cpu())
 
     def __len__(self) -> int:

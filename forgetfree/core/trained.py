@@ -34,20 +34,33 @@ class Trained(Protocol):
 
 
 class WholeTensors:
-    """Tensors that are trained in place.
+    """Tensors that are trained in place; of those narrower than float32, which round small steps away, a wider copy is.
 
     Args:
         tensors: the model's tensors to train.
     """
 
     def __init__(self, tensors: Iterable[nn.Parameter]) -> None:
-        self.parameters = self.touched = list(tensors)
+        self.touched = list(tensors)
+        wide = [at_least_float32(tensor.dtype) for tensor in self.touched]
+        self.parameters = [
+            tensor if tensor.dtype == dtype else nn.Parameter(tensor.detach().to(dtype))
+            for tensor, dtype in zip(self.touched, wide, strict=True)
+        ]
+        pairs = zip(self.touched, self.parameters, strict=True)
+        self._copies = [(tensor, copy) for tensor, copy in pairs if tensor is not copy]
 
     def collect(self) -> None:
-        """Do nothing: the gradients are in place."""
+        """Take the copies' gradients from the tensors' own, and free those; other gradients are in place."""
+        for tensor, copy in self._copies:
+            copy.grad = None if tensor.grad is None else tensor.grad.to(copy.dtype)
+            tensor.grad = None
 
+    @torch.no_grad()
     def write(self) -> None:
-        """Do nothing: the values are in place."""
+        """Write the copies into the tensors; other values are in place."""
+        for tensor, copy in self._copies:
+            tensor.copy_(copy)
 
 
 class RegionParameters:

@@ -61,8 +61,10 @@ def train_together(benches: Sequence[SingleTask], options: TrainingOptions) -> M
                 logits = model(x, t)
             loss = F.cross_entropy(logits.float(), y)
             update.backward(loss)
+            trained.collect()
             update.before_step()
             update.step()
+            trained.write()
             on_step(step, check_loss(float(loss.detach()), step))
         return ModelState.of(model, [bench.task.name for bench in benches])
 

@@ -28,6 +28,7 @@ from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
+from forgetfree.models.module_model import refuse_frozen
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
@@ -126,7 +127,8 @@ def load_model(
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the four.
-        ModelError: the model is damaged, or has no head for the readout.
+        ModelError: the model is damaged, or has no head for the readout; or a part of one in memory is frozen, and
+            ``graftable`` does not say what to train.
     """
     if readout not in ("auto", *READOUTS):
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
@@ -140,6 +142,8 @@ def load_model(
         )
     import transformers
 
+    if graftable is None:
+        refuse_frozen(name, ParameterSpace.of(name), type(name).__name__)
     with tempfile.TemporaryDirectory() as directory:  # so it is checked as any other, and what was given is not touched
         with explained(type(name).__name__), quiet(transformers):
             name.save_pretrained(directory)

@@ -6,7 +6,7 @@ import copy
 
 from torch import Tensor, nn
 
-from forgetfree.core.parameters import ParameterSpace
+from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.readout_model import ReadoutModel, TaskHead
 from forgetfree.errors import ModelError
 
@@ -42,19 +42,10 @@ class ModuleModel(ReadoutModel):
         backbone.set_submodule(name, nn.Identity())
         super().__init__(backbone, "linear", graftable=graftable, shared_readout=shared_readout)
         if graftable is None:
-            self._refuse_frozen(type(network).__name__)
+            refuse_frozen(backbone, self.space(), type(network).__name__)
         #: Name of the layer in the network.
         self.head_name = name
         self._head_layer = [copy.deepcopy(layers[name])]  # in a list, so that it is no module of this model
-
-    def _refuse_frozen(self, called: str) -> None:
-        """Raise ``ModelError`` where a user has frozen a part of the network; of one for inference, all may be frozen."""
-        frozen = [name for name, parameter in self.backbone.named_parameters() if not parameter.requires_grad]
-        if frozen and len(frozen) < len(list(self.backbone.parameters())):
-            raise ModelError(
-                f"{frozen[0]!r} of {called} is frozen (requires_grad=False), and every tensor that may be grafted is trained. "
-                "Name those that may be as graftable=…, a regular expression, or freeze none."
-            )
 
     @property
     def hidden_size(self) -> int:
@@ -67,8 +58,9 @@ class ModuleModel(ReadoutModel):
         return self._head_layer[0].out_features
 
     def make_linear(self, head: TaskHead, seed: int) -> nn.Linear:
-        """Return a copy of the network's own layer, untrained."""
-        return copy.deepcopy(self._head_layer[0])
+        """Return a copy of the network's own layer, untrained; in float32 at least, so that no small step is rounded away."""
+        layer = self._head_layer[0]
+        return copy.deepcopy(layer).to(at_least_float32(layer.weight.dtype))
 
     def space(self) -> ParameterSpace:
         """Return the space of the network without its last layer, and without any tensor excluded by its name."""
@@ -78,3 +70,14 @@ class ModuleModel(ReadoutModel):
         """Return what the network gives to its last layer: ``(B, H)``."""
         features: Tensor = self.backbone(x)
         return features
+
+
+def refuse_frozen(network: nn.Module, space: ParameterSpace, called: str) -> None:
+    """Raise ``ModelError`` where a user has frozen a part of what may be grafted; of one for inference, all may be frozen."""
+    graftable = zip(space.tensors, space.parameters(network), strict=True)
+    frozen = [spec.name for spec, parameter in graftable if not parameter.requires_grad]
+    if frozen and any(parameter.requires_grad for parameter in network.parameters()):
+        raise ModelError(
+            f"{frozen[0]!r} of {called} is frozen (requires_grad=False), and every tensor that may be grafted is trained. "
+            "Name those that may be as graftable=…, a regular expression, or freeze none."
+        )

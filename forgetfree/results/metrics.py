@@ -233,14 +233,21 @@ def constant_scores(
         parts = sentences or [None] * len(metric)
         return [constant_score(*each) for each in zip(labels, metric, parts, strict=True)]
     held = [np.asarray(each, dtype=np.int64) for each in labels]
+    parts = sentences or [None] * len(held)
     answers = [
-        [
-            float((each == answer).mean()) if name == "accuracy" else constant_score(each, name) * (answer == 1)
-            for each, name in zip(held, metric, strict=True)
-        ]
+        [_score_of_answer(answer, *each) for each in zip(held, metric, parts, strict=True)]
         for answer in range(1 + max(int(each.max()) for each in held))
     ]
     return max(answers, key=sum)
+
+
+def _score_of_answer(answer: int, labels: Integers, metric: str, sentences: Sentences | None) -> float:
+    """Return the score of one and the same answer to every example."""
+    if metric == "accuracy":
+        return float((labels == answer).mean())
+    if sentences is not None:
+        return entity_f1(np.full_like(labels, answer), labels, sentences)
+    return constant_score(labels, metric) * (answer == 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,6 +81,20 @@ def test_a_model_in_memory_needs_its_tokenizer(model_directory: Any) -> None:
         load_stream(data={"mood": ROWS}, model=model, tokenizer=tokenizer)
 
 
+def test_a_model_in_memory_that_is_frozen_in_part_is_not_trained_in_silence(model_directory: Any) -> None:
+    directory = model_directory("bert")
+    model = AutoModel.from_pretrained(directory, add_pooling_layer=False)
+    given = {"data": {"mood": ROWS}, "model": model, "tokenizer": AutoTokenizer.from_pretrained(directory)}
+    model.embeddings.requires_grad_(False)  # which are never trained
+    load_stream(**given)
+    model.encoder.layer[0].requires_grad_(False)
+    with pytest.raises(ModelError, match=r"'encoder\.layer\.0\.[\w.]+' of BertModel is frozen .* as graftable="):
+        load_stream(**given)
+    assert load_stream(**given, graftable=r"layer\.1\.").model.space().tensors[0].name.startswith("encoder.layer.1.")
+    model.requires_grad_(False)  # for inference: nothing was chosen
+    load_stream(**given)
+
+
 # -- Tensors -----------------------------------------------------------------------------------------------
 
 

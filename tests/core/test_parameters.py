@@ -10,7 +10,7 @@ import tiny
 import torch
 from torch import nn
 
-from forgetfree.core.parameters import ParameterSpace, kind_of, layer_of
+from forgetfree.core.parameters import ParameterSpace, kind_of, layer_of, weight_matrices
 from forgetfree.errors import RegionError
 
 
@@ -231,6 +231,16 @@ def test_indices_outside_the_space_are_refused_before_anything_is_written(
     assert torch.equal(space.flatten(toy), before)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_values_of_another_number_are_refused_and_nothing_is_written(
+    toy: Toy, space: ParameterSpace, count: int
+) -> None:
+    before = space.flatten(toy)
+    with pytest.raises(RegionError, match=rf"one value for each of 2 entries, got values of shape \({count},\)"):
+        space.scatter_(toy, torch.tensor([0, 1]), torch.full((count,), 7.0))
+    assert torch.equal(space.flatten(toy), before)
+
+
 def test_another_models_tensors_are_refused(space: ParameterSpace) -> None:
     with pytest.raises(RegionError, match=r"expected 'first' of shape \(2, 3\), got no such tensor"):
         space.flatten(nn.Linear(2, 2))
@@ -288,3 +298,9 @@ def test_names_tell_layer_and_kind(name: str, layer: str, kind: str) -> None:
 def test_every_graftable_tensor_of_the_known_models_has_a_kind(kind: str) -> None:
     model, _ = tiny.build(kind)
     assert not [t.name for t in ParameterSpace.of(model).tensors if kind_of(t.name).startswith("other")]
+
+
+def test_weight_matrices_have_entries() -> None:
+    model = nn.ParameterDict({"none": torch.zeros(0, 4), "bias": torch.zeros(2), "matrix": torch.zeros(2, 3)})
+    space = ParameterSpace.of(model)
+    assert [space.tensors[i].name for i in weight_matrices(space)] == ["matrix"]

@@ -82,6 +82,15 @@ def test_an_invalid_region_is_refused_with_the_remedy(indices: torch.Tensor, mes
     assert "Region.of(...)" in str(caught.value)
 
 
+def test_a_mask_is_not_taken_for_indices_nor_indices_for_a_mask() -> None:
+    for mask in (torch.tensor([False, True, True]), [False, True], torch.tensor([0.0, 1.0])):
+        with pytest.raises(RegionError, match=r"needs integers as indices.*from_mask"):
+            Region.of(mask)
+    with pytest.raises(RegionError, match=r"must be boolean, got torch.int64.*Region\.of"):
+        Region.from_mask(torch.tensor([5, 9]))
+    assert Region.of([]) == Region.empty()
+
+
 def test_overlap_is_the_share_of_the_second() -> None:
     """|{3, 5}| = 2 of |B| = 3 entries, and of |A| = 4."""
     assert overlap(A, B) == pytest.approx(2 / 3)

@@ -28,6 +28,16 @@ def test_every_readout_starts_as_the_networks_own(kind: str, shared: bool) -> No
     assert (model.hidden_size, model.n_labels) == ({"mlp": 24, "conv": 128}[kind], 10)
 
 
+def test_the_readouts_of_a_network_in_half_precision_are_float32() -> None:
+    network = vision.network("mlp").bfloat16().eval()
+    model = ModuleModel(network).eval()
+    model.add_task(TaskHead("one", model.n_labels))
+    assert {parameter.dtype for parameter in model.linears.parameters()} == {torch.float32}
+    x = X.bfloat16()
+    with torch.no_grad():
+        assert torch.allclose(model(x, 0), network(x).float(), atol=0.02)
+
+
 def test_the_network_is_copied() -> None:
     network = vision.network("conv")
     before = vision.everything(network)

@@ -10,6 +10,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from forgetfree.errors import MetricError
 from forgetfree.results import metrics
+from forgetfree.results.entities import Sentences
 
 # Three tasks. Task 0 peaks only after task 1, task 1 falls, and task 2 profits from task 1.
 MATRIX = [
@@ -184,6 +185,14 @@ def test_one_constant_answer_for_all_tasks_worked_by_hand() -> None:
     # The tasks share their labels: 1 has 0.25 + F1 0.8, 0 has 0.75 + 0.
     shared = [[0, 0, 0, 1], [1, 1, 0]]
     assert metrics.constant_scores(shared, ["accuracy", "f1"], task_known=False) == pytest.approx([0.25, 0.8])
+
+
+def test_one_constant_answer_for_all_tasks_whose_words_are_labelled() -> None:
+    """B-X throughout finds both entities of the first task among 4 words, 2·2 / (4 + 2), and none of the second."""
+    sentences = [Sentences(("O", "B-X", "I-X"), np.array([2, 2])) for _ in range(2)]
+    words = [[0, 1, 1, 0], [1, 2, 0, 0]]
+    found = metrics.constant_scores(words, ["f1", "f1"], task_known=False, sentences=sentences)
+    assert found == pytest.approx([2 / 3, 0.0])
 
 
 def test_no_constant_answer_scores_better() -> None:

@@ -391,6 +391,19 @@ def test_lwfs_teacher_answers_without_dropout(tiny_stream: MakeStream) -> None:
     assert not any(module.training for module in teacher.modules())
 
 
+@pytest.mark.parametrize("name", ["ewc", "replay", "der", "cumulative"])
+def test_a_loaded_strategy_does_not_learn_without_its_memory(tiny_stream: MakeStream, name: str, tmp_path: Any) -> None:
+    first = make(name, tiny_stream("bert", "linear"))
+    first.train(first.stream.benchmark.train_stream[0])
+    first.save(tmp_path)
+    loaded = make(name, tiny_stream("bert", "linear"))
+    loaded.load(tmp_path)
+    before = weights(loaded).clone()
+    with pytest.raises(UsageError, match=r"was loaded, and cannot learn 'ag_news' .* Train it on the whole stream"):
+        loaded.train(loaded.stream.benchmark.train_stream[1])
+    assert torch.equal(weights(loaded), before)
+
+
 def test_mas_goes_on_at_a_loss_of_0() -> None:
     plugin, model = avalanche_baselines._MASPlugin(lambda_reg=2.0), nn.Linear(1, 1, bias=False)
     plugin.importance = {"weight": ParamData("weight", (1, 1), init_tensor=torch.tensor([[3.0]]))}

@@ -19,7 +19,8 @@ from forgetfree.core.body import fingerprint_of
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.trained import RegionParameters
+from forgetfree.core.trained import RegionParameters, WholeTensors
+from forgetfree.errors import UsageError
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.testing.tiny_streams import tiny_model, tiny_task
 
@@ -207,6 +208,42 @@ def test_steps_too_small_for_bfloat16_add_up() -> None:
         trained.write()
     assert torch.allclose(trained.values, torch.tensor(1 - 50 * 1e-4), atol=1e-5)
     assert bool((layer.weight < 1).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_whole_tensors_take_small_steps_in_half_precision(dtype: torch.dtype) -> None:
+    """AdamW moves an entry by about its rate: in float16 its own squares would vanish, and steps be far too long."""
+    layer = nn.Linear(35, 1).to(dtype)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    bias = layer.bias.detach().clone()
+    trained = WholeTensors([layer.weight])
+    optimizer = torch.optim.AdamW(trained.parameters, lr=1e-4, weight_decay=0.0)
+    for _ in range(200):
+        (layer(torch.ones(1, 35, dtype=dtype)).sum() * 1e-5).backward()
+        trained.collect()
+        optimizer.step()
+        trained.write()
+    assert torch.allclose(layer.weight.float(), torch.tensor(1 - 200 * 1e-4), atol=4e-3)
+    assert torch.equal(layer.bias, bias) and layer.weight.grad is None
+
+
+@pytest.mark.parametrize("name", ["ewc", "replay"])
+def test_what_runs_avalanches_code_refuses_weights_in_half_precision(name: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"expected float32, got torch\.bfloat16 of '.*'\. Give the network in float32"
+    ):
+        strategy(name, STREAMS["mixed"]())
+
+
+def test_agem_refuses_what_it_cannot_flatten_before_any_work() -> None:
+    with pytest.raises(UsageError, match=r"agem flattens gradients, and '[\w.]+' is not contiguous"):
+        strategy("agem", channels_last())
+
+
+def test_si_refuses_weights_in_double_precision_before_any_work() -> None:
+    with pytest.raises(UsageError, match=r"si needs weights in float32, got '.*' in another dtype"):
+        strategy("si", bert(lambda backbone: backbone.double()))
 
 
 def test_the_most_moved_entries_are_told_apart_below_bfloat16() -> None:
