@@ -5,9 +5,9 @@ from __future__ import annotations
 STREAMS: dict[str, tuple[str, ...]] = {
     # Table 4 of Panigrahi et al., 2023.
     "qnli-agnews-sst2": ("qnli", "ag_news", "sst2"),
-    # Ours, of the embedded data: a task at which θ_pre stands at chance, then such sentences with another question, then
-    # unlike texts: what is lost shows.
-    "demo": ("who_did_it", "was_it_kind", "ag_news", "sst2"),
+    # Ours, of the embedded data: a task at which θ_pre stands at chance, then unlike texts, then sentences like the first
+    # with another question: what is lost shows.
+    "demo": ("who_did_it", "ag_news", "sst2", "was_it_kind"),
     # De Masson d'Autume et al., "Episodic Memory in Lifelong Language Learning", 2019: text classification,
     # orders (i) to (iv). Its authors use 115,000 training rows per task.
     "standard-1": ("yelp", "ag_news", "dbpedia", "amazon", "yahoo"),

@@ -23,6 +23,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.data.words import WordEncoder
+from forgetfree.deferred import deferred
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
@@ -160,6 +161,8 @@ def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
 
 def _load(path: str, name: str, readout: str, graftable: str | None, max_length: int) -> LoadedModel:
     """Load what lies at ``path``, called ``name`` in messages."""
+    with deferred("scipy.optimize"):  # for losses of object detection alone
+        from transformers import PreTrainedModel  # noqa: F401
     config = read_config(path, name)
     body = body_loader(config, name)
     kind = _choose_readout(config, readout, name)

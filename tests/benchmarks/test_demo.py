@@ -144,7 +144,7 @@ def test_make_demo_gives_all_strategies_the_same_training(typed: list[str]) -> N
     assert (run, flag) == ("run", "--config")
     config = build(RunConfig, _values(RunConfig, {"config": file}), "run")
     assert (config.stream, config.data, config.model) == ("demo", "demo", "minilm")
-    assert STREAMS["demo"] == ("who_did_it", "was_it_kind", "ag_news", "sst2")
+    assert STREAMS["demo"] == ("who_did_it", "ag_news", "sst2", "was_it_kind")
     options = config.checked().options
     assert list(options) == ["fine-tune", "continual-ft", "grafting-continual"]
     alike = ("steps", "batch_size", "optimizer", "learning_rate", "readout_learning_rate", "schedule", "dropout")

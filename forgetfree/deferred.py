@@ -1,6 +1,6 @@
-"""Avalanche without the libraries that only its own metrics and data sets use: they take a third of its import.
+"""Libraries without those that they import and hardly use: for Avalanche they take a third of its import.
 
-They are imported when Avalanche first calls into them.
+They are imported when one of their functions is first called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 #: What Avalanche 0.6 imports at its top level and calls in functions only.
-UNUSED = ("gdown", "torchmetrics", "torchmetrics.functional", "wandb")
+UNUSED = ("gdown", "qpsolvers", "torchmetrics", "torchmetrics.functional", "wandb")
 
 
 class _Deferred(ModuleType):
