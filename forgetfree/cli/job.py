@@ -70,10 +70,10 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
     """Return a command whose flags are the options of a configuration.
 
     Args:
-        config: a dataclass; the first field that is its own is the argument without a flag.
+        config: a dataclass; the first field that not every job has is the argument without a flag.
         carry_out: does the job, and returns the exit code.
     """
-    subject = next(name for name in config.__annotations__ if name != "command")
+    subject = next(field.name for field in fields(config)[len(fields(JobConfig)) :])
 
     def command(*subjects: str, debug: bool = False, **typed: Any) -> int:
         given: Json = {name: str(value) if isinstance(value, Path) else value for name, value in typed.items()}

@@ -47,20 +47,26 @@ class RunOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(JobConfig):
-    """A run as it was asked for. Checked as a whole by `checked`, all faults together."""
-
-    command: ClassVar[str] = "run"
+class StreamConfig(JobConfig):
+    """What a run and a sweep say about the stream that they learn."""
 
     stream: str = option("", "a registered stream, or task names joined by commas")
-    strategies: tuple[str, ...] = option(
-        DEFAULT_STRATEGIES,
-        "name of 'forgetfree list strategies', or MODULE:CLASS of your own; may be given several times; all: every one of ours",
-    )
     shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
     sparsity: float | None = option(None, "share of the parameters that a region may have")
     starts: Mapping[str, str] = option(
         dict, "an adapter of PEFT on --model that fine-tuning of a task starts from, may be given for several tasks"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(StreamConfig):
+    """A run as it was asked for. Checked as a whole by `checked`, all faults together."""
+
+    command: ClassVar[str] = "run"
+
+    strategies: tuple[str, ...] = option(
+        DEFAULT_STRATEGIES,
+        "name of 'forgetfree list strategies', or MODULE:CLASS of your own; may be given several times; all: every one of ours",
     )
 
     @property

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, get_type_hints
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.jobs.config import JobConfig, check_known
-from forgetfree.jobs.run_config import RunConfig, RunOptions
+from forgetfree.jobs.config import check_known
+from forgetfree.jobs.run_config import RunConfig, RunOptions, StreamConfig
 from forgetfree.options import fits, option, read_value
 
 #: One value of each option that is tried.
@@ -32,7 +32,7 @@ class Range:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig(JobConfig):
+class SweepConfig(StreamConfig):
     """A sweep as it was asked for: what ``forgetfree sweep`` takes.
 
     A value in ``settings`` that has commas, or is a list, names the values that are tried; ``LOW..HIGH`` is a range for
@@ -41,16 +41,10 @@ class SweepConfig(JobConfig):
 
     command: ClassVar[str] = "sweep"
 
-    stream: str = option("", "a registered stream, or task names joined by commas")
     strategy: str = option(
         "grafting-continual", "whose options are tried: a name, or MODULE:CLASS (default: grafting-continual)"
     )
     trials: int | None = option(None, "settings that Optuna tries (default: all combinations)", at_least=1)
-    shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
-    sparsity: float | None = option(None, "share of the parameters that a region may have")
-    starts: Mapping[str, str] = option(
-        dict, "an adapter of PEFT on --model that fine-tuning of a task starts from, may be given for several tasks"
-    )
 
     def candidates(self) -> dict[str, tuple[Any, ...] | Range]:
         """Return the options of the strategy that are tried, with their values.
@@ -98,9 +92,8 @@ class SweepConfig(JobConfig):
         settings = {**self.settings, **setting}
         if trial:
             settings = {"upper_triangle": False, **settings, "evaluate_on": "validation"}
-        shared = {field.name: getattr(self, field.name) for field in fields(JobConfig)}
-        own = {name: getattr(self, name) for name in ("stream", "shots", "sparsity", "starts")}
-        return RunConfig(**{**shared, **own, "strategies": (self.strategy,), "settings": settings, "out": out})
+        shared = {field.name: getattr(self, field.name) for field in fields(StreamConfig)}
+        return RunConfig(**{**shared, "strategies": (self.strategy,), "settings": settings, "out": out})
 
     def checked(self) -> list[Setting]:
         """Return the settings at the corners of what is tried: without ``trials``, all of them.
