@@ -26,7 +26,7 @@ from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table
 from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
-from forgetfree.tasks import EvaluatedOn, in_versions, slots, version_of
+from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, slots, version_of
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
@@ -67,7 +67,22 @@ def load_tasks(
     """
     source = _open_source(data, columns)
     held = _held(stream, data, source)
-    return [_named(name, source.load(rows)).evaluated_on(evaluate_on) for name, rows in held.items()]
+    tasks = [_named(name, source.load(rows)).evaluated_on(evaluate_on) for name, rows in held.items()]
+    check_versions([rows.task for rows in tasks])
+    return tasks
+
+
+def check_versions(tasks: Sequence[TaskDefinition]) -> None:
+    """Raise ``DataError`` if a version of a task has other labels, whose readout it could not go on with."""
+    first = {task.name: task for task in tasks}
+    for task in tasks:
+        known = first.get(version_of(task.name)[0], task)
+        if task.labels != known.labels:
+            raise DataError(
+                f"Task {task.name!r} has the labels {', '.join(task.labels)}, and {known.name!r} has "
+                f"{', '.join(known.labels)}: they are no versions of one task. Give rows with the same labels (label_names "
+                "in source.json orders them), or another name."
+            )
 
 
 def check_stream(stream: str, data: str, columns: Columns) -> None:

@@ -842,7 +842,7 @@ CASES = [
         1,
     ),
     Case(
-        "ledger update run --task nosuch --out C --resume --data data --model model --json --quiet",
+        "ledger update run --task nosuch --out C --resume --data data --model model --or-fewer --json --quiet",
         "run did not learn a task 'nosuch'.",
         1,
     ),
