@@ -358,7 +358,17 @@ class _Embedded:
 _Source = _Directory | _OneTask | _InMemory | _Hub | _Embedded
 
 
+def check_form(data: object) -> None:
+    """Raise ``UsageError`` for rows that lack the name of their task, and whatever else is no data."""
+    if not isinstance(data, Mapping) and not is_path(data):
+        raise UsageError(
+            f"Rows are given by the name of their task, as data={{'NAME': ROWS}}; got a {type(data).__name__}. Give them "
+            "so, or a directory, a file, 'hub' or 'demo'."
+        )
+
+
 def _open_source(data: str | Mapping[str, Any], asked: Columns) -> _Source:
+    check_form(data)
     if isinstance(data, Mapping):
         return _InMemory(data, asked)
     if data == "hub" or data in registry.SOURCES:

@@ -811,6 +811,7 @@ CASES = [
     Case("push graft me/mine --license ''", "--license needs a value, got an empty text."),
     Case("push graft me/mine", "is not a sound graft: ", 1, flip(GRAFT)),
     Case("push graft me/mine", "The hub cannot be reached for me/mine: ", 1),
+    Case("push graft ./mine", "'./mine' is no name of a repository on the hub: "),
     Case("pull mine", "A repository on the hub is named OWNER/NAME, got 'mine'. Give one so."),
     Case("pull me/mine --out data", "--out 'data' exists and is not an empty directory. Give another one."),
     Case("pull me/mine --revision", "--revision needs a value.", bare=True),
