@@ -4,6 +4,7 @@
     ├── UsageError               the command line or a call says something that cannot be done (exit code 2)
     │   ├── UnknownNameError     no strategy, stream, task, model or option of that name
     │   ├── OptionError          an option's value has the wrong type or is out of its range
+    │   ├── RareLabelError       a label has fewer training rows than shots
     │   └── SeveralFaultsError   several of these, one a line
     ├── DataError                a data file does not hold what a task needs
     │   └── NoDataError          there is no data for a task
@@ -52,11 +53,11 @@ class UsageError(ForgetfreeError):
     exit_code = 2
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that suggests the nearest known name; empty if none is near."""
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return a sentence that suggests the nearest known name; empty if none is near by `difflib`'s ratio."""
     names = sorted(known)
     begun = [each for each in names if len(name) > 2 and each.startswith(name)]
-    near = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = begun[:1] or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
@@ -76,6 +77,14 @@ class OptionError(UsageError):
     def __init__(self, message: str, parts: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.parts = tuple(parts)
+
+
+class RareLabelError(UsageError):
+    """A label has fewer training rows than shots; ``found`` says so without a remedy, which differs from command to command."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        self.found = found
+        super().__init__(f"{found} {remedy}")
 
 
 class SeveralFaultsError(UsageError):

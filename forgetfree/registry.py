@@ -131,6 +131,8 @@ class ModelEntry:
     graft_recipe: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: How a run names a model that was given as an object.
+IN_MEMORY = " in memory"
 MODELS: dict[str, ModelEntry] = {
     "minilm": ModelEntry(
         "all-MiniLM-L6-v2, embedded (22.6 M parameters, BERT architecture, no LM head)",

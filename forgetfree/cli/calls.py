@@ -14,7 +14,7 @@ from typing import Any, get_origin, get_type_hints
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import no_empty_directories, print_recipe, say
-from forgetfree.data.sources import default_data
+from forgetfree.data.sources import check_form, default_data
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import JobConfig, key_of
 from forgetfree.jobs.engine import Job, failures
@@ -240,8 +240,9 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
     """Return what run and graft are asked for alike, by the names of the configuration."""
     if data is None:
         data = default_data()
+    check_form(data)
     return {
-        "model": _named(model, f"a {type(model).__name__} in memory"),
+        "model": _named(model, f"a {type(model).__name__}{registry.IN_MEMORY}"),
         "data": _named(data, "in memory"),
         "readout": readout,
         "steps": steps,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.cli.job import command_of, perform
 from forgetfree.cli.words import say
+from forgetfree.data.sources import check_one
 from forgetfree.display import escaped
 from forgetfree.jobs.experiment_config import ExperimentConfig
 
@@ -20,6 +21,8 @@ def _experiment(config: ExperimentConfig, how: Execution) -> int:
     from forgetfree.jobs import experiments
 
     paper, checked = experiments.load_experiment(config.name).paper, config.checked()
+    for task in config.tasks:  # before anything is said
+        check_one(task, config.data, config.columns)
     if "cluster" not in how:
         how.setdefault("jobs", experiments.usual_jobs(find_device(config.device)))
     cache = checked.common.cache or Path(config.out).parent / "fine-tuned"

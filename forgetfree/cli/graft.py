@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.cli.job import command_of, perform
 from forgetfree.cli.words import print_recipe, say
+from forgetfree.data.sources import check_one
 from forgetfree.display import escaped
 from forgetfree.jobs.graft_config import GraftConfig
 
@@ -19,6 +20,7 @@ def _graft(config: GraftConfig, how: Execution) -> int:
     from forgetfree.jobs.graft_run import run_graft
 
     config.checked()  # before anything is said
+    check_one(config.task, config.data, config.columns)
     say(f"Grafting {config.task} into {config.out}")
     print_recipe(config.model, config.recipe())
     return perform(config, how, run_graft, _show, model=config.model, cache=config.settings.get("cache"))

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from forgetfree.cli.words import say
 from forgetfree.errors import first_line
 from forgetfree.files import is_place
+from forgetfree.registry import IN_MEMORY
 
 #: Seconds that the hub has to answer.
 _PATIENCE = 2.5
@@ -19,7 +20,8 @@ _PATIENCE = 2.5
 
 def needs_hub(model: str, data: str = "") -> bool:
     """Whether one of them is read from the hub."""
-    return data == "hub" or not (model == "minilm" or Path(model).is_dir() or is_place(model))
+    here = model == "minilm" or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
+    return data == "hub" or not here
 
 
 def local_path(name: str | Path) -> Path:

@@ -111,6 +111,7 @@ def update(
         str | None, Parameter(metavar="hub|demo|DIR|FILE", help="its rows now (default: those of the run)")
     ] = None,
     model: RunModel = None,
+    or_fewer: Annotated[bool, Parameter(help="take all rows of a label that has fewer than the run's --shots")] = False,
     resume: Resume = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -120,7 +121,7 @@ def update(
     from forgetfree.cli.ledger_change import revise
 
     shown: dict[str, bool] = {"quiet": quiet, "as_json": as_json, "debug": debug}
-    return revise("update", run, task, out, data=data, model=model, resume=resume, **shown)
+    return revise("update", run, task, out, data=data, model=model, resume=resume, or_fewer=or_fewer, **shown)
 
 
 @command.command(

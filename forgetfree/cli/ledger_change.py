@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,7 @@ def revise(
     quiet: bool,
     as_json: bool,
     debug: bool,
+    or_fewer: bool = False,
 ) -> int:
     """Take a task of a run back, or learn it again; 1 where a unit failed, or where it is interrupted."""
     if run.is_file():
@@ -45,7 +47,7 @@ def revise(
     from forgetfree.jobs.engine import failures, holdings
     from forgetfree.jobs.progress import Progress, make_progress
 
-    change = revision.remove if action == "remove" else revision.update
+    change = revision.remove if action == "remove" else partial(revision.update, or_fewer=or_fewer)
     with unsaid(quiet), no_empty_directories(out):
         progress = Progress() if quiet else make_progress(sys.stderr)
         try:

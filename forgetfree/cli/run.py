@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from forgetfree import registry
 from forgetfree.cli.job import command_of, perform
 from forgetfree.cli.words import print_recipe, say
+from forgetfree.data.sources import check_stream
 from forgetfree.display import escaped
 from forgetfree.jobs.run_config import RunConfig, strategies_of
+from forgetfree.jobs.starts import starts_of
 
 if TYPE_CHECKING:
     from forgetfree.jobs.engine import Execution
@@ -22,6 +24,8 @@ def _run(config: RunConfig, how: Execution) -> int:
 
     config = replace(config, strategies=strategies_of(config.strategies))
     config.checked()  # before anything is said
+    check_stream(config.stream, config.data, config.columns)
+    starts_of(config.starts, config.model, None)
     say(f"Running {config.stream} into {config.out}")
     for name, note in registry.shadowed("strategies").items():
         if name in config.strategies:

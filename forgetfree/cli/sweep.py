@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from forgetfree.cli.job import command_of, perform
 from forgetfree.cli.words import print_recipe, say
+from forgetfree.data.sources import check_stream
 from forgetfree.display import counted, escaped
+from forgetfree.jobs.starts import starts_of
 from forgetfree.jobs.sweep_config import SweepConfig
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ def _sweep(config: SweepConfig, how: Execution) -> int:
     from forgetfree.jobs.sweep import run_sweep
 
     settings = config.checked()  # before anything is said
+    check_stream(config.stream, config.data, config.columns)
+    starts_of(config.starts, config.model, None)
     count = len(settings) if config.trials is None else config.trials
     say(
         f"Trying {counted(count, 'setting')} of {config.strategy} on validation rows of {config.stream} into {config.out}"

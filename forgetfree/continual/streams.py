@@ -23,7 +23,7 @@ from forgetfree.data.columns import Columns
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import OneLength
 from forgetfree.data.rows import TaskRows, tell
-from forgetfree.data.sources import default_data, load_tasks
+from forgetfree.data.sources import check_form, default_data, load_tasks
 from forgetfree.errors import UsageError
 from forgetfree.learning.encoded_task import EncodedTask, encode_task, label_spaces
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
@@ -88,6 +88,8 @@ def load_stream(
             )
         names = stream.split(",") if isinstance(stream, str) else list(data if stream is None else stream)
         return tensor_stream(names, data, model, graftable=graftable, evaluate_on=evaluate_on, **common)
+    if data is not None:
+        check_form(data)
     tasks = load_tasks(stream, data or default_data(), evaluate_on, Columns.of(text_column, label_column))
     tell(tasks)
     readout = readout_for(readout, [rows.task for rows in tasks])

@@ -19,7 +19,7 @@ from forgetfree.data.tables import Table
 from forgetfree.data.tagged import is_tagged, read_tagged
 from forgetfree.display import counted
 from forgetfree.errors import DataError
-from forgetfree.tasks import SPLITS, Kind
+from forgetfree.tasks import SPLITS, Kind, version_of
 
 #: Suffixes of files that may hold rows and are not read.
 _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
@@ -49,7 +49,8 @@ def _has_files(folder: Path) -> bool:
 
 def read_folder(name: str, folder: Path, asked: Columns) -> TaskRows:
     """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded."""
-    given = read_source(folder)
+    base, version = version_of(folder.name)
+    given = read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
     if is_saved(folder):
         tables, said = read_saved(folder)
         return read_task(name, tables, given, folder, asked, said)
@@ -91,7 +92,7 @@ def read_task(
         DataError: the tables do not hold what the task needs.
     """
     train = tables["train"]
-    registered = registry.tasks().get(name)
+    registered = registry.tasks().get(version_of(name)[0])
     asked = asked.over(given)
     if is_tagged(given, train, registered, asked):
         return read_tagged(name, tables, given, registered, asked, said)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from forgetfree.data.rows import Rows, kinds_of
-from forgetfree.errors import UsageError, nearest
+from forgetfree.errors import RareLabelError, UsageError, nearest
 
 #: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
 _WINDOW = 50
@@ -39,12 +39,14 @@ def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False,
         what = f"sentence{plural} with {own} entities" if rows.tagged else f"row{plural} of label {own!r}"
         known = [name for name in names if name != own]
         meant = (
-            "" if rows.tagged or count > 2 else nearest(own, known).replace("Did you mean", "Is it a misspelling of")
+            ""
+            if rows.tagged or count > 2
+            else nearest(own, known, 0.7).replace("Did you mean", "Is it a misspelling of")
         )
-        raise UsageError(
-            f"Task {task!r} has {count} training {what}, fewer than --shots {shots}.{meant} Give "
-            f"{f'--shots {count} or less' if count > 1 else 'more rows of it'}, take all rows of such labels with "
-            "--set or_fewer=true, or leave --shots out to train on all rows."
+        raise RareLabelError(
+            f"Task {task!r} has {count} training {what}, fewer than --shots {shots}.{meant}",
+            f"Give {f'--shots {count} or less' if count > 1 else 'more rows of it'}, take all rows of such labels with "
+            "--set or_fewer=true, or leave --shots out to train on all rows.",
         )
     random, drawn = Random(seed), set[int]()
     order = sorted(by_label.items(), key=lambda item: (len(item[1]) if rows.tagged else 0, item[0]))

@@ -26,7 +26,7 @@ from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table
 from forgetfree.display import is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
-from forgetfree.tasks import EvaluatedOn, in_versions, slots, version_of
+from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, slots, version_of
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
@@ -65,7 +65,34 @@ def load_tasks(
         UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what its task needs.
     """
-    streams, source = registry.streams(), _open_source(data, columns)
+    source = _open_source(data, columns)
+    held = _held(stream, data, source)
+    tasks = [_named(name, source.load(rows)).evaluated_on(evaluate_on) for name, rows in held.items()]
+    check_versions([rows.task for rows in tasks])
+    return tasks
+
+
+def check_versions(tasks: Sequence[TaskDefinition]) -> None:
+    """Raise ``DataError`` if a version of a task has other labels, whose readout it could not go on with."""
+    first = {task.name: task for task in tasks}
+    for task in tasks:
+        known = first.get(version_of(task.name)[0], task)
+        if task.labels != known.labels:
+            raise DataError(
+                f"Task {task.name!r} has the labels {', '.join(task.labels)}, and {known.name!r} has "
+                f"{', '.join(known.labels)}: they are no versions of one task. Give rows with the same labels (label_names "
+                "in source.json orders them), or another name."
+            )
+
+
+def check_stream(stream: str, data: str, columns: Columns) -> None:
+    """Raise as `load_tasks` does where a stream names what ``data`` do not hold; no rows are read."""
+    _held(stream, data, _open_source(data, columns))
+
+
+def _held(stream: str | Sequence[str] | None, data: str | Mapping[str, Any], source: _Source) -> dict[str, str]:
+    """Return the names under which a source holds the tasks of a stream, by their names in the stream."""
+    streams = registry.streams()
     if stream is None:
         names = tuple(data) if isinstance(data, Mapping) else only_task(data)
     elif isinstance(stream, str):
@@ -79,7 +106,7 @@ def load_tasks(
     _check_several(list(dict.fromkeys(held.values())), source)
     for name in held.values():
         _check_known(name, source, streams if len(names) == 1 else ())
-    return [_named(name, source.load(rows)).evaluated_on(evaluate_on) for name, rows in held.items()]
+    return held
 
 
 def _named(name: str, rows: TaskRows) -> TaskRows:
@@ -107,12 +134,7 @@ def load_task(
         DataError: a file does not hold what the task needs.
     """
     source = _open_source(data, columns)
-    members = registry.streams().get(name) or name.split(",")
-    if len(members) > 1 and not source.holds(name):
-        raise UsageError(
-            f"Expected one task, got the {len(members)} of {name!r}: {', '.join(members)}. Give one of them."
-        )
-    _check_known(name, source)
+    _check_one(name, source)
     return source.load(name).evaluated_on(evaluate_on)
 
 
@@ -132,9 +154,26 @@ def check_tasks(names: Sequence[str], data: str) -> None:
     _check_several(names, _open_source(data, RECOGNISED))
 
 
-def check_task(name: str, data: str) -> None:
-    """Raise `UnknownNameError` unless the registry, or ``data``, knows a task of this name; nothing is downloaded."""
-    _check_known(name, _open_source(data, RECOGNISED))
+def check_task(name: str, data: str, streams: Collection[str] = ()) -> None:
+    """Raise `UnknownNameError` unless the registry, or ``data``, knows a task of this name; nothing is downloaded.
+
+    ``streams`` are names to suggest, too.
+    """
+    _check_known(name, _open_source(data, RECOGNISED), streams)
+
+
+def check_one(name: str, data: str, columns: Columns) -> None:
+    """Raise as `load_task` does where a name is not that of one task in ``data``; no rows are read."""
+    _check_one(name, _open_source(data, columns))
+
+
+def _check_one(name: str, source: _Source) -> None:
+    members = registry.streams().get(name) or name.split(",")
+    if len(members) > 1 and not source.holds(name):
+        raise UsageError(
+            f"Expected one task, got the {len(members)} of {name!r}: {', '.join(members)}. Give one of them."
+        )
+    _check_known(name, source)
 
 
 def _check_several(names: Sequence[str], source: _Source) -> None:
@@ -319,7 +358,17 @@ class _Embedded:
 _Source = _Directory | _OneTask | _InMemory | _Hub | _Embedded
 
 
+def check_form(data: object) -> None:
+    """Raise ``UsageError`` for rows that lack the name of their task, and whatever else is no data."""
+    if not isinstance(data, Mapping) and not is_path(data):
+        raise UsageError(
+            f"Rows are given by the name of their task, as data={{'NAME': ROWS}}; got a {type(data).__name__}. Give them "
+            "so, or a directory, a file, 'hub' or 'demo'."
+        )
+
+
 def _open_source(data: str | Mapping[str, Any], asked: Columns) -> _Source:
+    check_form(data)
     if isinstance(data, Mapping):
         return _InMemory(data, asked)
     if data == "hub" or data in registry.SOURCES:

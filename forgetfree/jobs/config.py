@@ -143,6 +143,8 @@ class JobConfig:
             value, key = getattr(self, field.name), key_of(field.name).replace("_", "-")
             if isinstance(value, tuple) and len(set(value)) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
+            if value == () and field.default != ():  # of a file or a call
+                faults.add(f"--{key} names no {key}. Give one, or leave it out.")
         faults.attempt(Columns.of, tuple(dict.fromkeys(self.text_columns)), self.label_column)
         for key in self.flags():
             if key in self.settings:

@@ -139,14 +139,15 @@ def _rows(config: JobConfig, asked: Asked, given: Given, faults: Faults, notes: 
     data: Any = given.data_or(config.data)
     if given.reads_tensors:
         return {}
+    single = isinstance(config, GraftConfig | ExperimentConfig)
     if data == "hub":
+        streams = registry.streams() if not single and len(asked.tasks) == 1 else ()
         for name in asked.tasks:
-            faults.attempt(check_task, name, data)
+            faults.attempt(check_task, name, data, streams)
         notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
         return {}
     found: dict[str, TaskRows] = {}
     how = asked.common.evaluate_on, config.columns
-    single = isinstance(config, GraftConfig | ExperimentConfig)
     if single or len(asked.tasks) == len(set(asked.tasks)) > 1:
         learned = {name for learner in asked.learners for name in learner.tasks}
 

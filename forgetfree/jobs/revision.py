@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from forgetfree import registry
-from forgetfree.errors import RunError, TaskError, UsageError, nearest
+from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.carried import Carried
 from forgetfree.jobs.engine import Execution, assemble, check_begun, hardly_begun
@@ -98,7 +98,14 @@ def remove(
 
 
 def update(
-    run: Path, task: str, out: Path, *, data: str | None = None, model: str | None = None, **how: Unpack[Execution]
+    run: Path,
+    task: str,
+    out: Path,
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    or_fewer: bool = False,
+    **how: Unpack[Execution],
 ) -> Revised:
     """Write a run directory in which a task was met again after all others, and has a further version.
 
@@ -108,6 +115,7 @@ def update(
         out: the new directory.
         data: where the rows for the new version are; default: where those of the run are.
         model: the base model, if it lies elsewhere now.
+        or_fewer: take all rows of a label that has fewer than the run's shots.
         how: see `Execution`.
 
     Raises:
@@ -118,8 +126,15 @@ def update(
     version = next_version(task, held.tasks)
     if version_of(version)[1] == 1 or task != version:  # which may be named itself
         held.check_learned(chosen_version(task, held.tasks))
-    places = held.located(None, model)
-    return _revised(held, "update", version, [*held.tasks, version], out, places, data, how)
+    places, asked = held.located(None, model), held.config["run"]
+    if or_fewer and asked["shots"] is not None:  # else all rows are taken
+        places["set"] = asked["set"] | {"or_fewer": "true"}
+    try:
+        return _revised(held, "update", version, [*held.tasks, version], out, places, data, how)
+    except RareLabelError as error:  # the run has the shots
+        raise UsageError(
+            f"{error.found} Give more rows of it by --data, or take all rows of such labels with --or-fewer."
+        ) from error
 
 
 class _Run:
@@ -248,13 +263,14 @@ class _RevisedRun(RunJob):
     @cached_property
     def tasks(self) -> list[TaskRows]:
         """Return the tasks with all their rows; those of a new version may lie elsewhere."""
-        from forgetfree.data.sources import load_tasks
+        from forgetfree.data.sources import check_versions, load_tasks
 
         data, place = self.config.data, self.common.evaluate_on
         if self._rows is None:
             return load_tasks(self.config.stream, data, place, self.config.columns)
         old = load_tasks(list(self._of.tasks), data, place, self.config.columns)
         (new,) = load_tasks([self._task], self._rows, place, self.config.columns)
+        check_versions([rows.task for rows in (*old, new)])
         return [*old, new]
 
     def carried(self, key: Mapping[str, Any]) -> Carried:

@@ -240,6 +240,10 @@ def locate(name: str) -> str:
             "The model 'smollm2' is a directory of this name, which is not here. Make it: python -m "
             "forgetfree.benchmarks.smollm2 --out smollm2."
         )
+    if name.endswith(registry.IN_MEMORY):
+        raise UsageError(
+            f"The model was {name}, which no file holds. Write it with save_pretrained, and give that directory to --model."
+        )
     if name not in registry.MODELS and "/" not in name:
         raise UnknownNameError(
             "model",

@@ -122,6 +122,15 @@ def repository_of(name: str) -> str:
     plain = name.removeprefix(SCHEME)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", plain, flags=re.ASCII):
         raise UsageError(f"A repository on the hub is named OWNER/NAME, got {brief(name)}. Give one so.")
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(plain)
+    except HFValidationError as error:
+        raise UsageError(
+            f"{brief(name)} is no name of a repository on the hub: {first_line(error)}. Give OWNER/NAME."
+        ) from error
     return plain
 
 

@@ -299,7 +299,9 @@ def find_kept(run: Path, seed: int | None = None, strategy: str | None = None) -
     of_seed = "" if seed is None else f" of seed {seed}"
     names = ", ".join(sorted(f"{file.parts[-3]} ({file.parts[-2]})" for file in found))
     remedy = "Give one of these by --strategy and --seed."
-    if not found:
+    if not found and not all((folder / "unit.json").is_file() for folder in run.glob("*/seed-*")):
+        remedy = f"It was cut short: forgetfree run --config {run / 'config.json'} --out {run} --resume goes on."
+    elif not found:
         remedy = "Run one of forgetfree's own strategies, or one of yours that keeps its model or a ledger."
     raise RunError(
         f"{run} holds nothing{of_strategy}{of_seed} to answer from. It holds what these kept: {names or 'none'}. {remedy}"

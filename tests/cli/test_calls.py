@@ -177,6 +177,15 @@ def test_what_only_python_can_get_wrong(asked: Json) -> None:
         forgetfree.run("sst2", **asked, strategies=[int])
     with pytest.raises(UsageError, match="No stream is given"):
         forgetfree.run(**asked)
+    frame = pd.DataFrame({"text": ["a", "b"], "label": [0, 1]})
+    for call in (forgetfree.run, forgetfree.graft):
+        with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}; got a DataFrame\."):
+            call("sst2", **asked | {"data": frame})
+    with pytest.raises(UsageError, match=r"as data=\{'NAME': ROWS\}; got a DataFrame\."):
+        forgetfree.load_stream("sst2", data=frame, model=asked["model"])  # type: ignore[arg-type]
+    for none, flag in (("seeds", "seed"), ("strategies", "strategy")):
+        with pytest.raises(UsageError, match=f"--{flag} names no {flag}. Give one, or leave it out."):
+            forgetfree.run("sst2", **asked | {none: []})
     made = torch.optim.RMSprop(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     with pytest.raises(OptionError, match=r"^optimizer=RMSprop\(…\) holds the parameters of one model"):
         forgetfree.run("sst2", **asked, optimizer=made)
@@ -315,7 +324,7 @@ def test_what_no_file_can_name_is_recorded_and_not_repeated_from_the_file(
 
 
 def test_data_and_model_in_memory_go_to_what_reads_them(
-    asked: Json, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    asked: Json, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     """What a stream takes as an object, a run takes; `load_model` copies it, for every seed."""
     from forgetfree.data import sources
@@ -343,6 +352,13 @@ def test_data_and_model_in_memory_go_to_what_reads_them(
     assert first is second is network
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["objects"] == ["data in memory", "a Linear in memory"] and config["run"]["stream"] == "sst2"
+    monkeypatch.undo()
+    assert cli.main(["predict", str(tmp_path / "out"), "--task", "sst2", "x"]) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("forgetfree: error: The model was a Linear in memory, which")
+    )
 
 
 # -- Optimisers of one's own ----------------------------------------------------------------------------------

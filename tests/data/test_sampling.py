@@ -211,3 +211,5 @@ def test_a_rare_label_is_named_and_may_be_a_misspelling() -> None:
         UsageError, match=r"1 training row of label 'Biling', .*Is it a misspelling of 'Billing'\? Give more"
     ):
         k_shot(rows, 3, 0, "tickets", names=("Biling", "Billing", "Sales"))
+    with pytest.raises(UsageError, match=r"of label 'maybe', fewer than --shots 3\. Give more"):
+        k_shot(rows, 3, 0, "answers", names=("maybe", "yes", "no"))

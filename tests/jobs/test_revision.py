@@ -371,6 +371,37 @@ def test_an_update_may_have_rows_of_its_own(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_version_has_the_labels_of_the_first_and_may_have_few_rows_of_one(
+    run: MakeRun, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two, out, place = run("qnli", "ag_news", **AGAIN), tmp_path / "out", tmp_path / "data"
+    rows = [json.loads(line) for line in (data_directory / "qnli" / "train.jsonl").read_text().splitlines()]
+    for folder in (place / "qnli", place / "qnli@2"):
+        folder.mkdir(parents=True)
+    rare = [row for row in rows if row["label"]][:5]  # of which one is a test row, and one for validation
+    few = [row for row in rows if not row["label"]] + rare
+    (place / "qnli@2" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in few))
+    for names, words, code, message in (
+        ("qnli@2", (), 1, "'qnli@2' has the labels no, yes, and 'qnli' has entailment, not_entailment: they are no"),
+        ("qnli", (), 1, "'qnli@2' has the labels no, yes, and 'qnli' has"),
+        (
+            None,
+            (),
+            2,
+            "3 training rows of label 'not_entailment', fewer than --shots 4. Give more rows of it by --data, or",
+        ),
+        (None, ("--or-fewer",), 0, ""),
+    ):
+        for source in place.rglob("source.json"):
+            source.unlink()
+        if names:
+            (place / names / "source.json").write_text('{"label_names": ["no", "yes"]}')
+        assert update(two, "qnli", out, "--data", str(place), *words) == code
+        assert message in capsys.readouterr().err
+        assert out.exists() == (code == 0)
+    assert results(out)["set"]["or_fewer"] == "true"
+
+
 def test_one_model_for_all_tasks_is_trained_on_it_again(run: MakeRun) -> None:
     out = run("sst2", "qnli", "sst2", strategies=("continual-ft",), options=OPTIONS[:6])
     (entry,) = results(out)["runs"]

@@ -312,6 +312,8 @@ def test_a_switch_takes_the_ledger_of_a_run_s_directory(
         TaskSwitch(tmp_path, model)
     kept = tmp_path / "lora" / "seed-0"
     kept.mkdir(parents=True)
+    with pytest.raises(RunError, match=r"It was cut short: forgetfree run --config .* --resume goes on\."):
+        TaskSwitch(tmp_path, model)
     shutil.copy(run / "lora" / "seed-0" / "adapters.safetensors", kept)
     with pytest.raises(RunError, match="holds no ledger, but adapters"):
         TaskSwitch(tmp_path, model)
