@@ -23,12 +23,12 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, label_word_ids
 from forgetfree.data.words import WordEncoder
-from forgetfree.deferred import deferred
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
 from forgetfree.models.architecture import CAUSAL_HEAD, LANGUAGE_MODELS, body_loader, language_model, reads_last
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_tokenizer, read_weights
+from forgetfree.models.deferred import deferred
 from forgetfree.models.module_model import refuse_frozen
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout

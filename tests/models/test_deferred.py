@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from forgetfree.deferred import UNUSED, deferred
+from forgetfree.models.deferred import UNUSED, deferred
 
 
 def test_they_are_not_imported_and_work_when_they_are_used() -> None:
