@@ -75,7 +75,10 @@ def _tell(action: str, run: Path, out: Path, made: Revised) -> None:
     lines.append(f"{out}: {what}; audit.jsonl beside each ledger says what was done.")
     if made.left_out:
         names = ", ".join(made.left_out)
-        lines.append(f"left out, for they keep no ledger: {names}. forgetfree run --resume trains them in {out}.")
+        units = (*made.carried, *made.trained, *made.left_out)
+        flags = " ".join(f"--strategy {each}" for each in dict.fromkeys(each.rpartition(" seed ")[0] for each in units))
+        trains = f"forgetfree run --config {out / 'config.json'} --out {out} --resume {flags} trains them"
+        lines.append(f"left out, for they keep no ledger: {names}. {trains}.")
     if action == "remove":
         lines.append(f"{run} still holds {made.task}. Delete that directory to have it gone.")
         if made.shared:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -246,6 +247,17 @@ def test_where_tasks_stand_alone_neither_data_nor_model_are_needed(run: MakeRun,
         for file in ("ledger.safetensors", "predictions.safetensors", "scores.csv"):
             expected = run("ag_news", "sst2", strategies=("bitfit", "graft-retrain")) / unit / file
             assert (tmp_path / "out" / unit / file).read_bytes() == expected.read_bytes()
+
+
+def test_what_is_left_out_is_trained_by_the_command_that_is_told(run: MakeRun, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"strategies": ("bitfit", "continual-ft"), "options": OPTIONS[:6]}
+    out, said = tmp_path / "out", io.StringIO()
+    with redirect_stdout(said):
+        line = ["ledger", "remove", str(run("sst2", "qnli", **how)), "--task", "qnli", "--out", str(out), "--quiet"]
+        assert cli.main(line) == 0
+        (told,) = re.findall(r"continual-ft seed 0\. forgetfree (.*) trains them", said.getvalue())
+        assert cli.main([*told.split(), "--quiet"]) == 0
+    assert hashes(out / "continual-ft") == hashes(run("sst2", **how) / "continual-ft")
 
 
 def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path: Path) -> None:
