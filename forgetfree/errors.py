@@ -82,9 +82,9 @@ class OptionError(UsageError):
 class RareLabelError(UsageError):
     """A label has fewer training rows than shots; ``found`` says so without a remedy, which differs from command to command."""
 
-    def __init__(self, found: str, remedy: str) -> None:
+    def __init__(self, found: str, remedy: str = "") -> None:  # a message alone is what pickle gives
         self.found = found
-        super().__init__(f"{found} {remedy}")
+        super().__init__(f"{found} {remedy}".rstrip())
 
 
 class SeveralFaultsError(UsageError):
