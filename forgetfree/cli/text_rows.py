@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
+from forgetfree.data.conll import ENDINGS as CONLL
 from forgetfree.data.table_files import PACKED, csv_records, format_of, lines_of, read_table
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
@@ -18,7 +19,7 @@ from forgetfree.tasks import Kind
 
 Row = tuple[str, ...]
 #: The formats of files, which are read as those of training are; but txt holds a text a line.
-FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", "txt")
+FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", *CONLL)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _text(where: str, name: str, value: Any, kind: Kind | None) -> str:
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and content of each record."""
     format = format_of(path.name)[1]
-    if format in ("json", "parquet"):
+    if format in ("json", "parquet", *CONLL):
         table = read_table(path)
         for number, *row in zip(table.numbers, *table.columns.values(), strict=True):
             yield number, dict(zip(table.columns, row, strict=True))

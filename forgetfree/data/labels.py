@@ -37,7 +37,9 @@ def written(value: Any) -> int | str:
             raise ValueError("")
         return int(number)
     if re.fullmatch(r"[+-]?[0-9]*\.?[0-9]+(e[+-]?[0-9]+)?|[+-]?inf|nan", text, re.IGNORECASE):
-        raise ValueError("A number that is not whole is a value to predict, and tasks here have classes. ")
+        raise ValueError(
+            "A number that is not whole is a value to predict, and tasks here have classes: name one for each range. "
+        )
     return text.lower() if text.lower() in ("false", "true") else text
 
 

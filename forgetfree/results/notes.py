@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from forgetfree.display import counted
 from forgetfree.results.rendering import WIDE
@@ -34,10 +35,14 @@ def notes(comparison: Comparison) -> Iterable[str]:
         done = max(0, len(run["matrix"]) - 1)
         yield (
             f"Unfinished and left out: {run['strategy']}, seed {run['seed']}, "
-            f"after {done} of {counted(len(comparison.tasks), 'task')} ({run['source']})."
+            f"after {done} of {counted(len(comparison.tasks), 'task')}{_place(run)}."
         )
     for run in comparison.failed:
-        yield f"Failed and left out: {run['strategy']}, seed {run['seed']} ({run['source']}): {run['error']}"
+        yield f"Failed and left out: {run['strategy']}, seed {run['seed']}{_place(run)}: {run['error']}"
+
+
+def _place(run: Mapping[str, Any]) -> str:
+    return f" ({run['source']})" if run["source"] else ""  # that of a run at its own end is clear
 
 
 def _test_rows(rows: Mapping[str, int]) -> str:

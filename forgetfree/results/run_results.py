@@ -155,7 +155,10 @@ def merge(results: Sequence[Json]) -> Comparison:
     """
     if not results:
         raise ReportError("There are no results to report on. Give at least one run directory.")
-    sources = tuple(result.get("source", f"results {number}") for number, result in enumerate(results, start=1))
+    several = len(results) > 1
+    sources = tuple(
+        result.get("source", f"results {number}" if several else "") for number, result in enumerate(results, start=1)
+    )
     first = results[0]
     for result, source in zip(results, sources, strict=True):
         for key in ("tasks", "scenario", "evaluated_on", "model", "readout", "data"):

@@ -361,7 +361,11 @@ def _checked(texts: Sequence[Text], size: int, who: str) -> Rows:
                 "not written in UTF-8. Write it in UTF-8."
             )
         if len(text) != size:
-            remedy = "Give one." if size == 1 else "Separate the two by a tab, or give them as two arguments."
+            remedy = (
+                "Give one."
+                if size == 1
+                else "Give the two as two arguments or with a tab between, or as a list of two."
+            )
             raise UsageError(
                 f"{who} reads {'one text' if size == 1 else 'pairs of texts'}, got {len(text)} text(s) in "
                 f"{text[0][:40]!r}. {remedy}"

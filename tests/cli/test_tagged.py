@@ -120,6 +120,7 @@ def test_predict_prints_each_entity(run: Path, capsys: pytest.CaptureFixture[str
         ("rows.jsonl", '{"id": 1, "tokens": ["the", "W"], "tags": ["O", "O"]}\n', []),
         ("rows.jsonl", '{"words": ["the", "W"], "ner_tags": [0, 0], "text": "no"}\n', []),
         ("rows.csv", "tokens,tags\nthe W,O O\n", []),
+        ("rows.conll", "the DT O\nW NNP B-PER\n", []),
         ("rows.csv", "sentence,about\nthe W,x\n", []),
         ("rows.csv", "said,about\nthe W,x\n", ["--text-column", "said"]),
     ],
