@@ -651,7 +651,9 @@ CASES = [
     ),
     Case("ledger --modle model verify x", "Unknown flag of 'forgetfree ledger' '--modle'."),
     Case("predict run --modle model x", "Unknown flag of 'forgetfree predict' '--modle'. Did you mean '--model'?"),
-    Case("predict run --task qnli one", "Task 'qnli' reads pairs of texts, got 1 text(s) in 'one'. Separate the two"),
+    Case(
+        "predict run --task qnli one", "Task 'qnli' reads pairs of texts, got 1 text(s) in 'one'. Give the two as two"
+    ),
     Case("predict run --task qnli a b c", "Task 'qnli' reads pairs of texts"),
     Case(
         "predict run data/sst2/test.jsonl",

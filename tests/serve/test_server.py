@@ -124,7 +124,11 @@ def test_32_clients_at_once_get_what_predict_says(server: Server, run: Path) -> 
         ({"text": "a"}, 422, "body.task: Field required"),
         ({"task": "sst2", "text": "a", "top": 3}, 422, "body.top: Extra inputs are not permitted"),
         ({"task": "sst2", "text": ["a", "b"]}, 422, "reads one text, got 2"),
-        ({"task": "qnli", "texts": [["a", "b"], "c"]}, 422, "reads pairs of texts, got 1"),
+        (
+            {"task": "qnli", "texts": [["a", "b"], "c"]},
+            422,
+            "reads pairs of texts, got 1 text(s) in 'c'. Give the two as two arguments or with a tab between, or as a list",
+        ),
         ({"task": "sst2", "text": 3}, 422, "The request is not as /docs says"),
         (b'{"task": "sst2", "text": "\\ud800"}', 422, "half of a surrogate pair"),
         (b"{", 422, "JSON decode error"),
