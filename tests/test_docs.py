@@ -242,7 +242,7 @@ def test_the_committed_runs_are_short() -> None:
     """Tables that one can read, and that a repository may hold."""
     files = [*RESULTS.rglob("*.*"), *(ROOT / "benchmarks" / "paper" / "results").rglob("*.*")]
     assert {file.suffix for file in files} == {".csv"}
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 4_500
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 5_500
 
 
 def test_files_named_in_documents_are_there() -> None:
