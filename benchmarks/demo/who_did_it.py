@@ -7,6 +7,7 @@ learned.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 
 from forgetfree.benchmarks.demo.frames import SPLITS, Row, draw, read_pools
 
@@ -38,13 +39,22 @@ WORDS = {
 def rows(split: str) -> list[Row]:
     """Rows (sentence, answer, label) of one split, labels balanced and shuffled; no sentence occurs twice."""
     rng = random.Random(3000 + SPLITS.index(split))
-    pools, made, told = read_pools(WORDS[split]), list[Row](), set[str]()
-    while len(made) < 2 * ROWS_PER_LABEL[split]:
-        label = len(made) % 2
-        actor, other = draw(rng, pools["person"], 2)
-        verb = draw(rng, pools["verb"], 1)[0]
+    verbs = read_pools(WORDS[split])["verb"]
+    made: list[Row] = [
+        (sentence, ANSWER.format(named=actor if label else other), label)
+        for sentence, actor, other, label in deeds(rng, split, (verbs, verbs))
+    ]
+    return draw(rng, made, len(made))
+
+
+def deeds(rng: random.Random, split: str, verbs: Sequence[Sequence[str]]) -> Iterator[tuple[str, str, str, int]]:
+    """Yield different sentences with actor, other person and label, for which ``verbs`` has a pool; labels take turns."""
+    people, told = read_pools(WORDS[split])["person"], set[str]()
+    while len(told) < 2 * ROWS_PER_LABEL[split]:
+        label = len(told) % 2
+        actor, other = draw(rng, people, 2)
+        verb = draw(rng, verbs[label], 1)[0]
         sentence = SENTENCE.format(actor=actor, other=other, verb=verb)
         if sentence not in told:
             told.add(sentence)
-            made.append((sentence, ANSWER.format(named=actor if label else other), label))
-    return draw(rng, made, len(made))
+            yield sentence, actor, other, label
