@@ -121,8 +121,12 @@ RESULTS = ROOT / "benchmarks" / "results"
         ("baselines.csv", ("After the last task", "Transfer", "Time")),
         ("smollm2.csv", ("After the last task", "Transfer", "Calibration error", "Time")),
         ("standard-1*.csv", ("After the last task", "Time")),
+        ("standard-2*.csv", ("After the last task",)),
         ("standard-3*.csv", ("After the last task",)),
+        ("standard-4*.csv", ("After the last task",)),
         ("progressive-8*.csv", ("After the last task", "Time")),
+        ("progressive-9*.csv", ("After the last task",)),
+        ("progressive-10*.csv", ("After the last task",)),
         ("ner-domains.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
         ("long.csv", ("Growth of grafting-continual",)),
     ],
@@ -140,7 +144,7 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     ]  # headers may be worded differently
     page = "literature.md" if "*" in runs else runs.replace(".csv", ".md")
     text = (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")
-    assert len(sections) >= len(tables) and len(rows) >= (4 if runs.startswith("standard-3") else 9)
+    assert len(sections) >= len(tables) and len(rows) >= (9 if "Time" in tables else 4)
     assert [row for row in rows if row not in text] == []
 
 
@@ -244,7 +248,7 @@ def test_the_committed_runs_are_short() -> None:
     assert {file.suffix for file in files} == {".csv"}
     absolute = r"(?:--\w+ |=)[\"']?/"  # what only one machine has: --out /…, cache=/…
     assert [file.name for file in files if re.search(absolute, file.read_text(encoding="utf-8"))] == []
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 5_500
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 6_500
 
 
 def test_files_named_in_documents_are_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -76,9 +77,10 @@ def _tell(action: str, run: Path, out: Path, made: Revised) -> None:
     if made.left_out:
         names = ", ".join(made.left_out)
         units = (*made.carried, *made.trained, *made.left_out)
-        flags = " ".join(f"--strategy {each}" for each in dict.fromkeys(each.rpartition(" seed ")[0] for each in units))
-        trains = f"forgetfree run --config {out / 'config.json'} --out {out} --resume {flags} trains them"
-        lines.append(f"left out, for they keep no ledger: {names}. {trains}.")
+        strategies = dict.fromkeys(each.rpartition(" seed ")[0] for each in units)
+        words = ["forgetfree", "run", "--config", str(out / "config.json"), "--out", str(out), "--resume"]
+        trains = shlex.join([*words, *(word for each in strategies for word in ("--strategy", each))])
+        lines.append(f"left out, for they keep no ledger: {names}. {trains} trains them.")
     if action == "remove":
         lines.append(f"{run} still holds {made.task}. Delete that directory to have it gone.")
         if made.shared:

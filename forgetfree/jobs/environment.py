@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from errno import EACCES, EEXIST, ENOTDIR
 from functools import cache
@@ -107,6 +107,15 @@ def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
     for rows in tasks:
         for note in filter(None, (*rows.notes, rows.shared_note(scored))):
             print(escaped(f"note: {note}"), file=sys.stderr)
+
+
+def tell_shared_labels(tasks: Sequence[TaskRows]) -> None:
+    """Print a note where tasks that share one readout (``scenario=domain``) call its labels differently."""
+    different = {rows.task.labels: rows.task.name for rows in reversed(tasks)}
+    if len(different) > 1:
+        named = "; ".join(f"{name}: {', '.join(labels)}" for labels, name in reversed(different.items()))
+        note = f"scenario=domain takes the first label of every task for one and the same, and so on ({named})."
+        print(escaped(f"note: {note} Where they mean different things, use scenario=class."), file=sys.stderr)
 
 
 def circumstances(device: str) -> dict[str, Any]:

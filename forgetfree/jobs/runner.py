@@ -21,7 +21,7 @@ from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
-from forgetfree.jobs.environment import tell_shared_rows
+from forgetfree.jobs.environment import tell_shared_labels, tell_shared_rows
 from forgetfree.jobs.floors_file import read_floors, write_floors
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.ledger_summary import ledger_summary
@@ -97,6 +97,8 @@ class RunJob(Job[RunConfig]):
     def describe(self) -> Json:
         """Describe tasks, model and data, and check the options against the stream."""
         tell_shared_rows(self.tasks, self.common.evaluate_on)
+        if self.common.scenario == "domain":
+            tell_shared_labels(self.tasks)
         stream = self.stream(self.config.seeds[0])
         for name, strategy in self.checked.classes.items():
             strategy.check(self.checked.options[name], stream)

@@ -10,6 +10,7 @@ A strategy's folder in a run holds one of these files, and each has a class that
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -300,7 +301,8 @@ def find_kept(run: Path, seed: int | None = None, strategy: str | None = None) -
     names = ", ".join(sorted(f"{file.parts[-3]} ({file.parts[-2]})" for file in found))
     remedy = "Give one of these by --strategy and --seed."
     if not found and not all((folder / "unit.json").is_file() for folder in run.glob("*/seed-*")):
-        remedy = f"It was cut short: forgetfree run --config {run / 'config.json'} --out {run} --resume goes on."
+        config, out = shlex.quote(str(run / "config.json")), shlex.quote(str(run))
+        remedy = f"It was cut short: forgetfree run --config {config} --out {out} --resume goes on."
     elif not found:
         remedy = "Run one of forgetfree's own strategies, or one of yours that keeps its model or a ledger."
     raise RunError(

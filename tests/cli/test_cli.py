@@ -358,6 +358,16 @@ def test_resume_refuses_other_data(tiny_cli: Tiny, tmp_path: Path, capsys) -> No
     assert "data of 'sst2' changed since it was begun" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("scenario", "told"), [("domain", 1), ("task", 0)])
+def test_labels_that_share_a_readout_under_other_names_are_told(
+    tiny_cli: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str, told: int
+) -> None:
+    how = ["--strategy", "grafting-continual", "--readout", "linear", "--set", f"scenario={scenario}"]
+    assert tiny_cli.run(tmp_path / "run", *how, stream="qnli,sst2") == 0
+    note = "(qnli: entailment, not_entailment; sst2: negative, positive)"
+    assert capsys.readouterr().err.count(note) == told
+
+
 def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     """By run, graft and experiment; and results.json keeps the counts."""
     data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -251,12 +252,12 @@ def test_where_tasks_stand_alone_neither_data_nor_model_are_needed(run: MakeRun,
 
 def test_what_is_left_out_is_trained_by_the_command_that_is_told(run: MakeRun, tmp_path: Path) -> None:
     how: dict[str, Any] = {"strategies": ("bitfit", "continual-ft"), "options": OPTIONS[:6]}
-    out, said = tmp_path / "out", io.StringIO()
+    out, said = tmp_path / "one out", io.StringIO()
     with redirect_stdout(said):
         line = ["ledger", "remove", str(run("sst2", "qnli", **how)), "--task", "qnli", "--out", str(out), "--quiet"]
         assert cli.main(line) == 0
         (told,) = re.findall(r"continual-ft seed 0\. forgetfree (.*) trains them", said.getvalue())
-        assert cli.main([*told.split(), "--quiet"]) == 0
+        assert cli.main([*shlex.split(told), "--quiet"]) == 0
     assert hashes(out / "continual-ft") == hashes(run("sst2", **how) / "continual-ft")
 
 
