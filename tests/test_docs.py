@@ -152,6 +152,7 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     ("runs", "page", "name"),
     [
         ("main-job-alone.csv", "main-job.md", "`composition=alone`"),
+        ("main-job-auto.csv", "main-job.md", "`composition=auto`"),
         ("ner-domains-alone.csv", "ner-domains.md", "`composition=alone`"),
         ("withheld.csv", "withheld.md", "grafting-continual"),
         ("withheld-given.csv", "withheld.md", "the task given"),
