@@ -113,7 +113,8 @@ def tell_shared_labels(tasks: Sequence[TaskRows]) -> None:
     """Print a note where tasks that share one readout (``scenario=domain``) call its labels differently."""
     different = {rows.task.labels: rows.task.name for rows in reversed(tasks)}
     if len(different) > 1:
-        named = "; ".join(f"{name}: {', '.join(labels)}" for labels, name in reversed(different.items()))
+        few = {name: labels if len(labels) <= 4 else (*labels[:3], "…") for labels, name in reversed(different.items())}
+        named = "; ".join(f"{name}: {', '.join(labels)}" for name, labels in few.items())
         note = f"scenario=domain takes the first label of every task for one and the same, and so on ({named})."
         print(escaped(f"note: {note} Where they mean different things, use scenario=class."), file=sys.stderr)
 
