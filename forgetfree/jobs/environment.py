@@ -8,12 +8,13 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from errno import EACCES, EEXIST, ENOTDIR
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import __version__
@@ -109,14 +110,13 @@ def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
             print(escaped(f"note: {note}"), file=sys.stderr)
 
 
-def tell_shared_labels(tasks: Sequence[TaskRows]) -> None:
+def tell_shared_labels(tasks: Iterable[TaskRows]) -> None:
     """Print a note where tasks that share one readout (``scenario=domain``) call its labels differently."""
-    different = {rows.task.labels: rows.task.name for rows in reversed(tasks)}
+    different = {rows.task.labels: rows.task.name for rows in tasks}
     if len(different) > 1:
-        few = {name: labels if len(labels) <= 4 else (*labels[:3], "…") for labels, name in reversed(different.items())}
-        named = "; ".join(f"{name}: {', '.join(labels)}" for name, labels in few.items())
-        note = f"scenario=domain takes the first label of every task for one and the same, and so on ({named})."
-        print(escaped(f"note: {note} Where they mean different things, use scenario=class."), file=sys.stderr)
+        named = "; ".join(f"{name}: {shorten(', '.join(labels), 60)}" for labels, name in different.items())
+        note = f"scenario=domain gives all tasks one readout, whose first answer is the first label of each ({named})."
+        print(escaped(f"note: {note} If these labels mean different things, use scenario=class."), file=sys.stderr)
 
 
 def circumstances(device: str) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -45,3 +47,15 @@ def test_a_stopwatch_adds_up_each_phase_and_passes_it_on(monkeypatch: pytest.Mon
         raise ZeroDivisionError
     assert watch.seconds == {"train": 4.0, "evaluate": 2.0}
     assert heard == [("sst2", "train", 5), ("sst2", "train", 5), ("sst2", "evaluate", 1)]
+
+
+def test_of_many_shared_labels_only_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def task(name: str, labels: list[str]) -> Any:
+        return SimpleNamespace(task=SimpleNamespace(name=name, labels=tuple(labels)))
+
+    tasks = [task("first", [f"label {number}" for number in range(99)]), task("second", ["x"] * 99)]
+    environment.tell_shared_labels([*tasks, tasks[0]])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "(first: label 0, label 1, " in line and "; second: x, " in line and len(line) < 400
+    environment.tell_shared_labels([tasks[0], tasks[0]])
+    assert capsys.readouterr().err == ""

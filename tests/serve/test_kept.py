@@ -310,13 +310,15 @@ def test_a_switch_takes_the_ledger_of_a_run_s_directory(
     assert all(torch.equal(held.graft(task).values, own.graft(task).values) for task in own.tasks)
     with pytest.raises(RunError, match="holds nothing"):
         TaskSwitch(tmp_path, model)
-    kept = tmp_path / "lora" / "seed-0"
+    kept = tmp_path / "one run" / "lora" / "seed-0"
     kept.mkdir(parents=True)
-    with pytest.raises(RunError, match=r"It was cut short: forgetfree run --config .* --resume goes on\."):
-        TaskSwitch(tmp_path, model)
+    with pytest.raises(
+        RunError, match=r"It was cut short: forgetfree run --config '.*' --out '.*one run' --resume goes on\."
+    ):
+        TaskSwitch(tmp_path / "one run", model)
     shutil.copy(run / "lora" / "seed-0" / "adapters.safetensors", kept)
     with pytest.raises(RunError, match="holds no ledger, but adapters"):
-        TaskSwitch(tmp_path, model)
+        TaskSwitch(tmp_path / "one run", model)
 
 
 # -- predict: files in, tables out -----------------------------------------------------------------------
