@@ -36,4 +36,13 @@ STREAMS: dict[str, tuple[str, ...]] = {
         *("qnli", "ag_news", "sst2", "mnli", "snli", "qqp", "mrpc"),
         *("mr", "mpqa", "cr", "imdb", "dbpedia", "boolq", "wic"),
     ),
+    # The same backwards, and the small tasks first, each beside those of its kind.
+    "long-2": (
+        *("wic", "boolq", "dbpedia", "imdb", "cr", "mpqa", "mr"),
+        *("mrpc", "qqp", "snli", "mnli", "sst2", "ag_news", "qnli"),
+    ),
+    "long-3": (
+        *("mrpc", "qqp", "wic", "boolq", "cr", "mpqa", "mr"),
+        *("sst2", "imdb", "qnli", "mnli", "snli", "ag_news", "dbpedia"),
+    ),
 }
