@@ -18,19 +18,24 @@ BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
 _BLOCK = 32
 
 
-def budget(space_size: int, sparsity: float) -> int:
+def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
     """Return the most entries that a region may have: ``⌊sparsity · N⌋``.
+
+    Args:
+        space_size: N, the graftable entries.
+        sparsity: the share of them.
+        name: what messages call that share.
 
     Raises:
         OptionError: the sparsity is not in (0, 1], or leaves no entry.
     """
     if not 0 < sparsity <= 1:
-        raise OptionError(f"sparsity must be above 0 and at most 1, got {sparsity}. The paper uses 1e-4.")
+        raise OptionError(f"{name} must be above 0 and at most 1, got {sparsity}. The paper uses 1e-4.")
     # The product may lie a rounding error below a whole number: 0.29 · 100.
     entries = math.floor(sparsity * space_size + 1e-6)
     if entries < 1:
         raise OptionError(
-            f"sparsity {sparsity} leaves no entry of the {space_size} graftable ones. Give at least {1 / space_size:.1e}."
+            f"{name} {sparsity} leaves no entry of the {space_size} graftable ones. Give at least {1 / space_size:.1e}."
         )
     return entries
 

@@ -88,9 +88,11 @@ def find_graft(path: StrPath) -> Path:
     found = inside or below
     if len(found) != 1:
         names = ", ".join(str(each.relative_to(path)) for each in found[:5])
+        remedy = "Give the path of a graft.safetensors."
+        if (path / "results.json").is_file():
+            remedy += " To write a task of a run: forgetfree export."
         raise UsageError(
-            f"{str(path)!r} must hold one graft file, got {f'{len(found)}: {names}' if found else 'none'}. Give the path of a "
-            "graft.safetensors."
+            f"{str(path)!r} must hold one graft file, got {f'{len(found)}: {names}' if found else 'none'}. {remedy}"
         )
     return found[0]
 

@@ -71,7 +71,7 @@ def trimmed(graft: Graft, theta_pre: Tensor, density: float) -> Graft:
         density: k of Yadav et al.
     """
     indices = graft.region.indices
-    kept = most_moved(theta_pre[indices], graft.values, budget(len(theta_pre), density)).indices
+    kept = most_moved(theta_pre[indices], graft.values, budget(len(theta_pre), density, "density")).indices
     return Graft(Region(indices[kept]), graft.values[kept])
 
 

@@ -739,7 +739,11 @@ CASES = [
     Case("apply", "The following arguments are required: GRAFT, --out.", bare=True),
     Case("apply graft", "The following arguments are required: --out.", bare=True),
     Case("apply nosuch", "There is no graft at nosuch. Give the path of a graft.safetensors.", 1),
-    Case("apply run", "'run' must hold one graft file, got none. Give the path of a graft.safetensors."),
+    Case(
+        "apply run",
+        "'run' must hold one graft file, got none. Give the path of a graft.safetensors. To write a task of a run: "
+        "forgetfree export.",
+    ),
     Case(f"apply {LEDGER}", "is no graft: expected the format 'forgetfree.graft', got 'forgetfree.ledger'.", 1),
     Case("apply graft", "is not a sound graft: ", 1, flip(GRAFT)),
     Case(f"apply {GRAFT}", "is not a readable safetensors file", 1, cut(GRAFT)),

@@ -147,7 +147,7 @@ def test_one_graft_merged_with_an_empty_one_is_itself_bit_for_bit(rule: Any, dty
         ("ties", {"weight": 0.0}, "The weight must be above 0, got 0.0. 1.0 is usual for ties"),
         ("ties", {"weight": math.inf}, "The weight must be above 0, got inf"),
         ("ties", {"density": 1.5}, "The density must be above 0 and at most 1, got 1.5"),
-        ("ties", {"density": 0.01}, "leaves no entry of the 6"),
+        ("ties", {"density": 0.01}, "density 0.01 leaves no entry of the 6"),
     ],
 )
 def test_a_setting_out_of_place_is_refused(rule: Any, settings: dict[str, float], message: str) -> None:
