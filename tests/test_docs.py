@@ -128,7 +128,9 @@ RESULTS = ROOT / "benchmarks" / "results"
         ("progressive-9*.csv", ("After the last task",)),
         ("progressive-10*.csv", ("After the last task",)),
         ("ner-domains.csv", ("After the last task", "Transfer", "Calibration error", "Time", "Ledger")),
-        ("long.csv", ("Growth of grafting-continual",)),
+        ("long.csv long-auto.csv", ("After the last task", "Time", "Growth of grafting-continual")),
+        ("long-2.csv", ("After the last task",)),
+        ("long-3.csv", ("After the last task",)),
     ],
 )
 def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
@@ -136,13 +138,15 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     from forgetfree.results.reports import render
     from forgetfree.results.run_results import load_run_results, merge
 
-    report = render(merge([load_run_results(path) for path in sorted(RESULTS.glob(runs))]), "markdown")
+    report = render(
+        merge([load_run_results(path) for name in runs.split() for path in sorted(RESULTS.glob(name))]), "markdown"
+    )
     sections = [part for part in report.split("\n## ") if part.startswith(tables)]
     rows = [line for part in sections for line in part.splitlines() if line.startswith("|") and "---" not in line]
     rows = [
         row for row in rows if not row.startswith(("| strategy |", "| task |"))
     ]  # headers may be worded differently
-    page = "literature.md" if "*" in runs else runs.replace(".csv", ".md")
+    page = "literature.md" if "*" in runs else "long.md" if "long" in runs else runs.replace(".csv", ".md")
     text = (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")
     assert len(sections) >= len(tables) and len(rows) >= (9 if "Time" in tables else 4)
     assert [row for row in rows if row not in text] == []
@@ -249,7 +253,7 @@ def test_the_committed_runs_are_short() -> None:
     assert {file.suffix for file in files} == {".csv"}
     absolute = r"(?:--\w+ |=)[\"']?/"  # what only one machine has: --out /…, cache=/…
     assert [file.name for file in files if re.search(absolute, file.read_text(encoding="utf-8"))] == []
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 8_000
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 10_000
 
 
 def test_files_named_in_documents_are_there() -> None:
