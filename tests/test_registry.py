@@ -310,6 +310,7 @@ print("noise of an error", file=sys.stderr)
 """
 
 
+@pytest.mark.sampled("streams")
 @pytest.mark.parametrize("what", ["strategies", "strategies --verbose", "streams", "tasks"])
 def test_a_package_that_speaks_while_it_is_imported_is_not_heard_in_a_list(install: Install, what: str) -> None:
     """Nor are Avalanche and torch, which strategies import. ``--debug`` lets everything of a package through."""

@@ -120,6 +120,7 @@ def test_the_long_streams_hold_the_standard_one() -> None:
     assert set(registry.streams()["standard-1"]) < set(registry.streams()["progressive-8"])
 
 
+@pytest.mark.sampled("cr")
 @pytest.mark.parametrize("name", registry.streams()["long"])
 def test_the_long_stream_fits_the_real_data(name: str) -> None:
     """Label by label: the data's own names, in their order, are those of the definition."""

@@ -26,6 +26,7 @@ def test_no_row_is_in_two_parts_and_each_digit_is_in_all() -> None:
     assert all(set(y.tolist()) == set(range(10)) for _, y in parts.values())
 
 
+@pytest.mark.sampled("split-class-class")
 @pytest.mark.parametrize(("name", "scenario"), list(zip(digits.STREAMS, ("domain", "task", "class"), strict=True)))
 def test_the_streams_are_of_the_three_scenarios(name: str, scenario: str) -> None:
     stream = digits.make_stream(name, 0)

@@ -52,6 +52,7 @@ def test_a_run_file_says_what_each_unit_was_computed_with(file: Path, published:
     assert one_file([load_run_results(file)]) == file.read_text()  # made of a file, it says the same
 
 
+@pytest.mark.sampled("fine-tune/seed-4", "grafting-continual/seed-1")
 @pytest.mark.parametrize("unit", ["fine-tune/seed-4", "grafting-continual/seed-1"])
 def test_a_unit_is_repeated_to_the_bit(
     file: Path, published: tuple[Path, list[str]], unit: str, capsys: pytest.CaptureFixture[str]
@@ -73,6 +74,7 @@ def test_a_file_without_units_machines_is_repeated_too(
     assert config.checked().options["fine-tune"].steps == 4
 
 
+@pytest.mark.sampled("long")
 @pytest.mark.parametrize("name", ["main-job", "baselines", "long", "small"])
 def test_every_published_unit_can_still_be_asked_for(name: str, tmp_path: Path) -> None:
     results = load_run_results(replay.RESULTS / f"{name}.csv")

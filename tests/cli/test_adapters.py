@@ -18,6 +18,7 @@ from forgetfree.data.sources import load_task
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 
 
+@pytest.mark.sampled("prompt")
 @pytest.mark.parametrize("kind", HEADS)
 def test_an_adapter_is_read_as_the_model_that_peft_merges(
     kind: str, model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path

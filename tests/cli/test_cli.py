@@ -199,6 +199,7 @@ def test_progress_names_stream_strategy_task_and_phase(
 # -- Wrong usage: exit code 2, one paragraph, no traceback, nothing written ---------------------------------
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -853,6 +854,7 @@ def change_tokenizer(data: Path, model: Path) -> None:
     tokenizer.write_text(json.dumps(content))
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -982,6 +984,7 @@ def test_the_full_list_says_what_a_run_takes_and_what_a_recipe_sets(capsys) -> N
     assert "minilm: optimizer=adamw learning_rate=0.0001" in shown
 
 
+@pytest.mark.sampled("gpt2-lm-causal")
 @pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])
 def test_the_default_strategies_share_models_read_by_label_words(
     kind: str, readout: str, data_directory: Path, model_directory, tmp_path: Path

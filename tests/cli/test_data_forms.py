@@ -67,6 +67,7 @@ def rare(here: Path) -> str:
     return str(here)
 
 
+@pytest.mark.sampled("graft")
 @pytest.mark.parametrize("command", ["run", "sweep", "graft"])
 def test_labels_with_fewer_rows_than_shots_keep_all_where_that_is_asked_for(
     rare: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any

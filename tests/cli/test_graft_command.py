@@ -247,6 +247,7 @@ def test_what_is_finished_survives_an_interrupt(graft: GraftCommand, monkeypatch
 # -- What it measures ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("gpt2-lm")
 @pytest.mark.parametrize("kind", ["bert", "bert-mlm", "gpt2-lm"])
 def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> None:
     """θ put together by hand, and the metrics of its answers."""
@@ -275,6 +276,7 @@ def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> 
         )
 
 
+@pytest.mark.sampled("bert")
 @pytest.mark.parametrize("kind", ["bert", "bert-mlm", "gpt2-lm"])
 def test_a_graft_of_all_that_moved_answers_as_the_fine_tuned_model(graft: GraftCommand, kind: str) -> None:
     out = graft("--sparsity", "1", "--set", "base_fraction=1", *LEARN, kind=kind)
@@ -313,6 +315,7 @@ def fine_tuned_of(graft: GraftCommand, **options: Any) -> tuple[SingleTask, Any]
     return bench, bench.fine_tuned(LocalizationOptions(steps=3, **options))
 
 
+@pytest.mark.sampled("bias")
 @pytest.mark.parametrize("base", ["movement", "random", "fisher", "bias"])
 def test_without_mask_steps_the_base_itself_is_grafted(graft: GraftCommand, base: Any) -> None:
     out = graft("--base", base, "--set", "mask_steps=0")
@@ -325,6 +328,7 @@ def test_without_mask_steps_the_base_itself_is_grafted(graft: GraftCommand, base
     assert results_of(out)["base"] == base
 
 
+@pytest.mark.sampled("empty")
 @pytest.mark.parametrize("base", ["empty", "fisher", "bias"])
 def test_mask_steps_start_from_the_base(graft: GraftCommand, base: str) -> None:
     out = graft("--base", base, "--set", "mask_steps=2", "--set", "fisher_rows=3")
@@ -423,6 +427,7 @@ def answers_of(model: nn.Module, tokenizer: Any, data: Path, order: list[int]) -
     return Predictions(torch.stack(logits).numpy(), np.array([row["label"] for row in rows]))
 
 
+@pytest.mark.sampled("labels3-order3")
 @pytest.mark.parametrize(
     ("labels", "order"),
     [
@@ -494,6 +499,7 @@ def test_what_a_graft_does_not_carry_is_said(graft: GraftCommand, bert: nn.Modul
     assert row_of(out, "grafted")["ece"] != row_of(out, "fine-tuned")["ece"]
 
 
+@pytest.mark.sampled("gpt2-lm-GPT2LMHeadModel-causal")
 @pytest.mark.parametrize(
     ("kind", "make", "readout"), [("bert-mlm", BertForMaskedLM, "prompt"), ("gpt2-lm", GPT2LMHeadModel, "causal")]
 )
@@ -537,6 +543,7 @@ def test_a_token_classifier_is_a_linear_readout_at_the_first_token(
     assert saved.origin.readout == "linear"
 
 
+@pytest.mark.sampled("gpt2-sst2-classifier")
 @pytest.mark.parametrize(
     ("kind", "task", "readout"),
     [
@@ -656,6 +663,7 @@ def refused(graft: GraftCommand, capsys: Any, *more: str, code: int = 2, **where
     return " ".join(error.split())
 
 
+@pytest.mark.sampled("arguments12---set needs key=value")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -90,6 +90,7 @@ def test_an_experiment_draws_hostile_names(
     assert (tmp_path / "out" / "where.png").is_file()
 
 
+@pytest.mark.sampled("name0")
 @pytest.mark.parametrize("name", [LONG, "é" * 120])
 @pytest.mark.figures
 def test_a_task_may_have_a_long_name(

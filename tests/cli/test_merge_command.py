@@ -55,6 +55,7 @@ def grafts(
     }
 
 
+@pytest.mark.sampled("task-arithmetic-bert")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_ledger_answers_every_task_by_the_same_merged_model(

@@ -77,6 +77,7 @@ def test_a_sweep_tries_the_options_of_a_class_of_a_file(here: Path, run: list[st
     assert [each["values"] for each in results["trials"]] == [{"pull": "0.1"}, {"pull": "0.9"}]
 
 
+@pytest.mark.sampled(share=0.2)
 @pytest.mark.slow
 def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
     """As the installed command, whose path does not begin with the working directory."""
@@ -91,6 +92,7 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
     assert {each["seed"] for each in json.loads(Path("out/results.json").read_text())["runs"]} == {0, 1}
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -204,6 +204,7 @@ def test_a_graft_becomes_a_token_classifier(arguments: list[str], tmp_path: Path
     assert found
 
 
+@pytest.mark.sampled("gpt2-lm")
 @pytest.mark.parametrize("kind", ["roberta-mlm", "gpt2-lm"])
 def test_a_graft_of_a_language_model_labels_words_unless_told_otherwise(
     data: Path, model_directory, tmp_path: Path, kind: str
@@ -216,6 +217,7 @@ def test_a_graft_of_a_language_model_labels_words_unless_told_otherwise(
     assert cli.main(["experiment", "localization", *words]) == 0
 
 
+@pytest.mark.sampled("AutoModelForTokenClassification-bert")
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 @pytest.mark.parametrize("loader", ["AutoModel", "AutoModelForTokenClassification"])
 def test_a_model_of_ones_own_labels_words_as_the_run_did(

@@ -35,6 +35,7 @@ def test_a_line_is_wrapped_between_words_on_a_terminal_alone(monkeypatch: pytest
         assert not is_terminal or max(map(len, lines)) <= 40
 
 
+@pytest.mark.sampled("words1-faults1")
 @pytest.mark.parametrize(
     ("words", "faults"),
     [

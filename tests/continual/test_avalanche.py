@@ -79,6 +79,7 @@ class Models(SupervisedPlugin):
 # -- Forget-free, with BatchNorm -------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("bitfit-mlp", "grafting-continual-mlp")
 @pytest.mark.parametrize("kind", vision.NETWORKS)
 @pytest.mark.parametrize("name", FORGET_FREE)
 def test_later_tasks_leave_every_earlier_logit_as_it_was(name: str, kind: str, tmp_path: Path) -> None:
@@ -106,6 +107,7 @@ def test_later_tasks_leave_every_earlier_logit_as_it_was(name: str, kind: str, t
     assert vision.different(answers(fresh), rows[-1]) == []
 
 
+@pytest.mark.sampled("grafting-continual-mlp", "wsn-mlp")
 @pytest.mark.parametrize("kind", vision.NETWORKS)
 @pytest.mark.parametrize("name", FORGET_FREE)
 def test_each_tasks_model_stays_where_the_task_is_withheld(name: str, kind: str, tmp_path: Path) -> None:
@@ -138,6 +140,7 @@ def own_model(strategy: Any, task: Any) -> dict[str, torch.Tensor]:
     return tensors | {f"readout.{name}": tensor for name, tensor in strategy.readouts[task.name].items()}
 
 
+@pytest.mark.sampled("continual-ft-class-mlp")
 @pytest.mark.parametrize("kind", vision.NETWORKS)
 @pytest.mark.parametrize("scenario", ["task", "class", "domain"])
 @pytest.mark.parametrize("name", OTHERS)
@@ -214,6 +217,7 @@ BENCHMARKS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.sampled("benchmark_from_datasets")
 @pytest.mark.filterwarnings("ignore::UserWarning:avalanche")
 @pytest.mark.parametrize("kind", BENCHMARKS)
 def test_what_is_known_at_inference_is_read_off_the_benchmark(kind: str) -> None:
@@ -317,6 +321,7 @@ def evaluator(*loggers: Any) -> EvaluationPlugin:
     )
 
 
+@pytest.mark.sampled("class-continual-ft", "class-grafting-continual")
 @pytest.mark.filterwarnings("ignore:Optional. Please note:UserWarning")
 @pytest.mark.parametrize("name", ["grafting-continual", "continual-ft"])
 @pytest.mark.parametrize("scenario", ["task", "class"])
@@ -348,6 +353,7 @@ def table_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.sampled("continual-ft-class", "grafting-continual-task")
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual"])
 def test_avalanches_forgetting_is_our_backward_transfer_with_the_sign_turned(name: str, scenario: str) -> None:
@@ -415,6 +421,7 @@ class Updates(SupervisedPlugin):
         self.counts[-1] += 1
 
 
+@pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.filterwarnings("ignore:Metric Top1_Acc_Stream used by the EarlyStopping:UserWarning")
 @pytest.mark.parametrize("name", ["grafting-continual", "fine-tune", "continual-ft"])
 def test_early_stopping_stops_a_task_and_leaves_the_others(name: str) -> None:
@@ -458,6 +465,7 @@ class InterruptAt(SupervisedPlugin):
             raise KeyboardInterrupt
 
 
+@pytest.mark.sampled("grafting-continual-class", "lora-class")
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", [*FORGET_FREE, "lora"])
 def test_an_interrupted_first_task_leaves_the_model_as_it_was(name: str, scenario: str) -> None:

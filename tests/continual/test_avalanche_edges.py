@@ -80,6 +80,7 @@ def test_a_part_belongs_to_the_task_it_was_cut_from(scenario: str, boundaries: b
         assert stream.task_of(part.eval()) is expected
 
 
+@pytest.mark.sampled("cumulative-task", "der-class")
 @pytest.mark.parametrize("scenario", ["task", "class", "domain"])
 @pytest.mark.parametrize("name", ONLINE)
 def test_a_task_is_learned_in_parts(name: str, scenario: str) -> None:
@@ -130,6 +131,7 @@ def test_a_text_task_is_learned_in_parts() -> None:
     strategy.evaluate()
 
 
+@pytest.mark.sampled("graft-retrain", "grafting-continual")
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_a_strategy_that_learns_a_task_at_once_refuses_a_part(name: str) -> None:
     stream = vision.stream("task")
@@ -146,6 +148,7 @@ def test_a_strategy_that_learns_a_task_at_once_refuses_a_part(name: str) -> None
     assert strategy.learned == []
 
 
+@pytest.mark.sampled("replay")
 @pytest.mark.parametrize("name", ["replay", "der"])
 def test_memories_are_balanced_over_tasks_whatever_their_parts(name: str) -> None:
     """Of rows in equal parts, none of which is preferred; more parts than rows remembered, too."""
@@ -215,6 +218,7 @@ def others() -> Iterator[tuple[str, Any, Any]]:
     yield "a part of another", stream, online(vision.stream("task"))[0]
 
 
+@pytest.mark.sampled("another benchmark")
 @pytest.mark.parametrize("name", [name for name, *_ in others()])
 def test_experiences_of_another_benchmark_are_refused(name: str) -> None:
     stream, other = next((stream, other) for each, stream, other in others() if each == name)
@@ -239,6 +243,7 @@ def test_what_is_no_experience_is_refused_by_name(given: Any) -> None:
             call(given)
 
 
+@pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", ["continual-ft", "replay", "grafting-continual", "packnet"])
 def test_batchnorm_trains_on_rows_that_leave_a_single_one_over(name: str) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 10))
@@ -269,6 +274,7 @@ def eager(scenario: str) -> Any:
     return task_incremental_benchmark(benchmark) if scenario == "task" else benchmark
 
 
+@pytest.mark.sampled("grafting-continual-class", "joint-class")
 @pytest.mark.parametrize("scenario", ["task", "class", "domain"])
 @pytest.mark.parametrize("name", ["continual-ft", "joint", "grafting-continual"])
 def test_copies_that_avalanche_makes_are_the_streams_own(name: str, scenario: str) -> None:
@@ -322,6 +328,7 @@ def new_instances(kind: str) -> Any:
     return new_instances_benchmark(train, test, num_experiences=3, balance_experiences=True, seed=1)
 
 
+@pytest.mark.sampled("joint-new_instances_benchmark")
 @pytest.mark.parametrize("kind", ["ni_benchmark", "new_instances_benchmark", "complete_test_set_only"])
 @pytest.mark.parametrize("name", ["continual-ft", "replay", "ewc", "joint", "fine-tune", "grafting-continual"])
 def test_new_instances_are_a_domain_incremental_stream(name: str, kind: str) -> None:
@@ -413,6 +420,7 @@ class Calls(SupervisedPlugin):
         assert torch.equal(strategy.model(x), strategy.model(x, strategy.task.label))
 
 
+@pytest.mark.sampled("continual-ft-class", "grafting-continual-class")
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "ewc"])
 def test_a_plugin_that_calls_the_model_without_task_labels_is_answered(name: str, scenario: str) -> None:

@@ -243,6 +243,7 @@ def test_what_begin_entered_hears_of_the_error_that_breaks_training_off(where: s
     assert len(seen) == 1
 
 
+@pytest.mark.sampled("fine-tune", "grafting-continual")
 @pytest.mark.parametrize(
     "name", ["grafting-continual", "graft-retrain", "packnet", "wsn", "bitfit", "lora", "fine-tune"]
 )

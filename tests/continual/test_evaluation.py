@@ -54,6 +54,7 @@ def count_rows(strategy: ContinualStrategy) -> list[tuple[str, int]]:
     return counted
 
 
+@pytest.mark.sampled("continual-ft-how2", "grafting-continual-how1")
 @pytest.mark.parametrize(
     "how", [{}, {"of": {"scenario": "class"}}, {"of": {"scenario": "class"}, "task_inference": "router"}]
 )
@@ -80,6 +81,7 @@ def test_rows_are_those_of_a_full_evaluation(name: str, how: dict[str, Any]) -> 
             assert np.array_equal(found.labels, expected[task_name].labels)
 
 
+@pytest.mark.sampled("bitfit", "grafting-continual")
 @pytest.mark.parametrize("name", ["grafting-continual", "packnet", "bitfit"])
 def test_a_learned_task_is_evaluated_once_and_then_sampled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forgetfree.continual.evaluation.CHECKED_ROWS", 4)

@@ -39,6 +39,7 @@ def answers(name: str, stream: Any, **options: Any) -> dict[str, Any]:
     return {task: found.logits for task, found in strategy.evaluate().items()}
 
 
+@pytest.mark.sampled("continual-ft-own1", "grafting-continual-own2")
 @pytest.mark.parametrize(
     ("name", "own"),
     [("fine-tune", {}), ("continual-ft", {}), ("grafting-continual", GRAFTING), ("bitfit", {}), ("replay", {})],

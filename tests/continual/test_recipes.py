@@ -30,6 +30,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, model_directory: Any) -> str:
     return name
 
 
+@pytest.mark.sampled("ewc", "grafting-continual")
 @pytest.mark.parametrize("name", ["grafting-continual", "ewc", "continual-ft", "lora"])
 def test_a_strategy_made_by_hand_has_the_options_of_the_command_line(
     name: str, toy: str, tiny_stream: Any, capsys: Any

@@ -77,6 +77,7 @@ def features(strategy: Any, task: Any, rows: Any) -> Tensor:
         return found
 
 
+@pytest.mark.sampled("fine-tune-class-mlp-1", "grafting-continual-class-mlp-1")
 @pytest.mark.parametrize("learned", [1, 2])
 @pytest.mark.parametrize(("scenario", "kind"), ALL)
 @pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
@@ -115,6 +116,7 @@ def test_a_readout_without_bias_gives_unseen_labels_the_lowest_logit_too() -> No
 # -- The router ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("fine-tune-class-mlp", "grafting-continual-class-mlp")
 @pytest.mark.parametrize(("scenario", "kind"), ALL)
 @pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
 def test_the_router_takes_the_least_entropy_of_a_slow_loop(
@@ -191,6 +193,7 @@ class Midway(SupervisedPlugin):
         self.seen.append({name: found.logits for name, found in strategy.predictions.items()})
 
 
+@pytest.mark.sampled("grafting-continual-class-last", "lora-class-last", "lora-class-router")
 @pytest.mark.parametrize("inference", INFERENCE)
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 @pytest.mark.parametrize("name", [*TASKWISE, "continual-ft", "replay", "ewc", "o-lora", "gdumb"])
@@ -218,6 +221,7 @@ def test_an_input_gets_one_answer_whichever_task_it_is_shown_in(name: str, scena
         assert bool((midway.seen[0]["experience-2"][:, 2:] == LOWEST).all())
 
 
+@pytest.mark.sampled("fine-tune-last", "grafting-continual-router")
 @pytest.mark.parametrize("inference", INFERENCE)
 @pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
 def test_the_order_of_the_rows_does_not_matter(name: str, inference: str) -> None:
@@ -238,6 +242,7 @@ def test_the_order_of_the_rows_does_not_matter(name: str, inference: str) -> Non
     assert torch.allclose(torch.as_tensor(strategy.predictions["experience-2"].logits), found[order], rtol=1e-4)
 
 
+@pytest.mark.sampled("fine-tune-last", "grafting-continual-last")
 @pytest.mark.parametrize("inference", INFERENCE)
 @pytest.mark.parametrize("name", ["fine-tune", "grafting-continual"])
 def test_evaluating_in_the_midst_of_training_changes_nothing(
@@ -262,6 +267,7 @@ class Interrupt(SupervisedPlugin):
         raise KeyboardInterrupt
 
 
+@pytest.mark.sampled("fine-tune-last", "grafting-continual-last", "lora-last", "merge-task-arithmetic-last")
 @pytest.mark.parametrize("inference", INFERENCE)
 @pytest.mark.parametrize("name", TASKWISE)
 def test_an_interrupted_evaluation_leaves_the_model_as_it_was(name: str, inference: str) -> None:
@@ -279,6 +285,7 @@ def test_an_interrupted_evaluation_leaves_the_model_as_it_was(name: str, inferen
 # -- All of them -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("continual-ft-domain", "grafting-continual-domain")
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 @pytest.mark.parametrize("name", list(registry.STRATEGIES))
 def test_every_strategy_answers_text_without_the_task(tiny_stream: MakeStream, name: str, scenario: str) -> None:

@@ -48,6 +48,7 @@ def same(one: Predictions, other: Predictions) -> bool:
     return torch.equal(torch.from_numpy(one.logits), torch.from_numpy(other.logits))
 
 
+@pytest.mark.sampled("fine-tune", "grafting-continual")
 @pytest.mark.parametrize("name", KEEPING)
 def test_what_claims_to_forget_nothing_forgets_nothing(name: str, tmp_path) -> None:
     """Of tasks that label words and texts in turn; and what is saved answers with the same bits."""
@@ -73,6 +74,7 @@ def test_what_needs_one_label_a_row_is_refused_before_any_work(name: str) -> Non
         registry.strategy(name)(stream=tagged_stream())
 
 
+@pytest.mark.sampled("joint")
 @pytest.mark.parametrize(
     "name", ["o-lora", "replay", "agem", "gdumb", "ewc", "si", "mas", "rwalk", "cumulative", "joint"]
 )
@@ -92,6 +94,7 @@ def domains(scenario: Any = "domain") -> Stream:
     return make_stream("domains", tasks, tiny_model(), scenario=scenario)
 
 
+@pytest.mark.sampled("grafting-continual", "replay")
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "replay"])
 def test_domains_with_the_same_entities_share_one_readout(name: str) -> None:
     strategy, rows = learned(name, domains())

@@ -92,6 +92,7 @@ def test_an_unchanged_run_answers_and_is_sound(moved: tuple[Path, Path], capsys:
     assert f"labels and prompts of {out / 'config.json'}, and the weights, configuration, tokenizer, readout" in said
 
 
+@pytest.mark.sampled("heads", "words")
 @pytest.mark.parametrize("change", MODEL_CHANGES)
 def test_every_use_reports_a_changed_model(
     moved: tuple[Path, Path], change: str, capsys: pytest.CaptureFixture[str], data_directory: Path
@@ -347,6 +348,7 @@ def graft(model: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFa
     return out / "graft.safetensors"
 
 
+@pytest.mark.sampled("activation", "separator")
 @pytest.mark.parametrize("change", [None, *MODEL_CHANGES])
 def test_a_graft_refuses_a_model_that_computes_or_reads_differently(
     graft: Path, model: Path, change: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -364,6 +366,7 @@ def test_a_graft_refuses_a_model_that_computes_or_reads_differently(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.sampled("case")
 @pytest.mark.parametrize("change", MODEL_CHANGES)
 def test_adapters_refuse_a_model_that_computes_or_reads_differently(
     model: Path, change: str, data_directory: Path, tmp_path: Path

@@ -104,6 +104,7 @@ def test_a_model_without_biases_has_no_such_base() -> None:
         choose_base("bias", logistic(), examples(), torch.zeros(2), torch.ones(2), 1, seed=0, fisher_rows=9)
 
 
+@pytest.mark.sampled("fisher")
 @pytest.mark.parametrize("base", ["fisher", "bias"])
 def test_strategies_take_these_bases(
     base: Any, data_directory: Path, model_directory: Callable[[str], Path], tmp_path: Path

@@ -67,6 +67,7 @@ def test_it_reads_and_writes_as_the_space_does(dtype: torch.dtype) -> None:
     check_same(model, space, flat)  # and takes it anew
 
 
+@pytest.mark.sampled("gpt2")
 @pytest.mark.parametrize("family", list(tiny.KINDS))
 def test_models_answer_alike_in_a_buffer(family: str) -> None:
     model, _ = tiny.build(family)

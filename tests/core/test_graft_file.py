@@ -235,6 +235,7 @@ HEADS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled("bert-mlm-AutoModel")
 @pytest.mark.parametrize(("kind", "loader"), [(kind, loader) for kind, loaders in HEADS.items() for loader in loaders])
 def test_a_graft_goes_into_its_model_under_any_head_and_out_again(
     kind: str, loader: str, model_directory: ModelDirectory, tmp_path: Path
@@ -262,6 +263,7 @@ def test_a_graft_goes_into_our_own_models(readout: str, model_directory: ModelDi
     assert differing(model, before) == 0
 
 
+@pytest.mark.sampled("bert-pooler")
 @pytest.mark.parametrize("kind", ["bert-pooler", "bert-mlm", "roberta-mlm", "gpt2-lm"])
 def test_a_body_has_the_same_fingerprint_however_it_is_loaded(kind: str, model_directory: ModelDirectory) -> None:
     """Head and pooler do not change the fingerprint; one entry of the body does."""

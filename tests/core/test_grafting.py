@@ -134,6 +134,7 @@ def slow_top(scores: Tensor, count: int, eligible: Tensor) -> list[int]:
     return sorted(ranked[:count])
 
 
+@pytest.mark.sampled("few are high-50")
 @pytest.mark.parametrize("size", [50, 20_000])
 @pytest.mark.parametrize("spread", ["normal", "ties", "few are high", "rising"])
 def test_the_highest_scores_equal_those_of_a_slow_sort(size: int, spread: str) -> None:
@@ -151,6 +152,7 @@ def test_the_highest_scores_equal_those_of_a_slow_sort(size: int, spread: str) -
         assert top(scores.clone(), count, eligible).indices.tolist() == slow_top(scores, count, eligible)
 
 
+@pytest.mark.sampled("50-dtype0")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [50, 8192, 10_007])
 def test_nan_is_never_taken_and_hides_nothing(size: int, dtype: torch.dtype) -> None:
@@ -166,6 +168,7 @@ def test_nan_is_never_taken_and_hides_nothing(size: int, dtype: torch.dtype) -> 
     assert top(torch.full((size,), math.nan), 3) == Region.empty()
 
 
+@pytest.mark.sampled("few are eligible")
 @pytest.mark.parametrize(
     "spread", ["normal", "ties", "all equal", "neighbours are high", "neighbours are low", "few are eligible"]
 )

@@ -58,6 +58,7 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float = 3e-7) -> No
 WHOLE = ("Falcon", "XLNet")
 
 
+@pytest.mark.sampled("DebertaV2-True", "Falcon-True")
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_the_gradients_of_whole_tensors(name: str, dropout: bool) -> None:
@@ -178,6 +179,7 @@ USES = {
 }
 
 
+@pytest.mark.sampled("kept apart-fp32")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", USES)
 def test_every_use_of_a_matrix_counts(name: str, precision: str) -> None:
@@ -316,6 +318,7 @@ def mapped(model: nn.Module) -> None:
     torch.func.vmap(model)(X).sin().sum().backward()
 
 
+@pytest.mark.sampled("mapped", "with_a_graph")
 @pytest.mark.parametrize(
     "backward",
     [
@@ -390,6 +393,7 @@ def test_whole_tensors_stay_parameters() -> None:
 # -- Entries of a product --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("0.0-dtype0-200")
 @pytest.mark.parametrize("rows", [1, 3, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("share", [0.0, 0.002, 0.02, 0.5, 1.0])

@@ -121,6 +121,7 @@ def refusal(data: Any, name: str = "mood", **columns: Any) -> str:
     return text
 
 
+@pytest.mark.sampled("ClassLabel", "tsv.zst")
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_rows_are_read_from_every_form(form: str, tmp_path: Path) -> None:
     made = FORMS[form](tmp_path)

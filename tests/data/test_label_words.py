@@ -18,6 +18,7 @@ def test_a_label_word_is_read_as_after_a_space(tokenizer: Any) -> None:
     assert tokenizer.convert_ids_to_tokens(ids) == expected
 
 
+@pytest.mark.sampled("bpe-first")
 @EVERY
 def test_a_label_word_is_the_token_that_it_is_in_running_text(tokenizer: Any) -> None:
     words = ("terrible", "great", "Yes", "World")

@@ -74,6 +74,7 @@ def sizes_of(rows: int, batch_size: int) -> list[int]:
     return [*[left] * (left > 0), *[batch_size] * whole]
 
 
+@pytest.mark.sampled("5-8-True")
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("rows", "batch_size"), SIZES)
 def test_an_epoch_holds_every_row_once(rows: int, batch_size: int, grouped: bool) -> None:
@@ -87,6 +88,7 @@ def test_an_epoch_holds_every_row_once(rows: int, batch_size: int, grouped: bool
     assert rows <= batch_size or epochs[0] != epochs[1]
 
 
+@pytest.mark.sampled("False")
 @pytest.mark.parametrize("grouped", [True, False])
 def test_every_row_of_any_length_is_used_equally_often(grouped: bool) -> None:
     """This holds over many seeds, and in the first few batches, because a training run may end within an epoch."""

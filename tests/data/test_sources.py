@@ -828,8 +828,9 @@ REAL_NOTES = {
 TOKEN_TASKS = [name for name, notes in REAL_NOTES.items() if notes.get("kind") == "tokens"]
 
 
+@pytest.mark.sampled(share=0.2)
 @pytest.mark.skipif(not REAL_NOTES, reason="no data sets under ../shared/data")
-@pytest.mark.parametrize("name", [name for name in REAL_NOTES if name not in TOKEN_TASKS])
+@pytest.mark.parametrize("name", [name for name, notes in REAL_NOTES.items() if "label_names" in notes])
 def test_a_real_task_is_read_whole(name: str) -> None:
     """Rows by split and label equal the counts of the task's notes, which count held-out validation rows as training rows."""
     notes = REAL_NOTES[name]
@@ -850,6 +851,7 @@ def test_a_real_task_is_read_whole(name: str) -> None:
         assert sum(counts) == notes["splits"][split]["rows"]
 
 
+@pytest.mark.sampled("ner_sec")
 @pytest.mark.parametrize("name", TOKEN_TASKS)
 def test_a_real_task_that_labels_words_is_read_whole(name: str) -> None:
     rows = load(REAL_DATA, name)

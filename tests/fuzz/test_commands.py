@@ -73,6 +73,7 @@ def times(run: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in run.rglob("unit.json")}
 
 
+@pytest.mark.sampled("cut short")
 @pytest.mark.parametrize("damage", DAMAGED_UNITS)
 def test_a_damaged_unit_is_run_again_and_no_other(damage: str, run: Path, samples: Samples) -> None:
     name, change = DAMAGED_UNITS[damage]
@@ -87,6 +88,7 @@ def test_a_damaged_unit_is_run_again_and_no_other(damage: str, run: Path, sample
     ).read_bytes()
 
 
+@pytest.mark.sampled("deep", "other units")
 @pytest.mark.parametrize("damage", DAMAGED_CONFIGS)
 def test_a_run_with_a_damaged_config_is_not_resumed(damage: str, run: Path, samples: Samples, capsys) -> None:
     change, message = DAMAGED_CONFIGS[damage]
@@ -105,6 +107,7 @@ def test_damaged_fine_tuned_models_are_made_again(run: Path, samples: Samples) -
     assert all(path.read_bytes() == (originals / path.name).read_bytes() for path in (run / "fine-tuned").iterdir())
 
 
+@pytest.mark.sampled("flip")
 @pytest.mark.parametrize("family", BYTES)
 def test_predict_refuses_a_damaged_ledger(family: str, run: Path, capsys) -> None:
     changed(run / "packnet/seed-0/ledger.safetensors", lambda data: BYTES[family](data, random.Random(family)))

@@ -262,6 +262,12 @@ CUTS = [
 ]
 
 
+@pytest.mark.sampled(
+    "fine-tune-qnli-fine_tune-2",
+    "grafting-continual-sst2-fine_tune-3",
+    "merge-stitch-qnli-localize-3",
+    "merge-ties-qnli-fine_tune-3",
+)
 @pytest.mark.parametrize(("strategy", "task", "phase", "step"), CUTS)
 def test_a_run_goes_on_in_the_midst_of_a_phase(
     strategy: str,
@@ -301,6 +307,7 @@ def test_what_a_strategy_tells_at_the_end_is_kept_with_its_tasks(
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.sampled("changes2-another")
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
@@ -395,6 +402,7 @@ def test_what_killed_writers_left_is_removed_and_a_lost_file_costs_its_unit_alon
     assert (out / "continual-ft" / "seed-0" / "unit.json").read_bytes() == kept
 
 
+@pytest.mark.sampled("in part")
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "in part"])
 def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_nothing(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: None, part: bool

@@ -245,6 +245,7 @@ def careful(note: str, *given: Any) -> Any:
         checkpoints.KeptPhases.begin = begin  # type: ignore[method-assign]
 
 
+@pytest.mark.sampled(share=0.1)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
 @pytest.mark.parametrize("midst", [False, True], ids=["between_phases", "in_a_phase"])

@@ -172,6 +172,7 @@ JOBS = {
 }
 
 
+@pytest.mark.sampled("graft")
 @pytest.mark.parametrize("command", JOBS)
 def test_config_json_repeats_a_job(project: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ["--learning-rate", "0.01", "--batch-size", "2", "--test-limit", "6", "--cache", "cache", "--threads", "1"]

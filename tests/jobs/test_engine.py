@@ -156,6 +156,7 @@ def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseExcept
     return measured
 
 
+@pytest.mark.sampled("graft")
 def test_two_jobs_write_what_one_writes(command: Command, whole: Path, tmp_path: Path) -> None:
     two, results = tmp_path / "two", results_of(whole)
     assert timeless(as_json(command.perform(command.at(two), jobs=2))) == timeless(results)
@@ -176,6 +177,7 @@ def test_a_unit_says_how_it_ended_and_what_it_wrote(command: Command, whole: Pat
         assert all(set(line) == {"task", "phase", "step", "loss", "rate", "seconds"} for line in history) and history
 
 
+@pytest.mark.sampled("graft")
 def test_an_interrupted_job_goes_on_to_the_same_bytes(
     command: Command, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ def test_an_interrupted_job_goes_on_to_the_same_bytes(
     assert bytes_of(out) == bytes_of(whole)
 
 
+@pytest.mark.sampled("graft-error0")
 @pytest.mark.parametrize("error", [TrainingError("The loss became nan."), ZeroDivisionError("oh")])
 def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
     command: Command, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +212,7 @@ def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
         command.perform(command.at(tmp_path / "debug"), debug=True)
 
 
+@pytest.mark.sampled("graft-error0")
 @pytest.mark.parametrize(
     "error",
     [
@@ -227,6 +231,7 @@ def test_whatever_a_unit_raises_the_others_go_on(
     assert json.loads((tmp_path / "out" / command.units[1] / RECORD).read_text())["status"] == "done"
 
 
+@pytest.mark.sampled("run-error1")
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
 def test_a_full_disk_stops_all_units(
     command: Command, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,6 +242,7 @@ def test_a_full_disk_stops_all_units(
     assert not (tmp_path / "out" / command.units[0] / RECORD).exists()
 
 
+@pytest.mark.sampled("graft")
 def test_a_failure_ends_a_command_with_one(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +252,7 @@ def test_a_failure_ends_a_command_with_one(
     assert "The loss became nan." in error and f"--resume --out {tmp_path / 'out'} goes on." in error
 
 
+@pytest.mark.sampled("graft")
 def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Path) -> None:
     phases: list[str] = []
 
@@ -283,12 +290,14 @@ def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.sampled("graft")
 def test_results_are_made_of_the_units_at_any_time(whole: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "results.json").unlink()
     assert as_json(assemble(out, ended=True)) == results_of(whole) == results_of(out)
 
 
+@pytest.mark.sampled("graft")
 def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     results = command.perform(command.at(whole, seeds=(0, 1)))
@@ -297,6 +306,7 @@ def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
     assert bytes_of(out) == bytes_of(whole)
 
 
+@pytest.mark.sampled("graft")
 def test_an_executor_may_take_the_place_of_processes(command: Command, tmp_path: Path) -> None:
     """It has one method: the seam for other machines."""
     ran: list[str] = []
@@ -355,6 +365,7 @@ def wait_for(process: subprocess.Popen[str], *paths: Path) -> None:
 ENDLESS = ("--set", "steps=1000000")
 
 
+@pytest.mark.sampled(share=0.2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, "1"), (signal.SIGTERM, "2")])
 def test_a_signal_ends_a_command_as_ctrl_c_does(
@@ -377,6 +388,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(
     assert not (out / LOCK).exists()
 
 
+@pytest.mark.sampled(share=0.34)
 @pytest.mark.slow
 def test_a_killed_command_goes_on_to_the_same_bytes(
     command: Command, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]

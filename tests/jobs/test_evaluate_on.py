@@ -78,6 +78,7 @@ def outcome(out: Path, *apart: str) -> dict[str, Any]:
     return {key: value for key, value in results.items() if key not in ("seconds", "evaluated_on", *apart)}
 
 
+@pytest.mark.sampled("experiment continual-setting", "experiment ood-setting skipped", "graft sst2-")
 @pytest.mark.parametrize(
     ("command", "apart"),
     [

@@ -95,6 +95,18 @@ def without_times(results: dict[str, Any]) -> dict[str, Any]:
 # -- Every experiment ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(
+    "adapters",
+    "continual",
+    "fish",
+    "localization",
+    "model-labels",
+    "multi-task",
+    "optimizers",
+    "prompt-against-linear",
+    "sparsity-curve",
+    "what-fails",
+)
 @pytest.mark.parametrize("name", registry.EXPERIMENTS)
 def test_an_experiment_writes_results_report_and_figure(name: str, measured, capsys: pytest.CaptureFixture) -> None:
     out = measured(name)
@@ -349,6 +361,7 @@ def test_retraining_and_bitfit_begin_with_an_untrained_readout(
     assert begun == [True, True]
 
 
+@pytest.mark.sampled("what-fails")
 @pytest.mark.parametrize("name", ["calibration", "what-fails"])
 def test_a_model_without_biases_is_measured_all_the_same(name: str, data, model_directory, tmp_path: Path) -> None:
     more = ["--set", "graftable=weight$"]
@@ -366,6 +379,7 @@ def test_what_cannot_be_localized_is_refused_before_any_training(
     assert "leaves no entry" in capsys.readouterr().err
 
 
+@pytest.mark.sampled("gpt2-lm-causal")
 @pytest.mark.parametrize(("kind", "readout"), [("bert-mlm", "prompt"), ("gpt2-lm", "causal")])
 def test_prompts_run_and_share_fine_tuned_models(kind, readout, data, model_directory, tmp_path: Path) -> None:
     for name in ("where", "calibration"):  # the second takes the first's models from their files

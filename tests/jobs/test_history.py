@@ -21,6 +21,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / HISTORY).read_text().splitlines()]
 
 
+@pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "packnet", "ewc"])
 def test_each_logged_step_has_its_rate(name: str, tmp_path: Path) -> None:
     cls = strategy(name)

@@ -66,6 +66,7 @@ def test_tensorboard_has_every_step_and_all_scores(run: Any) -> None:
     assert run("--log", "tensorboard", "--resume")[1] == 0  # its files belong to the unit, which is done
 
 
+@pytest.mark.sampled(share=0.2)
 @pytest.mark.slow
 @needs("tensorboard")
 def test_workers_log_too(run: Any) -> None:
@@ -176,6 +177,7 @@ def test_each_value_has_its_axis(run: Any, monkeypatch: pytest.MonkeyPatch, caps
     assert scores == dict(enumerate(matrix))
 
 
+@pytest.mark.sampled("3")
 @pytest.mark.parametrize("fails_at", [0, 3])
 def test_a_logger_that_fails_costs_nothing(
     run: Any, fails_at: int, monkeypatch: pytest.MonkeyPatch, capsys: Any

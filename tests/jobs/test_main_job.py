@@ -31,6 +31,7 @@ def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
     return {run["strategy"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
 
 
+@pytest.mark.sampled(share=0.1)
 @pytest.mark.skipif(
     not (REAL / "ner_sec").is_dir(), reason=f"no real data at {REAL}; set FORGETFREE_DATA to have it tested"
 )
@@ -63,6 +64,7 @@ def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.sampled(share=0.1)
 @needs_real_data
 def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
     """After learning a task, its row of predictions is bit-identical to those at the end of the stream."""
@@ -84,6 +86,7 @@ def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
             assert torch.equal(torch.from_numpy(answers[name].logits), logits)
 
 
+@pytest.mark.sampled(share=0.1)
 @needs_real_data
 def test_on_real_data(tmp_path: Path) -> None:
     options = ["--shots", "32", "--steps", "16", "--precision", "bf16", "--set", "test_limit=60"]

@@ -198,6 +198,7 @@ def test_one_fault_is_told_as_ever(usual: list[str], data_directory: Path, tmp_p
     assert refused(capsys, *words, "--check").splitlines() == [alone]
 
 
+@pytest.mark.sampled("more4-")
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -217,6 +218,7 @@ def test_what_keeps_a_run_from_beginning(usual: list[str], more: list[str], mess
         assert message in refused(capsys, "run", "sst2", *words, "--check")
 
 
+@pytest.mark.sampled("experiment-check")
 @pytest.mark.parametrize("check", [["--check"], []], ids=["check", "job"])
 @pytest.mark.parametrize(
     "words",

@@ -215,6 +215,7 @@ def test_quiet_says_nothing_but_the_result_and_errors(run: list[str], tmp_path: 
     assert all(line.startswith("forgetfree: error: ") for line in capsys.readouterr().err.splitlines())
 
 
+@pytest.mark.sampled(share=0.2)
 @pytest.mark.slow
 def test_workers_tell_the_parent_what_they_do(run: list[str], tmp_path: Path, capfd: Any) -> None:
     assert cli.main([*run, "--jobs", "2", "--out", str(tmp_path / "out")]) == 0

@@ -116,6 +116,7 @@ def same(one: Path, other: Path) -> None:
     assert ours == theirs
 
 
+@pytest.mark.sampled("ag_news")
 @pytest.mark.parametrize("task", TASKS)
 def test_it_is_the_run_without_the_task(run: MakeRun, removed: Callable[[str], Path], task: str) -> None:
     others, out = tuple(each for each in TASKS if each != task), removed(task)
@@ -168,6 +169,7 @@ def logged(run: Path) -> list[str]:
     return sorted(json.dumps(json.loads(line) | {"seconds": 0}) for line in lines)
 
 
+@pytest.mark.sampled("ag_news")
 @pytest.mark.parametrize("task", TASKS[:2])
 def test_regions_of_later_tasks_are_not_sought_again(
     run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
@@ -181,6 +183,7 @@ def test_regions_of_later_tasks_are_not_sought_again(
     ]
 
 
+@pytest.mark.sampled("localize_at=union")
 @pytest.mark.parametrize(
     "more",
     [

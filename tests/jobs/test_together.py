@@ -50,6 +50,7 @@ def run(words: list[str], out: Path, *more: str, launcher: tuple[str, ...] = ())
     return subprocess.run([*command, *words, *more, "--out", str(out)], capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.sampled(share=0.2)
 @pytest.mark.slow
 def test_one_two_and_four_processes_write_the_same_files(words: list[str], tmp_path: Path) -> None:
     for processes in ("1", "2", "4"):
@@ -72,6 +73,7 @@ def test_one_two_and_four_processes_write_the_same_files(words: list[str], tmp_p
     assert "sent" not in json.loads((tmp_path / "1" / "fine-tune" / "seed-0" / "unit.json").read_text())
 
 
+@pytest.mark.sampled(share=0.1)
 @pytest.mark.slow
 def test_a_notebook_trains_by_two_processes_what_the_command_line_trains_by_one(
     words: list[str], data_directory: Path, model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,6 +148,7 @@ def child_of(pid: int) -> int:
     return int(other)
 
 
+@pytest.mark.sampled(share=0.1)
 @pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_run_and_it_resumes(
     running: subprocess.Popen[str], words: list[str], tmp_path: Path
@@ -176,6 +179,7 @@ def test_the_others_end_with_the_first(running: subprocess.Popen[str]) -> None:
     pytest.fail("the other process lives on")
 
 
+@pytest.mark.sampled("more3-cannot share parts=4 evenly", "more7---processes")
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -66,6 +66,7 @@ def searched(bench: SingleTask, options: LocalizationOptions, start: ModelState)
     return bench.localized(start, options)[0].scores
 
 
+@pytest.mark.sampled("batch size-fine_tuned")
 @pytest.mark.parametrize("phase", [fine_tuned, searched])
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_phase_is_not_taken_for_one_that_started_alike(

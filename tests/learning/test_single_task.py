@@ -133,6 +133,7 @@ def test_the_fine_tuned_model_is_the_one_that_strategies_make_and_share(
     assert torch.equal(again.readouts["sst2"]["weight"], theirs.readouts["sst2"]["weight"])
 
 
+@pytest.mark.sampled("random")
 @pytest.mark.parametrize("base", ["empty", "movement", "random"])
 def test_regions_of_several_sparsities_are_those_asked_for_alone(bench: SingleTask, base: str) -> None:
     """From an empty γ_base one search serves them all."""
@@ -222,6 +223,7 @@ def test_of_a_base_that_is_too_large_the_most_moved_entries_count(bench: SingleT
         assert each.region == most_moved(bench.pre.theta, fine_tuned.theta, count, among=base)
 
 
+@pytest.mark.sampled("0.1-0-1.0-bias")
 @pytest.mark.parametrize("kind", ["movement", "random", "fisher", "bias"])
 @pytest.mark.parametrize(("fraction", "steps", "share"), [(0.1, 2, 0.1), (1.0, 2, 1.0), (0.1, 0, 1.0), (1e-9, 2, 0.0)])
 def test_the_base_region_is_a_fraction_of_the_budget_where_s_is_learned(

@@ -37,6 +37,7 @@ def hidden(stream: Any, rows: Any, layer: int) -> np.ndarray[Any, Any]:
     return np.stack(found)
 
 
+@pytest.mark.sampled("None")
 @pytest.mark.parametrize("layer", [None, 0, 2])
 def test_rows_go_where_a_slow_discriminant_sends_them(tiny_stream: MakeStream, layer: int | None) -> None:
     stream = tiny_stream("bert", "linear")
@@ -60,6 +61,7 @@ def test_rows_go_where_a_slow_discriminant_sends_them(tiny_stream: MakeStream, l
     assert len(chosen) > 1
 
 
+@pytest.mark.sampled("1000-2")
 @pytest.mark.parametrize(("room", "kept"), [(0, 0), (1000, 2), (10**6, 6)])
 def test_rows_that_are_met_again_are_not_computed_again_where_there_is_room(
     tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, room: int, kept: int

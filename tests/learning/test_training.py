@@ -198,6 +198,7 @@ def test_fine_tuning_is_a_plain_loop_over_the_planned_batches(bert: TaskModel, m
         torch.testing.assert_close(bert.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled("gpt2-lm")
 def test_only_layers_and_the_tasks_readout_move(model: TaskModel) -> None:
     """Embeddings, LM head and the other task's readout stay bit for bit, under momentum and weight decay."""
     before, rows = state(model), rows_for(model)
@@ -230,6 +231,7 @@ def test_trainable_puts_everything_back_after_an_error(bert: TaskModel) -> None:
     assert weight.grad is None
 
 
+@pytest.mark.sampled("2")
 @pytest.mark.parametrize("accumulation", [2, 3, 8, 50])
 def test_accumulation_is_the_same_update(bert: TaskModel, model_directory: ModelDirectory, accumulation: int) -> None:
     rows = rows_for(bert)
@@ -330,6 +332,7 @@ def test_wrong_options_are_reported_together() -> None:
 # -- Predictions -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("gpt2")
 def test_predictions_come_in_the_rows_order_whatever_the_batch_size(model: TaskModel) -> None:
     """Row by row without padding gives the same, up to rounding: padding is not read."""
     rows = rows_for(model)

@@ -702,6 +702,7 @@ def many(tasks: int, entries: int, composition: Any = "union") -> Ledger:
     return made
 
 
+@pytest.mark.sampled("alone")
 @pytest.mark.parametrize("composition", ["union", "alone"])
 def test_what_a_ledger_says_of_many_tasks_is_what_a_slow_count_says(composition: Any, tmp_path: Path) -> None:
     ledger = many(40, 6_000, composition)

@@ -98,6 +98,7 @@ def test_groups_have_the_bits_of_the_switched_model(loaded: LoadedModel, composi
     assert same(answers, expected(loaded.model, ledger, rows, tasks, loaded.pad))
 
 
+@pytest.mark.sampled("ac-alone")
 @pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
 @pytest.mark.parametrize("tasks", ["eadbc", "aebbe", "ddabcccccd", "ac"])
 def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tasks: str, monkeypatch: Any) -> None:
@@ -116,6 +117,7 @@ def test_small_groups_have_its_logits(loaded: LoadedModel, composition: str, tas
     assert same(exact, bare)  # θ_pre was left as it was
 
 
+@pytest.mark.sampled("ModernBert", "OPT")
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_every_family_is_corrected_or_answered_exactly(tmp_path: Path, name: str, monkeypatch: Any) -> None:
     """Whatever a family has: shared layers, norms of other kinds, tensors of no layer, rows in the second dimension."""
@@ -220,6 +222,7 @@ def test_what_corrections_get_wrong_is_noticed(loaded: LoadedModel, monkeypatch:
     assert mixed._exact_only
 
 
+@pytest.mark.sampled("alone")
 @pytest.mark.parametrize("composition", ["union", "selection", "alone", "auto"])
 def test_tiny_changes_do_not_vouch_for_large_ones(loaded: LoadedModel, composition: str, monkeypatch: Any) -> None:
     """What corrections get wrong does not show where they hardly move the logits."""

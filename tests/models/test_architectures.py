@@ -48,6 +48,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, families.write(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.sampled("Bloom-auto")
 @pytest.mark.parametrize("readout", ["linear", "auto"])
 def test_a_family_is_grafted_and_written(
     model: tuple[str, Path], readout: str, data_directory: Path, tmp_path: Path
@@ -88,6 +89,7 @@ LONG = "the film was awful . " * 30
 TEXTS = ("a lovely film .", "was it DULL ?", "[SEP] a <mask> [MASK] </s> film", LONG, "who was it")
 
 
+@pytest.mark.sampled("Bloom-qnli", "T5-ag_news", "XLNet-ag_news")
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("task", ["sst2", "ag_news", "qnli"])
 def test_pipeline_answers_as_a_familys_linear_readout_does(
@@ -125,6 +127,7 @@ def test_pipeline_answers_as_a_familys_linear_readout_does(
     assert [len(answers) for answers in together] == [len(labels)] * len(given)
 
 
+@pytest.mark.sampled("Albert-auto")
 @pytest.mark.parametrize("readout", ["linear", "auto"])
 def test_what_tells_tasks_apart_is_the_mean_of_a_hidden_layer(model: tuple[str, Path], readout: str) -> None:
     """Of an encoder-decoder it is the encoder's; no LM head and no decoder is asked."""
@@ -149,6 +152,7 @@ def test_what_tells_tasks_apart_is_the_mean_of_a_hidden_layer(model: tuple[str, 
             torch.testing.assert_close(found[1:], network.pooled(ids[:, :9], layer), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.sampled("T5")
 @pytest.mark.parametrize("family", ["Bart", "T5"])
 def test_an_encoder_decoder_learns_a_stream_and_predicts(
     family: str, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -101,6 +101,7 @@ def test_a_tensor_of_the_body_that_nothing_uses_is_refused(
     )
 
 
+@pytest.mark.sampled("bert-mlm-prompt-names1")
 @pytest.mark.parametrize(
     ("kind", "readout", "names"),
     [
@@ -138,6 +139,7 @@ def test_a_fine_tuned_model_with_an_extra_layer_is_refused(classifier: Path, mod
 WEIGHT = "encoder.layer.1.output.dense.weight"
 
 
+@pytest.mark.sampled("bert--torch.uint8")
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(("kind", "prefix"), [("bert", ""), ("bert-mlm", "bert.")])
 def test_quantized_weights_are_refused(copy: ModelDirectory, kind: str, prefix: str, dtype: torch.dtype) -> None:

@@ -37,6 +37,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
 # -- What may be grafted ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("Falcon")
 @EVERY
 def test_every_tensor_of_a_layer_may_be_grafted_and_has_its_kind(directory: Any, name: str) -> None:
     """Beside layers, only what the last layer's output goes through may be grafted. Embeddings and their parts stay."""
@@ -62,6 +63,7 @@ def encoded(loaded: LoadedModel, *texts: str) -> torch.Tensor:
     )
 
 
+@pytest.mark.sampled("auto-Mistral", "linear-MT5")
 @EVERY
 @pytest.mark.parametrize("readout", ["linear", "auto"])
 def test_every_graftable_tensor_has_a_part_in_the_answer(directory: Any, name: str, readout: str) -> None:
@@ -80,6 +82,7 @@ def test_every_graftable_tensor_has_a_part_in_the_answer(directory: Any, name: s
 UNBOUND = ("XLNet", "Bloom", "T5", "MT5", "UMT5")
 
 
+@pytest.mark.sampled("linear-Gemma")
 @EVERY
 @pytest.mark.parametrize("readout", ["linear", "auto"])
 def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, readout: str) -> None:
@@ -94,6 +97,7 @@ def test_rows_are_as_long_as_a_family_has_positions(directory: Any, name: str, r
 # -- What is refused -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("False-Gemma")
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "Albert"])  # whose layers are one
 @pytest.mark.parametrize("headless", [False, True])
 def test_layers_that_the_configuration_does_not_mention_are_refused(
@@ -109,10 +113,14 @@ def test_layers_that_the_configuration_does_not_mention_are_refused(
         assert re.search(r"e\.g\. '[\w.]*\.1\.", str(caught.value))
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "ModernBert"])  # transformers itself refuses it
+@pytest.mark.sampled("Albert")
+@EVERY
 def test_a_network_without_layers_is_refused(directory: Any, tmp_path: Path, name: str) -> None:
     made = shutil.copytree(directory(name), tmp_path / name)
-    families.config(name, layers=0).save_pretrained(made)
+    try:
+        families.config(name, layers=0).save_pretrained(made)
+    except Exception as error:
+        pytest.skip(f"transformers itself refuses it: {error}")
     with pytest.raises(
         ModelError, match=rf"config\.json of model '{made}' says \w+ = 0, and a network needs one layer"
     ):

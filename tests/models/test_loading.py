@@ -62,6 +62,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
 # -- Readouts --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("bert-pooler-linear")
 @pytest.mark.parametrize(
     ("kind", "readout"),
     [
@@ -264,6 +265,7 @@ def test_a_damaged_config_is_refused_before_anything_is_built_from_it(
     assert text.endswith("Put back the config.json that was saved with the weights.")
 
 
+@pytest.mark.sampled("vocab_size-1000000000")
 @pytest.mark.parametrize(("key", "size"), [("vocab_size", 10**9), ("hidden_size", 10**6), ("num_hidden_layers", 1000)])
 def test_a_config_that_asks_for_more_than_its_weights_hold_is_refused_with_the_size(
     copy: ModelDirectory, key: str, size: int
@@ -366,6 +368,7 @@ def test_minilms_weights_and_space_stay_the_same() -> None:
     assert space.layout_hash == "5a686aff8e3c9835663fc1578756d18bba984fc63cd5ce9aa97e6ae376394d40"
 
 
+@pytest.mark.sampled("amazon")
 @needs_minilm
 @pytest.mark.parametrize("task", sorted(name for name, task in registry.tasks().items() if task.kind != "tokens"))
 def test_minilms_vocabulary_has_every_registered_label_word(task: str) -> None:

@@ -53,6 +53,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 # -- At which token --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("auto-Phi3")
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("readout", ["linear", "auto"])
 def test_the_first_word_and_the_last_change_what_is_read(tmp_path: Path, name: str, readout: str) -> None:
@@ -87,6 +88,7 @@ def test_t5_is_read_by_its_encoder_at_the_last_token(tmp_path: Path, name: str) 
     assert not [spec for spec in loaded.model.space().tensors if "decoder" in spec.name]
 
 
+@pytest.mark.sampled("OPT")
 @pytest.mark.parametrize("name", ["Bart", "T5", "XLNet", "OPT"])
 def test_padding_changes_no_answer(tmp_path: Path, name: str, data_directory: Path) -> None:
     loaded = load_model(str(families.write(name, tmp_path)), "linear")
@@ -143,6 +145,7 @@ PRE_TRAINING = {
 }
 
 
+@pytest.mark.sampled("albert", "hiera")
 @pytest.mark.parametrize("kind", PRE_TRAINING)
 def test_pre_training_is_read_by_prompts_where_it_fills_in_masks(kind: str) -> None:
     """Check every …ForPreTraining of transformers: does it hold the tensors of the masked language model of its family?"""

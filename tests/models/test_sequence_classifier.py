@@ -48,6 +48,7 @@ def readout_of(hidden: Tensor, labels: int, largest: float) -> dict[str, Tensor]
     return {"weight": weight * (largest / 2 / (hidden @ weight.T).abs().max()), "bias": bias}
 
 
+@pytest.mark.sampled("DistilBert-2", "ModernBert-2")
 @torch.no_grad()
 @pytest.mark.parametrize("labels", [2, 7])
 @pytest.mark.parametrize("family", [family for family in HEADS if family != "Llama"])

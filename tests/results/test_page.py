@@ -230,6 +230,7 @@ def test_results_without_runs_have_a_page(tmp_path: Path) -> None:
     assert sections(text) == ["tables"]
 
 
+@pytest.mark.sampled("long")
 @pytest.mark.parametrize("name", ["main-job", "baselines", "long"])
 def test_results_in_one_file_have_a_page(name: str) -> None:
     source = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.csv"

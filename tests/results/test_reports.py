@@ -522,6 +522,7 @@ def test_an_unknown_format_is_refused(two_seeds: Comparison) -> None:
         render(two_seeds, "markdwn")
 
 
+@pytest.mark.sampled("json")
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_holds_every_title_note_and_number(
     two_seeds: Comparison, format: str, monkeypatch: pytest.MonkeyPatch

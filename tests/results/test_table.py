@@ -152,6 +152,7 @@ def test_the_table_is_that_of_the_report() -> None:
             assert summary.loc[name, (key, "mean")] == pytest.approx(np.mean([each[key] for each in known]), abs=1e-12)
 
 
+@pytest.mark.sampled("localization-of1")
 @pytest.mark.parametrize(
     ("name", "of"),
     [("graft", ["seed", "model"]), ("localization", ["shots", "seed", "model"]), ("continual", ["strategy"])],
@@ -164,6 +165,7 @@ def test_grafts_and_experiments_are_read(name: str, of: list[str]) -> None:
     assert results.plot().axes
 
 
+@pytest.mark.sampled("continual", "graft")
 @pytest.mark.parametrize("name", ["run", "graft", "localization", "continual"])
 def test_one_csv_file_says_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

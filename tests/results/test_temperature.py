@@ -25,6 +25,7 @@ def loss(answers: Predictions, temperature: float) -> float:
     return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - of_labels))
 
 
+@pytest.mark.sampled("3-1.0")
 @pytest.mark.parametrize(("labels", "truth"), [(2, 0.6), (3, 1.0), (5, 2.5)])
 def test_it_is_that_of_a_grid_search_and_near_the_truth(labels: int, truth: float) -> None:
     answers = drawn(300, labels, truth, seed=labels)

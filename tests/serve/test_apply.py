@@ -119,6 +119,7 @@ def test_a_graft_of_a_single_task_says_where_it_comes_from(made: Callable[..., M
     assert all(torch.equal(own.graft.readout[name], readout[name]) for name in readout)
 
 
+@pytest.mark.sampled("bert-pooler-linear-qnli")
 @pytest.mark.parametrize(("kind", "readout", "task"), [case[:3] for case in CASES])
 def test_a_graft_from_its_file_is_equation_1(made: Callable[..., Made], kind: str, readout: str, task: str) -> None:
     own = made(kind, readout, task)
@@ -135,6 +136,7 @@ def test_a_graft_from_its_file_is_equation_1(made: Callable[..., Made], kind: st
 # -- What is written -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(("kind", "readout", "task", "architecture", "loader"), CASES)
 def test_the_model_is_the_grafted_one_bit_for_bit(
     made: Callable[..., Made], kind: str, readout: str, task: str, architecture: str, loader: str
@@ -160,6 +162,7 @@ def test_the_model_is_the_grafted_one_bit_for_bit(
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.sampled("gpt2-linear-qnli")
 @pytest.mark.parametrize(("kind", "readout", "task"), [case[:3] for case in CASES])
 def test_the_model_card_answers_as_our_own_model_does(
     made: Callable[..., Made], kind: str, readout: str, task: str, capsys: pytest.CaptureFixture[str]
@@ -241,6 +244,7 @@ def test_an_architecture_without_a_sequence_classifier_gets_its_readout_as_a_fil
 # -- A fine-tuned classifier's own head ------------------------------------------------------------------
 
 
+@pytest.mark.sampled("gpt2-lm")
 @pytest.mark.parametrize("kind", ["bert-mlm", "gpt2-lm"])
 def test_a_classifiers_head_comes_back_as_a_classifier(
     kind: str, model_directory: ModelDirectory, data_directory: Path, tmp_path: Path
@@ -383,6 +387,7 @@ def test_the_command_writes_a_model(
 # -- The embedded model ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.5)
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["sst2", "qnli"])
 def test_a_graft_on_minilm(task: str, tmp_path: Path) -> None:

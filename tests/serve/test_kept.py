@@ -61,6 +61,7 @@ def rows(data_directory: Path) -> dict[str, Rows]:
 # -- Predictor -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("bert-continual-ft", "bert-fine-tune", "bert-lora", "gpt2-lm-grafting-continual")
 @each
 def test_every_strategy_is_answered_from_bit_for_bit(
     finished_run: MakeRun, rows: dict[str, Rows], kind: str, strategy: str
@@ -115,6 +116,7 @@ def test_a_model_that_is_gone_is_named(finished_run: MakeRun, tmp_path: Path, ca
 # -- The task is not known -------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("bitfit-lda", "bitfit-router", "fine-tune-router")
 @pytest.mark.parametrize("inference", ["router", "lda"])
 @pytest.mark.parametrize("strategy", ["lora", "fine-tune", "bitfit"])
 def test_the_router_of_the_run_finds_the_task(
@@ -155,6 +157,7 @@ def test_without_a_router_the_task_must_be_named(finished_run: MakeRun, capsys: 
 # -- Export ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("bert-merge-ties", "gpt2-lm-grafting-continual", "roberta-mlm-lora")
 @each
 def test_an_exported_task_answers_as_the_run_did(
     finished_run: MakeRun, rows: dict[str, Rows], tmp_path: Path, kind: str, strategy: str
@@ -194,6 +197,7 @@ def test_the_card_of_an_exported_model_says_what_it_is(finished_run: MakeRun, tm
     assert 0 < int(moved.split()[0].replace(",", "")) <= biases
 
 
+@pytest.mark.sampled("roberta-mlm")
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_ledger_alone_is_exported_and_its_graft_is_applied(
     finished_run: MakeRun, model_directory: Callable[[str], Path], tmp_path: Path, kind: str, capsys: Any
@@ -257,6 +261,7 @@ def test_export_refuses_and_leaves_nothing(
 # -- In a model of one's own -----------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize("loader", ["AutoModel", "AutoModelForSequenceClassification", "AutoModelForMaskedLM"])
 @pytest.mark.parametrize("strategy", ["grafting-continual", "wsn", "bitfit"])
 def test_a_model_of_ones_own_answers_each_task_as_the_run_did(

@@ -36,6 +36,7 @@ def test_it_reads_the_mean_of_the_tokens_and_no_padding(model_directory: Callabl
             assert torch.allclose(got[row], mean, atol=1e-6)
 
 
+@pytest.mark.sampled("bert")
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_a_run_is_answered_from_exported_and_switched(
     finished_run: MakeRun, data_directory: Path, model_directory: Callable[[str], Path], tmp_path: Path, kind: str

@@ -13,6 +13,7 @@ from forgetfree.data.rows import Rows
 from forgetfree.serve.model_card import encode_source
 
 
+@pytest.mark.sampled(share=0.25)
 @EVERY
 @pytest.mark.parametrize(
     "template",

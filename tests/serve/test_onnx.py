@@ -29,6 +29,7 @@ def answers(directory: Path, texts: list[Any], **how: Any) -> torch.Tensor:
     return torch.from_numpy(session.run(None, {key: each.numpy() for key, each in batch.items() if key in names})[0])
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "task"), [("bert", "qnli"), ("roberta", "ag_news"), ("gpt2", "sst2")])
 def test_the_graph_answers_as_the_model_does(finished_run: MakeRun, tmp_path: Path, kind: str, task: str) -> None:

@@ -106,6 +106,7 @@ def check_labels(logits: Tensor, alone: Tensor, bound: float) -> None:
 # -- With deterministic -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("gpt2-lm-2")
 def test_a_row_has_the_same_bits_in_any_company(run: Path, threads: int) -> None:
     """Batches of 1 to 64, rows in another order, and tasks side by side."""
     predictor = Predictor.of_run(run, deterministic=True)
@@ -124,6 +125,7 @@ def test_a_row_has_the_same_bits_in_any_company(run: Path, threads: int) -> None
             assert answers == [expected[i] for i in part]
 
 
+@pytest.mark.sampled("bert")
 @pytest.mark.parametrize("kind", ["bert", "gpt2-lm"])
 def test_a_run_and_what_answers_from_it_have_the_same_bits(
     finished_run: MakeRun, kind: str, data_directory: Path, capsys: pytest.CaptureFixture[str]
@@ -172,6 +174,7 @@ def test_the_flag_of_predict(finished_run: MakeRun, tmp_path: Path, capsys: pyte
 # -- Without it -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("bert-mlm")
 def test_logits_stay_within_the_bound_and_labels_stay(run: Path) -> None:
     predictor = Predictor.of_run(run)
     assert not predictor.deterministic
@@ -185,6 +188,7 @@ def test_logits_stay_within_the_bound_and_labels_stay(run: Path) -> None:
             check_labels(logits, alone[task], BATCHED)
 
 
+@pytest.mark.sampled("bert-1")
 @pytest.mark.parametrize("size", SIZES)
 def test_mixed_tasks_stay_within_their_bound(run: Path, size: int, monkeypatch: Any) -> None:
     """Small groups are corrected by sparse entries, whatever share of the space these are."""

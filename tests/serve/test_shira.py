@@ -82,6 +82,7 @@ def answers(network: Any) -> torch.Tensor:
     return out.logits if "logits" in out else out.last_hidden_state
 
 
+@pytest.mark.sampled("bert-linear-sst2-AutoModel")
 @pytest.mark.parametrize(("kind", "readout", "task", "loader"), CASES)
 def test_there_and_back(
     made: Callable[..., Made], tmp_path: Path, kind: str, readout: str, task: str, loader: str
@@ -103,6 +104,7 @@ def test_there_and_back(
     assert all(torch.equal(back.readout[name], tensor) for name, tensor in own.linear.readout.items())
 
 
+@pytest.mark.sampled("bert-mlm")
 @pytest.mark.parametrize("kind", ["bert-pooler", "bert-mlm", "roberta-mlm"])
 def test_a_classifiers_own_head_is_in_the_adapter(
     kind: str, model_directory: ModelDirectory, data_directory: Path, tmp_path: Path

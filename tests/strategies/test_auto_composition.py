@@ -61,6 +61,7 @@ def assert_same(one: Record, other: Record) -> None:
     assert all(torch.equal(tensor, other.readout[name]) for name, tensor in one.readout.items())
 
 
+@pytest.mark.sampled("alone2-pretrained")
 @pytest.mark.parametrize("localize_at", ["pretrained", "union"])
 @pytest.mark.parametrize("alone", [set(), {"ag_news"}, {"sst2"}, {"ag_news", "sst2"}])
 def test_each_task_is_that_of_the_composition_that_is_preferred(

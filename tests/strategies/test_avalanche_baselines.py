@@ -71,6 +71,7 @@ class Updates(SupervisedPlugin):
 # -- All of them -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("gpt2-lm-causal-task-lwf")
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize(
     ("kind", "readout", "scenario"),
@@ -96,6 +97,7 @@ def test_runs_on_every_readout_for_as_many_steps_as_told(
     assert strategy.model is stream.model
 
 
+@pytest.mark.sampled("0.01-1")
 @pytest.mark.parametrize(("factor", "steps"), [(2.5, round(2.5 * 3 * STEPS)), (0.01, 1)])
 def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
     tiny_stream: MakeStream, factor: float, steps: int
@@ -105,6 +107,7 @@ def test_joint_takes_as_many_times_the_steps_of_all_tasks_as_told(
     assert [len(task) for task in updates.tasks] == [steps]
 
 
+@pytest.mark.sampled("gdumb")
 @pytest.mark.parametrize("name", BASELINES)
 def test_seeds_determine_the_weights(tiny_stream: MakeStream, name: str) -> None:
     def run(seed: int) -> Tensor:
@@ -116,6 +119,7 @@ def test_seeds_determine_the_weights(tiny_stream: MakeStream, name: str) -> None
     assert not torch.equal(first, run(1))
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -162,6 +166,7 @@ SET: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled("ewc")
 @pytest.mark.parametrize("name", SET)
 def test_options_reach_avalanches_code(tiny_stream: MakeStream, name: str) -> None:
     texts, expected = SET[name]
@@ -186,6 +191,7 @@ class Warns(SupervisedPlugin):
         warnings.warn("mine", DeprecationWarning, stacklevel=1)
 
 
+@pytest.mark.sampled("replay")
 @pytest.mark.parametrize("name", ["replay", "gdumb", "der", "si"])
 def test_avalanches_own_warnings_are_silent_and_no_others(tiny_stream: MakeStream, name: str) -> None:
     strategy = make(name, tiny_stream("bert", "linear"), extra=[Warns()])
@@ -198,15 +204,6 @@ def test_avalanches_own_warnings_are_silent_and_no_others(tiny_stream: MakeStrea
     with warnings.catch_warnings(), pytest.raises(DeprecationWarning, match="mine"):
         warnings.simplefilter("error")
         learn(make(name, tiny_stream("bert", "linear"), extra=[Warns()]))
-
-
-def test_avalanche_does_warn(tiny_stream: MakeStream) -> None:
-    """Else there is nothing to silence: `_without_its_warnings` can go when this fails."""
-    policy = avalanche_baselines._BalancedBuffer(10)
-    strategy = make("gdumb", tiny_stream("bert", "linear"))
-    strategy.experience = strategy.stream.benchmark.train_stream[0]
-    with pytest.warns(DeprecationWarning, match="Call to deprecated function update "):
-        policy.update(strategy)
 
 
 # -- Memory ----------------------------------------------------------------------------------------------
@@ -240,6 +237,7 @@ def _row_bytes(stream: Any, tasks: int) -> int:
     return sum((sum(task.train.lengths) + 2 * len(task.train)) * 8 for task in stream.tasks[:tasks])
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
@@ -276,6 +274,7 @@ def _parameters(stream: Any) -> int:
     return sum(parameter.numel() for parameter in stream.model.parameters())
 
 
+@pytest.mark.sampled("gem")
 @pytest.mark.parametrize("name", ["agem", "gem"])
 def test_episodic_memories_grow_by_task(tiny_stream: MakeStream, name: str) -> None:
     strategy, kept = make(name, tiny_stream("bert", "linear"), patterns_per_experience=8), []
@@ -299,6 +298,7 @@ def test_every_batch_of_replay_has_rows_of_earlier_tasks(tiny_stream: MakeStream
     assert sum(batch[0] for batch in third) > 0 < sum(batch[1] for batch in third)
 
 
+@pytest.mark.sampled("der")
 @pytest.mark.parametrize("name", ["gdumb", "der"])
 def test_memories_are_balanced_over_the_labels_of_all_tasks(tiny_stream: MakeStream, name: str) -> None:
     """16 rows for 2 + 4 + 2 labels; Avalanche's own would share them out over the numbers 0 to 3."""
@@ -315,6 +315,7 @@ def test_labels_that_tasks_share_share_the_memory(tiny_stream: MakeStream) -> No
     assert Counter(row[1] for row in (rows[i] for i in range(len(rows)))) == {0: 5, 1: 5}
 
 
+@pytest.mark.sampled("gdumb")
 @pytest.mark.parametrize("name", ["gdumb", "der"])
 def test_a_memory_without_a_row_for_each_label_is_refused(tiny_stream: MakeStream, name: str) -> None:
     with pytest.raises(OptionError, match=r"got mem_size=7 for 8 labels\. Set mem_size=8 or more"):
@@ -391,6 +392,7 @@ def test_lwfs_teacher_answers_without_dropout(tiny_stream: MakeStream) -> None:
     assert not any(module.training for module in teacher.modules())
 
 
+@pytest.mark.sampled("cumulative")
 @pytest.mark.parametrize("name", ["ewc", "replay", "der", "cumulative"])
 def test_a_loaded_strategy_does_not_learn_without_its_memory(tiny_stream: MakeStream, name: str, tmp_path: Any) -> None:
     first = make(name, tiny_stream("bert", "linear"))
@@ -413,6 +415,7 @@ def test_mas_goes_on_at_a_loss_of_0() -> None:
     assert float(strategy.loss.detach()) == pytest.approx(2 * 3 * 1)
 
 
+@pytest.mark.sampled("5-5-mas")
 @pytest.mark.parametrize("name", ["ewc", "online-ewc", "mas"])
 @pytest.mark.parametrize(("rows", "expected"), [(5, 5), (24, 24), (1000, 24), (None, 24)])
 def test_importances_are_taken_from_as_many_rows_as_told(
@@ -437,6 +440,7 @@ def test_importances_are_taken_from_as_many_rows_as_told(
 # -- Dropout ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("agem", "replay")
 @pytest.mark.parametrize("name", BASELINES)
 def test_no_pass_has_dropout_where_none_is_wanted(tiny_stream: MakeStream, name: str) -> None:
     """A-GEM, GEM and MAS set training mode themselves before passes of their own."""

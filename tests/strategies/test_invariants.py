@@ -143,6 +143,7 @@ def history(
 # -- Forget-free (invariant 1) ---------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("bert-sgd")
 def test_later_tasks_leave_every_earlier_logit_as_it_was(history: History) -> None:
     for position, task in enumerate(history.stream.tasks):
         learned = history.rows[position + 1][task.name]
@@ -168,6 +169,7 @@ def test_continual_fine_tuning_does_change_earlier_logits(tiny_stream: MakeStrea
     assert not torch.equal(rows[1]["ag_news"], rows[2]["ag_news"])
 
 
+@pytest.mark.sampled("gpt2-lm")
 @pytest.mark.parametrize("kind", MODELS)
 def test_fine_tune_answers_each_task_by_its_own_model(tiny_stream: MakeStream, kind: str) -> None:
     """A learned task's logits stay; one that is not learned yet is answered by the pre-trained model."""
@@ -230,6 +232,7 @@ def test_of_the_other_tensors_only_the_tasks_own_readout_moves(history: History)
         assert set(names) == own
 
 
+@pytest.mark.sampled("bert-momentum")
 def test_the_pre_trained_model_comes_back_exactly(tiny_stream: MakeStream, history: History) -> None:
     """After visiting every task in any order, the backbone holds θ_pre."""
     model = tiny_stream(history.kind, MODELS[history.kind]).model
@@ -293,6 +296,7 @@ def test_a_region_is_never_larger_than_its_budget(history: History) -> None:
 # -- From the file (invariant 4) -------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("bert-sgd")
 def test_a_loaded_ledger_answers_as_the_strategy_did(tiny_stream: MakeStream, history: History) -> None:
     """Save → load → switch a fresh model → predict: the very logits of the strategy's own evaluation."""
     stream = tiny_stream(history.kind, MODELS[history.kind])
@@ -308,6 +312,7 @@ def test_a_loaded_ledger_answers_as_the_strategy_did(tiny_stream: MakeStream, hi
 # -- Seeds (invariant 5) ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
 def test_the_same_seed_gives_the_same_answers_and_another_seed_others(tiny_stream: MakeStream, name: str) -> None:
     def run(seed: int, disturb: int) -> dict[str, Tensor]:
@@ -342,6 +347,7 @@ def test_a_shared_fine_tuned_model_does_not_change_what_grafting_learns(tiny_str
 # -- One fine-tuning, three ways -------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [(kind, changes) for kind in MODELS for changes in OPTIMIZERS.values()]
@@ -370,6 +376,7 @@ def test_fine_tune_is_the_core_loop_and_the_fine_tuning_inside_grafting(
         _assert_same_state(ModelState.of(core.model), expected, task.name)
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize("changes", [{}, {"accumulation": 2}, {"precision": "bf16"}], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_region_is_trained_to_the_same_bits_by_both_loops(
@@ -405,6 +412,7 @@ def _assert_same_state(one: ModelState, other: ModelState, task: str) -> None:
 # -- Edges -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("roberta-mlm")
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_first_task_that_takes_everything_leaves_the_others_their_readouts(
     tiny_stream: MakeStream, kind: str
@@ -434,6 +442,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize("changes", WAYS, ids=str)
 def test_every_way_to_localize_is_forget_free(tiny_stream: MakeStream, changes: dict[str, Any]) -> None:
     stream = tiny_stream("roberta-mlm", stream="qnli,sst2")
@@ -489,6 +498,7 @@ class InterruptedMonitor(Monitor):
         yield on_step
 
 
+@pytest.mark.sampled("evaluate")
 @pytest.mark.parametrize("phase", ["fine_tune", "localize", "train", "evaluate"])
 def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(tiny_stream: MakeStream, phase: str) -> None:
     """And the task can be trained after all, to the same result as without the interrupt."""
@@ -553,6 +563,7 @@ def test_localized_regions_are_kept_without_their_scores(history: History) -> No
         assert learned.scores.numel() == 0 and len(learned.region) > 0
 
 
+@pytest.mark.sampled("0.01-10.0")
 @pytest.mark.parametrize(("sparsity", "factor"), [(1.0, 1.0), (0.01, 10.0)])
 def test_adamw_moves_a_region_as_far_as_the_whole(tiny_stream: MakeStream, sparsity: float, factor: float) -> None:
     """√(N/s) is 1 for s = N and 10 for s = N/100 (up to the rounding of s)."""
@@ -689,6 +700,7 @@ def test_without_plugins_no_matrix_has_a_gradient(tiny_stream: MakeStream, monke
     assert plugin.matrices == updates  # the readout's
 
 
+@pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
 def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None:
     """Per task: one experience, one epoch, a forward pass for each of the 2 parts of a batch, an update a batch."""
@@ -709,6 +721,7 @@ def test_plugins_hear_of_every_phase(tiny_stream: MakeStream, name: str) -> None
     assert count.calls["before_eval_iteration"] == count.calls["after_eval_iteration"] == 3 * 2  # 16 rows by 8
 
 
+@pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
 def test_avalanches_metrics_and_loggers_agree_with_ours(
     tiny_stream: MakeStream, name: str, capsys: pytest.CaptureFixture[str]
@@ -742,6 +755,7 @@ def test_avalanches_metrics_and_loggers_agree_with_ours(
     assert "Top1_Acc_Exp" in capsys.readouterr().out
 
 
+@pytest.mark.sampled("fine-tune-epoch", "grafting-continual-iteration")
 @pytest.mark.parametrize("mode", ["epoch", "iteration"])
 @pytest.mark.parametrize("name", registry.DEFAULT_STRATEGIES)
 def test_evaluating_in_the_midst_of_training_changes_nothing(tiny_stream: MakeStream, name: str, mode: str) -> None:

@@ -143,6 +143,7 @@ def history(
 # -- Invariant 1: forget-free ----------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("wsn-bert-momentum")
 def test_later_tasks_leave_every_earlier_logit_as_it_was(history: History) -> None:
     for position, task in enumerate(history.stream.tasks):
         learned = history.rows[position + 1][task.name]
@@ -178,6 +179,7 @@ def test_the_pre_trained_model_comes_back_exactly(history: History) -> None:
     assert_same_tensors(outside(history.stream.model), history.outside)
 
 
+@pytest.mark.sampled("packnet-bert-momentum")
 def test_the_pre_trained_model_comes_back_exactly_after_every_switch(tiny_stream: MakeStream, history: History) -> None:
     backbone = tiny_stream(history.kind, MODELS[history.kind]).model.backbone
     ledger, pre = Ledger.load(history.ledger_file), history.strategy.pre_trained.theta
@@ -217,6 +219,7 @@ def test_regions_are_disjoint_unless_tasks_stand_alone(history: History) -> None
 # -- Invariant 4: from the file --------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("graft-retrain-bert-adamw")
 def test_a_new_strategy_answers_from_the_file(tiny_stream: MakeStream, history: History) -> None:
     fresh = make(history.name, tiny_stream(history.kind, MODELS[history.kind]))
     fresh.load(history.ledger_file.parent)
@@ -224,6 +227,7 @@ def test_a_new_strategy_answers_from_the_file(tiny_stream: MakeStream, history: 
     assert_same_tensors(logits(fresh), history.rows[-1])
 
 
+@pytest.mark.sampled("graft-retrain-bert-adamw")
 def test_a_ledger_alone_answers_from_the_file(tiny_stream: MakeStream, history: History) -> None:
     stream = tiny_stream(history.kind, MODELS[history.kind])
     ledger = Ledger.load(history.ledger_file)
@@ -234,6 +238,7 @@ def test_a_ledger_alone_answers_from_the_file(tiny_stream: MakeStream, history: 
             assert torch.equal(predict(stream.model, task.test), history.rows[-1][task.name])
 
 
+@pytest.mark.sampled("bitfit-bert-momentum")
 def test_the_predictor_answers_from_the_file(
     model_directory: Callable[[str], Path], data_directory: Path, history: History
 ) -> None:
@@ -244,6 +249,7 @@ def test_the_predictor_answers_from_the_file(
         assert torch.equal(predictor.logits(task.task.name, task.test), history.rows[-1][task.task.name])
 
 
+@pytest.mark.sampled("wsn-roberta-mlm-momentum")
 def test_the_predictor_reads_texts_alone_or_in_tuples(
     model_directory: Callable[[str], Path], data_directory: Path, history: History
 ) -> None:
@@ -258,6 +264,7 @@ def test_the_predictor_reads_texts_alone_or_in_tuples(
         predictor.answer(single, "a lovely film")
 
 
+@pytest.mark.sampled("packnet-bert-momentum")
 def test_a_loaded_ledger_is_learned_on(tiny_stream: MakeStream, history: History) -> None:
     """A stream broken off after two tasks and taken up from the file ends in the same bits."""
     changes = {key: getattr(history.strategy.options, key) for key in ("optimizer", "learning_rate", "momentum")}
@@ -271,6 +278,7 @@ def test_a_loaded_ledger_is_learned_on(tiny_stream: MakeStream, history: History
     assert_same_tensors(logits(resumed), history.rows[-1])
 
 
+@pytest.mark.sampled("packnet-bert-momentum")
 def test_the_view_names_the_composition(history: History) -> None:
     ledger = Ledger.load(history.ledger_file)
     text = render_ledger(ledger, history.ledger_file)
@@ -281,6 +289,7 @@ def test_the_view_names_the_composition(history: History) -> None:
 # -- Invariant 5: seeds ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("wsn")
 @pytest.mark.parametrize("name", ISOLATING)
 def test_the_same_seed_gives_the_same_answers_and_another_seed_others(tiny_stream: MakeStream, name: str) -> None:
     def run(seed: int, disturb: int) -> dict[str, Tensor]:
@@ -296,6 +305,7 @@ def test_the_same_seed_gives_the_same_answers_and_another_seed_others(tiny_strea
 # -- In the midst of training ----------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("wsn-adamw")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ISOLATING)
 def test_evaluating_in_the_midst_of_training_changes_nothing(
@@ -333,6 +343,9 @@ class Stop(Monitor):
         return nullcontext(on_step)
 
 
+@pytest.mark.sampled(
+    "adamw-bitfit-train", "adamw-graft-retrain-fine_tune", "adamw-graft-retrain-localize", "adamw-packnet-fine_tune"
+)
 @pytest.mark.parametrize(
     ("name", "phase"),
     [(name, "train") for name in ISOLATING]
@@ -361,6 +374,7 @@ def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(
     assert_same_tensors(logits(strategy), logits(undisturbed))
 
 
+@pytest.mark.sampled("wsn")
 @pytest.mark.parametrize("name", ISOLATING)
 def test_a_loss_that_is_not_finite_leaves_the_learned_tasks_as_they_were(tiny_stream: MakeStream, name: str) -> None:
     class Burst(SupervisedPlugin):
@@ -421,6 +435,7 @@ def test_a_share_is_rounded_down_but_never_to_nothing(count: int, keep: float, k
     assert share(count, keep) == kept
 
 
+@pytest.mark.sampled("momentum")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_packnet_keeps_the_top_share_of_the_free_entries_of_each_tensor(
     tiny_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, optimizer: str
@@ -476,6 +491,7 @@ def test_packnet_retrains_for_half_as_many_updates(tiny_stream: MakeStream) -> N
     assert watch.updates == 3
 
 
+@pytest.mark.sampled("roberta-mlm")
 @pytest.mark.parametrize("kind", MODELS)
 def test_packnet_trains_the_readout_alone_where_nothing_is_free(tiny_stream: MakeStream, kind: str) -> None:
     strategy = make("packnet", tiny_stream(kind, MODELS[kind]), keep=1.0)
@@ -634,6 +650,7 @@ def test_bitfit_trains_all_biases_and_nothing_else(tiny_stream: MakeStream) -> N
         assert bool((record.owned.values != strategy.pre_trained.theta[record.owned.region.indices]).any())
 
 
+@pytest.mark.sampled("bitfit")
 @pytest.mark.parametrize("name", ["bitfit", "graft-retrain"])
 def test_tasks_that_stand_alone_start_from_the_pre_trained_model(tiny_stream: MakeStream, name: str) -> None:
     """Whatever was learned before: the second task ends as if it were the first."""
@@ -665,6 +682,7 @@ class Rate(SupervisedPlugin):
         self.options = strategy.training.options
 
 
+@pytest.mark.sampled("packnet")
 @pytest.mark.parametrize("name", ISOLATING)
 def test_the_rate_of_adamw_follows_the_size_of_the_region(tiny_stream: MakeStream, name: str) -> None:
     """√(N/s) for s of N entries trained; PackNet goes on at the rate of its first phase."""

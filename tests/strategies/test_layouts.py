@@ -114,6 +114,7 @@ def test_the_models_are_what_they_are_called() -> None:
 PAIRS = [(name, kind) for name in FORGET_FREE for kind in STREAMS if (name, kind) != ("lora", "channels-last")]
 
 
+@pytest.mark.sampled("bitfit-channels-last", "grafting-continual-channels-last", "packnet-mixed")
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -> None:
     """Invariants 1 and 4: bit for bit after every later task, and once more when loaded into a new strategy."""
@@ -130,6 +131,7 @@ def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -
     assert different(rows[-1], logits(again)) == []
 
 
+@pytest.mark.sampled("grafting-continual-channels-last", "packnet-channels-last")
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("name", ON_A_LEDGER)
 def test_the_model_is_restored_after_every_switch(name: str, kind: str) -> None:
@@ -170,6 +172,7 @@ def test_a_graft_goes_in_and_out_bit_for_bit(kind: str) -> None:
     assert different(everything(model), before) == []
 
 
+@pytest.mark.sampled("channels-last")
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_ledger_is_read_back_as_it_was(kind: str, tmp_path: Path) -> None:
     learner, _ = learn("grafting-continual", kind)
@@ -180,6 +183,7 @@ def test_a_ledger_is_read_back_as_it_was(kind: str, tmp_path: Path) -> None:
         assert one.owned.values.dtype == other.owned.values.dtype and torch.equal(one.owned.values, other.owned.values)
 
 
+@pytest.mark.sampled("tied-least2")
 @pytest.mark.parametrize(
     ("kind", "least"), [("bf16", torch.float32), ("mixed", torch.float32), ("tied", torch.float32)]
 )

@@ -70,6 +70,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 # -- Forget-free, and θ_pre --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("gpt2-lm-adamw")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_later_tasks_leave_every_earlier_logit_of_lora_as_it_was(
@@ -91,6 +92,7 @@ def test_o_lora_lets_later_adapters_reach_earlier_tasks(tiny_stream: MakeStream)
     assert not torch.equal(rows[1]["qnli"], rows[2]["qnli"])
 
 
+@pytest.mark.sampled("gpt2-lm-o-lora")
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_streams_model_is_as_it_was_and_serves_the_next_strategy(
@@ -113,6 +115,7 @@ def test_the_streams_model_is_as_it_was_and_serves_the_next_strategy(
         assert_same(one, other)
 
 
+@pytest.mark.sampled("lora")
 @pytest.mark.parametrize("name", BOTH)
 def test_only_the_newest_adapters_and_the_readout_get_gradients(tiny_stream: MakeStream, name: str) -> None:
     class Watch(SupervisedPlugin):
@@ -148,6 +151,7 @@ def test_o_lora_freezes_earlier_adapters_bit_for_bit(tiny_stream: MakeStream) ->
 # -- What adapters add -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("gpt2-lm-o-lora")
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("kind", ["bert", "gpt2-lm"])
 def test_adapters_add_their_scaled_products_to_the_weight(tiny_stream: MakeStream, kind: str, name: str) -> None:
@@ -275,6 +279,7 @@ def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) ->
     assert largest_cosine(100.0) < 0.02
 
 
+@pytest.mark.sampled("2.0-False")
 @pytest.mark.parametrize(("share", "stable"), [(0.5, True), (2.0, False)])
 def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float, stable: bool) -> None:
     """Its curvature is 2·λ₁·σ², so a rate above 1 / (λ₁·σ²) makes it grow with every step."""
@@ -296,6 +301,7 @@ def test_sgd_follows_the_penalty_up_to_the_rate_that_is_documented(share: float,
 # -- Seeds, interruptions, evaluation during training -----------------------------------------------------------
 
 
+@pytest.mark.sampled("lora")
 @pytest.mark.parametrize("name", BOTH)
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tiny_stream: MakeStream, name: str) -> None:
     def run(seed: int, disturb: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -323,6 +329,7 @@ def test_first_weights_leave_the_global_generator_alone(tiny_stream: MakeStream)
     assert torch.equal(drawn, torch.rand(3))
 
 
+@pytest.mark.sampled("lora-task")
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", BOTH)
 def test_evaluating_in_the_midst_of_training_changes_nothing(tiny_stream: MakeStream, name: str, scenario: str) -> None:
@@ -364,6 +371,7 @@ class Interrupt(SupervisedPlugin):
             raise KeyboardInterrupt
 
 
+@pytest.mark.sampled("o-lora-task")
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", BOTH)
 def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(
@@ -386,6 +394,7 @@ def test_an_interrupted_task_leaves_the_learned_ones_as_they_were(
     assert_same(logits(strategy), learn(make(name, twin))[-1])
 
 
+@pytest.mark.sampled("o-lora")
 @pytest.mark.parametrize("name", BOTH)
 def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream, name: str) -> None:
     stream = tiny_stream("bert", "linear", stream="qnli,sst2")
@@ -399,6 +408,7 @@ def test_a_task_met_again_is_refused_and_nothing_changes(tiny_stream: MakeStream
 # -- Where the task is withheld ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("last")
 @pytest.mark.parametrize("inference", ["last", "router"])
 def test_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, inference: str) -> None:
     """By hand: the last task's adapters under the readouts' own rows; or each row by the adapters surest of it."""
@@ -447,6 +457,7 @@ def test_o_lora_answers_where_the_task_is_withheld(tiny_stream: MakeStream, tmp_
 # -- The file ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled("gpt2-lm-lora")
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_loaded_strategy_answers_as_the_saved_one(

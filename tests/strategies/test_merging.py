@@ -36,6 +36,7 @@ def learned(name: str) -> Any:
     return strategy
 
 
+@pytest.mark.sampled("merge-task-arithmetic")
 @pytest.mark.parametrize("name", OWN)
 def test_tasks_are_answered_by_the_merge_of_their_models_fine_tuned_alone(name: str) -> None:
     """θ_t is what fine-tune makes of the same task with the same seed; the merge is by hand, whole vector by whole vector."""
@@ -71,6 +72,7 @@ def test_tasks_are_answered_by_the_merge_of_their_models_fine_tuned_alone(name: 
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
+@pytest.mark.sampled("merge-task-arithmetic")
 @pytest.mark.parametrize("name", OWN)
 def test_one_task_is_answered_as_its_graft_answers(name: str) -> None:
     changes = {"weight": 1.0} if name == "merge-task-arithmetic" else {}

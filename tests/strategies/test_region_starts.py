@@ -40,6 +40,7 @@ def test_scales_are_doubled() -> None:
     assert scales(1) == [0, 1] and scales(32) == [0, 1, 2, 4, 8, 16, 32] and scales(31.9) == [0, 1, 2, 4, 8, 16]
 
 
+@pytest.mark.sampled("-3.0")
 @pytest.mark.parametrize("away", [3.0, -3.0, 0.0])
 def test_the_scale_is_that_of_a_slow_search(tiny_stream: MakeStream, away: float) -> None:
     """The move is chosen with, against, and across the gradient, so that the best scale differs."""
@@ -138,6 +139,7 @@ class Modes(SupervisedPlugin):
         self.seen.add(strategy.model.backbone.training)
 
 
+@pytest.mark.sampled("True-False-False")
 @pytest.mark.parametrize(
     ("dropout", "of_region", "expected"), [(True, None, True), (True, False, False), (False, True, True)]
 )

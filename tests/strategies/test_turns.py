@@ -66,6 +66,7 @@ def alone() -> Any:
     return answers
 
 
+@pytest.mark.sampled("der-grafting-continual", "gdumb-continual-ft")
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_built_first_and_trained_in_turn(one: str, other: str, alone: Any) -> None:
     stream = tiny_stream()
@@ -77,6 +78,7 @@ def test_built_first_and_trained_in_turn(one: str, other: str, alone: Any) -> No
         assert same(logits(second), alone(other)[done])
 
 
+@pytest.mark.sampled("continual-ft-continual-ft", "continual-ft-grafting-continual")
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_building_another_changes_nothing(one: str, other: str, alone: Any) -> None:
     stream = tiny_stream()
@@ -91,6 +93,7 @@ def test_building_another_changes_nothing(one: str, other: str, alone: Any) -> N
     assert same(logits(first), alone(one)[2])
 
 
+@pytest.mark.sampled("continual-ft-ewc", "grafting-continual-lora")
 @pytest.mark.parametrize(("one", "other"), [("continual-ft", "ewc"), ("grafting-continual", "lora")])
 def test_streams_over_one_model(one: str, other: str, alone: Any) -> None:
     """They share its backbone, and nothing else."""
@@ -104,6 +107,7 @@ def test_streams_over_one_model(one: str, other: str, alone: Any) -> None:
         assert same(logits(second), alone(other)[done])
 
 
+@pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "o-lora", "ewc"])
 def test_what_is_saved_is_the_strategys_own(name: str, tmp_path: Path, alone: Any) -> None:
     stream = tiny_stream()
@@ -165,6 +169,7 @@ def test_a_strategy_that_is_gone_leaves_no_copy_of_its_weights() -> None:
     assert same(logits(second), logits(_alone_after_one("continual-ft")))
 
 
+@pytest.mark.sampled("continual-ft", "grafting-continual")
 @pytest.mark.parametrize("name", ["continual-ft", "grafting-continual", "lora", "ewc"])
 def test_precision_is_the_strategys_own(name: str) -> None:
     """It used to stay behind on the model, so that whatever came next computed in it."""

@@ -38,6 +38,7 @@ def tiny_options(cls: Any) -> dict[str, Any]:
     return {name: value for name, value in TINY.items() if name in cls.Options.__dataclass_fields__}
 
 
+@pytest.mark.sampled("fine-tune", "grafting-continual", "joint", "o-lora", "wsn")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Avalanche's SI divides by zero on entries that never moved
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", registry.STRATEGIES)
@@ -827,6 +828,29 @@ DAMAGE: dict[type[ContinualStrategy], list[str]] = {
 }
 
 
+@pytest.mark.sampled(
+    "AllFresh",
+    "CannotLoad",
+    "ClaimsTooMuch",
+    "DoesNotResume",
+    "DrawsGlobally",
+    "EmptyLedger",
+    "KeepsNothing",
+    "KeepsOne",
+    "LearnsNothing",
+    "LeavesAnEmbedding",
+    "LeavesItFrozen",
+    "MovesAnotherReadout",
+    "MovesInEvaluation",
+    "MovesWhatIsFrozen",
+    "NeedsTheTask",
+    "NotFinite",
+    "Raises",
+    "ReadsTheSecondTask",
+    "UnknownPhase",
+    "WidensLogits",
+    "WritesTestLabels",
+)
 @pytest.mark.parametrize("cls", DAMAGE, ids=lambda cls: cls.__name__)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_broken_strategy_is_told_what_is_wrong(cls: Any) -> None:
@@ -840,6 +864,7 @@ def test_the_damage_is_the_only_fault() -> None:
     check_strategy(OwnModels)
 
 
+@pytest.mark.sampled("gdumb-8")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "rows"), [("replay", 4), ("der", 6), ("gdumb", 8)])
 def test_memories_of_few_rows_pass(name: str, rows: int) -> None:
@@ -1018,6 +1043,20 @@ def broken_streams() -> dict[str, tuple[Stream, str]]:
     }
 
 
+@pytest.mark.sampled(
+    "beyond",
+    "classes",
+    "empty",
+    "label",
+    "metric",
+    "no tasks",
+    "order",
+    "restless",
+    "task label",
+    "twice",
+    "unread",
+    "words",
+)
 @pytest.mark.parametrize("name", broken_streams())
 def test_a_broken_stream_is_told_what_is_wrong(name: str) -> None:
     stream, message = broken_streams()[name]
