@@ -288,6 +288,7 @@ def test_a_class_with_a_new_name_is_found_under_its_old_one() -> None:
         assert before.StreamTask is now.EncodedTask
 
 
+@pytest.mark.sampled(share=0.2)
 def test_every_name_of_the_old_core_is_found() -> None:
     code = (
         "from forgetfree.grafting import Graft, MaskOptions, RegionParameters, budget, grafted, learn_regions, top\n"

@@ -473,6 +473,7 @@ def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, ca
     assert "these differ: final_union (was true, now None), batch_size (was None, now 2)" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(share=0.2)
 def test_a_real_signal_ends_a_real_process(tiny_cli: Tiny, tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -636,6 +637,7 @@ def test_a_predictor_answers_texts_of_many_tasks_at_once(finished: Path) -> None
         predictor.answer_mixed(["sst2", "qnli"], ["a", "b"])
 
 
+@pytest.mark.sampled(share=0.2)
 def test_predict_imports_only_what_answers(finished: Path) -> None:
     """What reads data sets, trains or draws would make every start slower."""
     arguments = ["predict", str(finished), "--task", "sst2", "a lovely film"]
@@ -762,6 +764,7 @@ def test_help_and_version(capsys) -> None:
     assert cli.main(["--help"]) == 0 and cli.main(["--version"]) == 0 and cli.main(["run", "--help"]) == 0
 
 
+@pytest.mark.sampled(share=0.2)
 @pytest.mark.figures
 def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, tmp_path: Path) -> None:
     """scenario=class: one readout of 2 + 4 + 2 labels; predict reads a task's own part of it."""

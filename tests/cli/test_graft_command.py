@@ -818,6 +818,7 @@ def test_a_diverging_model_fails_with_the_remedy(graft: GraftCommand, capsys: An
 # -- What it needs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.2)
 def test_it_imports_neither_avalanche_nor_datasets(graft: GraftCommand) -> None:
     arguments = graft.arguments("--steps", "1", "--set", "mask_steps=0")
     code = (

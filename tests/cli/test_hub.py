@@ -71,6 +71,7 @@ def answering() -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
+@pytest.mark.sampled(share=0.2)
 def test_a_hub_that_never_answers_is_known_within_three_seconds(silent: str) -> None:
     offline, variable, seconds, said = asked(HF_ENDPOINT=f"http://{silent}")
     assert (offline, variable) == (True, "1") and 2 < seconds < 3
@@ -89,6 +90,7 @@ def test_a_name_that_cannot_be_resolved_is_known_within_three_seconds() -> None:
     assert offline and seconds < 3
 
 
+@pytest.mark.sampled(share=0.2)
 def test_a_proxy_that_never_answers_is_known_within_three_seconds(silent: str) -> None:
     offline, _, seconds, _ = asked(HF_ENDPOINT="https://hub.invalid", HTTPS_PROXY=f"http://{silent}")
     assert offline and seconds < 3

@@ -92,7 +92,6 @@ def test_workers_find_the_file_too(here: Path, run: list[str]) -> None:
     assert {each["seed"] for each in json.loads(Path("out/results.json").read_text())["runs"]} == {0, 1}
 
 
-@pytest.mark.sampled(share=0.25)
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -58,6 +58,7 @@ def test_a_network_may_say_that_a_limit_is_infinite() -> None:
     assert Binding.of_json(binding.json) == binding
 
 
+@pytest.mark.sampled(share=0.2)
 def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> None:
     """Two billion entries would be 4 GB of owners; more than the system has addresses for is refused."""
     for entries in (2 * 10**9, 2**41):

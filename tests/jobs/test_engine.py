@@ -411,6 +411,7 @@ def test_a_killed_command_goes_on_to_the_same_bytes(
     assert resumed["failed"] == results["failed"] == []
 
 
+@pytest.mark.sampled(share=0.2)
 def test_two_units_that_need_one_model_make_it_once(data_directory: Path, model_directory: Any, tmp_path: Path) -> None:
     """They run at the same time: the second waits, whichever it is."""
     settings = {"mask_steps": 1, "threads": 1, "steps": 400}

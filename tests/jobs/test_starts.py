@@ -118,6 +118,7 @@ def test_a_run_is_known_by_its_adapters(
         assert "which adapters tasks start from (--start), or what these hold, changed" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(share=0.2)
 def test_a_sweep_starts_there_in_all_trials_and_in_the_chosen_run(
     model_directory: ModelDirectory,
     data_directory: Path,

@@ -72,6 +72,7 @@ def test_the_chosen_setting_is_an_ordinary_run_on_test_rows(
     assert all(f"{key.replace('_', ' ')} {value}" in note.replace("\\", "") for key, value in setting.items())
 
 
+@pytest.mark.sampled(share=0.2)
 def test_the_test_rows_decide_nothing(swept: Path, given: list[str], data_directory: Path, tmp_path: Path) -> None:
     """With all labels of the test rows turned round, every trial and the choice are the same; the chosen run is not."""
     data = Path(shutil.copytree(data_directory, tmp_path / "data"))

@@ -55,6 +55,7 @@ def none_is_left() -> bool:
     return False
 
 
+@pytest.mark.sampled(share=0.2)
 def test_units_side_by_side_have_the_outcome_of_units_one_by_one(
     where: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +141,7 @@ def group_is_gone(running: subprocess.Popen[str]) -> bool:
     return False
 
 
+@pytest.mark.sampled(share=0.2)
 def test_an_interrupt_stops_all_workers(busy: subprocess.Popen[str]) -> None:
     os.killpg(busy.pid, signal.SIGINT)
     _, error = busy.communicate(timeout=60)
@@ -152,6 +154,7 @@ def test_an_interrupt_stops_all_workers(busy: subprocess.Popen[str]) -> None:
     assert group_is_gone(busy)
 
 
+@pytest.mark.sampled(share=0.2)
 def test_workers_end_with_their_parent_even_if_it_is_killed(busy: subprocess.Popen[str]) -> None:
     busy.kill()
     busy.wait(timeout=20)
@@ -189,6 +192,7 @@ def test_workers_have_the_environment_and_the_directory_of_now(tmp_path: Path, m
             assert unit.directory.with_suffix(".txt").read_text() == f"{value} {tmp_path / value}"
 
 
+@pytest.mark.sampled(share=0.2)
 def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Path) -> None:
     """It is looked for before the worker knows where this process looks."""
     (tmp_path / "transformers.py").write_text("open('wrong', 'w')")

@@ -257,6 +257,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.sampled(share=0.2)
 def test_a_name_on_the_hub_with_pickled_weights_is_refused(model_directory: ModelDirectory, tmp_path: Path) -> None:
     """The models lie in the cache of a machine without a connection."""
     names = ("owner/sound", "owner/name", "owner/none")

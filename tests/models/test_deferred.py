@@ -12,6 +12,7 @@ import torch
 from forgetfree.models.deferred import UNUSED, deferred
 
 
+@pytest.mark.sampled(share=0.2)
 def test_they_are_not_imported_and_work_when_they_are_used() -> None:
     code = f"""
 import sys

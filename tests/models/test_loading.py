@@ -315,6 +315,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.sampled(share=0.2)
 def test_loading_is_silent_and_a_hub_name_without_a_connection_fails_at_once(
     model_directory: ModelDirectory, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ TARGETS = (
     "strategies/**/*.py",
 )
 #: Seconds of tests that one mutant may take, as they took where coverage was measured, and by the clock.
-BUDGET, LIMIT = 25.0, 60
+BUDGET, LIMIT = 10.0, 240
 #: The operator of a control, which changes nothing and so must survive.
 NONE = "none"
 LEFT_OUT = ("core/RemoveDecorator", "core/ExceptionReplacer", "core/VariableInserter", "core/VariableReplacer")
@@ -126,7 +126,7 @@ class Reached:
         """The shortest first, those of the module's own test file before the others, within the budget; and ``killer``."""
         file = self._files.get("/".join((ROOT / mutant.path).parts[-3:]))
         contexts = self._data.contexts_by_lineno(file).get(mutant.line, []) if file else []
-        found = {context.split("|")[0] for context in contexts if "|" in context}
+        found = {context.rpartition("|")[0] for context in contexts if "|" in context}
         if self._allowed is not None:
             found &= self._allowed
         own = f"test_{Path(mutant.path).stem}.py"
@@ -225,13 +225,15 @@ def _run(mutant: Mutant, tests: list[str]) -> dict[str, str]:
             "-W",
             "ignore::pytest.PytestAssertRewriteWarning",
         ]
-        pytest.main(["-x", "-q", *quiet, *tests], plugins=[Watch()])
+        code = pytest.main(["-x", "-q", *quiet, *tests], plugins=[Watch()])
     except BaseException as error:
         return {
             "status": "not tried" if isinstance(error, LookupError | ValueError) else "killed",
             "killed_by": str(error),
         }
-    return {"status": "killed", "killed_by": failed[0]} if failed else {"status": "survived"}
+    if failed:
+        return {"status": "killed", "killed_by": failed[0]}
+    return {"status": "survived"} if code == pytest.ExitCode.OK else {"status": "not tried", "killed_by": str(code)}
 
 
 def main() -> None:

@@ -200,6 +200,7 @@ def test_what_is_no_sequence_classifier_does_not_answer_by_a_random_head(
     assert "no sequence classifier" in (written.directory / "README.md").read_text()
 
 
+@pytest.mark.sampled(share=0.2)
 def test_nothing_of_ours_is_needed(made: Callable[..., Made]) -> None:
     written = made("bert-mlm", "prompt", "qnli").apply()
     code = card_code(written.directory)

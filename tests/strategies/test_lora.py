@@ -259,6 +259,7 @@ def test_the_loss_has_the_penalty_in_training_alone(tiny_stream: MakeStream) -> 
     assert seen[0] == pytest.approx(seen[1], rel=1e-4) and seen[1] > 0.01
 
 
+@pytest.mark.sampled(share=0.2)
 def test_a_strong_penalty_makes_subspaces_orthogonal(tiny_stream: MakeStream) -> None:
     def largest_cosine(strength: float) -> float:
         strategy = make(
