@@ -92,6 +92,7 @@ def read_task(
         DataError: the tables do not hold what the task needs.
     """
     train = tables["train"]
+    said = "; ".join(filter(None, [said, *(table.said for table in tables.values())]))
     registered = registry.tasks().get(version_of(name)[0])
     asked = asked.over(given)
     if is_tagged(given, train, registered, asked):

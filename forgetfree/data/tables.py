@@ -23,12 +23,14 @@ class Table:
         numbers: the numbers of the rows, for messages: files of records count from 1, jsonl counts lines, and what is in
             memory counts from 0.
         label_names: column name to the names of its labels, where the data say them themselves (``ClassLabel``).
+        said: what a user should know of how the file is written.
     """
 
     where: str
     columns: Mapping[str, Sequence[Any]]
     numbers: Sequence[int]
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    said: str = ""
 
     def labelled(self, column: str) -> Table:
         """Return the rows that have a label: in a column of ``ClassLabel``, -1 stands for none."""

@@ -182,11 +182,58 @@ def test_tsv_is_read_with_quotes_and_without(tmp_path: Path, content: str, texts
     assert load_task("mood", str(tmp_path)).train.first == texts
 
 
-@pytest.mark.parametrize("sign", [";", "\t", "|"])
-def test_other_separators_of_csv_are_named(tmp_path: Path, sign: str) -> None:
-    (tmp_path / "mood.csv").write_text(f"text{sign}label\nyes, it is{sign}1\nno{sign}0\n")
-    message = refusal(str(tmp_path / "mood.csv"))
-    assert f"its cells seem to be separated by {sign!r}. Separate them by commas; a file whose cells" in message
+@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
+def test_other_separators_of_csv_are_found_out_and_said(tmp_path: Path, sign: str, name: str) -> None:
+    rows = "".join(f'"yes, it is{sign} {i}"{sign}{i % 2}\n' for i in range(20))
+    (tmp_path / "mood.csv").write_text(f"text{sign}label\n{rows}")
+    read = load_task("mood", str(tmp_path / "mood.csv"))
+    assert read.train.first[0].startswith(f"yes, it is{sign} ")
+    assert f"the cells of mood.csv are separated by {name}" in read.notes[0]
+    (tmp_path / "mood.csv").write_text("text,label;x\na,0\nb,1\n")
+    assert "separated" not in refusal(str(tmp_path / "mood.csv"))  # a comma in the header is what a csv file has
+
+
+GERMAN = "text;label\n" + "".join(f"Grüße – Nummer {i};{'böse' if i % 2 else 'gut'}\n" for i in range(20))
+LATIN = GERMAN.replace("–", "-")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (GERMAN.encode("utf-8-sig"), ""),
+        (GERMAN.encode("cp1252"), "mood.csv is read in Windows-1252, as in 'Grüße'"),
+        (LATIN.encode("latin-1"), "mood.csv is read in Windows-1252, as in 'Grüße'"),
+        (GERMAN.encode("utf-16"), "mood.csv is read in UTF-16"),
+    ],
+)
+def test_other_encodings_are_found_out_and_said(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "mood.csv").write_bytes(content)
+    (tmp_path / "mood.csv.gz").write_bytes(gzip.compress(content))
+    for name in ("mood.csv", "mood.csv.gz"):
+        read = load_task("mood", str(tmp_path / name))
+        assert read.task.labels == ("böse", "gut") and read.train.first[0].startswith("Grüße ")
+        assert said.replace("mood.csv", name) in read.notes[0]
+        assert ("is read in" in read.notes[0]) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (
+            GERMAN.encode() + b"gr\xfcn;gut\n",
+            f"line 22: byte 0xfc at position {len(GERMAN.encode()) + 2:,} of the file",
+        ),
+        (GERMAN.encode() + b"\xc3", "line 22: byte 0xc3 at position "),
+        (b"text;label\ngr\xfcn;gut\ngr\x81n;gut\n", "line 3: byte 0x81 at position 22 of the file"),
+        ("text;label\nпривет;0\nмир;1\n".encode("cp1251"), "line 2: byte 0xef at position 11 of the file"),
+        ("text;label\nこんにちは;0\n".encode("shift-jis"), "line 2: byte 0x82 at position 11 of the file"),
+        ("text;label\ngrün;0\n".encode("utf-32"), "line 1: byte 0xff at position 0 of the file"),
+    ],
+)
+def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, place: str) -> None:
+    (tmp_path / "mood.csv").write_bytes(content)
+    assert f"mood.csv, {place}" in (text := refusal(str(tmp_path / "mood.csv")))
+    assert text.endswith("Write the file again, in UTF-8.")
 
 
 def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
