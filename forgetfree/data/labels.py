@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forgetfree.data.forms import TASKS
 from forgetfree.errors import DataError
 
 #: The most digits of a label: all such numbers fit into 64 bits.
@@ -104,7 +105,8 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
     if len(order) > _MANY and 2 * len(order) > len(cells):
         raise DataError(
             f"{where} has {len(order):,} different labels in {len(cells):,} rows, such as {shown(order[0])}: the column seems "
-            "to hold something else. Name the label column with --label-column, or all labels as label_names in source.json."
+            f"to hold something else, such as answers, summaries or numbers. {TASKS}Name the label column with "
+            "--label-column, or all labels as label_names in source.json."
         )
     if len(order) < 2:
         raise DataError(f"{where}: every row has label {shown(order[0])}. A task needs rows of two labels at least.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.columns import Columns, choose
+from forgetfree.data.forms import other_form
 from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.labels import learn_labels
 from forgetfree.data.rows import TaskRows, complete
@@ -97,7 +98,7 @@ def read_task(
     asked = asked.over(given)
     if is_tagged(given, train, registered, asked):
         return read_tagged(name, tables, given, registered, asked, said)
-    columns, recognised = choose(train.where, train.columns, asked, registered.kind if registered else None)
+    columns, recognised = _chosen(train, asked, registered.kind if registered else None)
     assert columns.label is not None
     kind: Kind = "pair" if len(columns.texts) == 2 else "single"
     read = {split: table.labelled(columns.label) for split, table in tables.items()}
@@ -130,6 +131,17 @@ def read_task(
         pieces.append(whole.cut)
     note = "; ".join(filter(None, pieces))
     return replace(whole, notes=(f"Task {name!r} ({train.where}): {note}.",) if note else ())
+
+
+def _chosen(train: Table, asked: Columns, kind: Kind | None) -> tuple[Columns, str]:
+    """Return what `choose` does; a table without our columns may be of another form, which is then said."""
+    try:
+        return choose(train.where, train.columns, asked, kind)
+    except DataError as error:
+        are_there = {*asked.texts, asked.label} <= {*train.columns, None}
+        if are_there and (form := other_form(train.columns)):
+            raise DataError(f"{error} {form}") from error
+        raise
 
 
 def _check_left_out(name: str, folder: Path, split: str) -> None:

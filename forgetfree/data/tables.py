@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forgetfree.data.columns import Columns
+from forgetfree.data.forms import form_of, refusal_of
 from forgetfree.data.labels import Labels, shown, written
 from forgetfree.data.rows import Rows
 from forgetfree.display import is_text
@@ -119,10 +120,11 @@ class Table:
                 return text
             raise self._fault(column, i, expected, str(error)) from error
 
-    def _fault(self, column: str, i: int, expected: str, more: str) -> DataError:
+    def _fault(self, column: str, i: int, expected: str, more: str = "") -> DataError:
+        other = refusal_of(form_of(self.columns[column][i]))
         return DataError(
-            f"{self._row(i)}, column {column!r}: expected {expected}, got {shown(self.columns[column][i])}. {more}"
-            "Fix or remove the row."
+            f"{self._row(i)}, column {column!r}: expected {expected}, got {shown(self.columns[column][i])}. "
+            f"{other or f'{more}Fix or remove the row.'}"
         )
 
     def _row(self, i: int) -> str:
@@ -131,8 +133,6 @@ class Table:
     def _text(self, column: str, i: int) -> str:
         value = self.columns[column][i]
         if not is_text(value):
-            raise DataError(
-                f"{self._row(i)}, column {column!r}: expected a text, got {shown(value)}. Fix or remove the row."
-            )
+            raise self._fault(column, i, "a text")
         text: str = value
         return text

@@ -467,6 +467,41 @@ def test_columns_that_may_be_meant_are_named(names: tuple[str, ...], fault: str)
     assert fault in refusal(table(*names))
 
 
+SQUAD = {"context": "c", "question": "q", "answers": {"text": ["x"], "answer_start": [3]}}
+CHAT = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "form"),
+    [
+        (SQUAD, (None, None), "Column 'answers' seems to hold answers that are parts of a text, as in SQuAD"),
+        (SQUAD, (["context", "question"], "answers"), "hold answers that are parts of a text, as in SQuAD"),
+        (CHAT, (None, None), "Column 'messages' seems to hold a chat"),
+        (CHAT, ("messages", None), "Column 'messages' seems to hold a chat"),
+        (CHAT | {"label": 0}, ("messages", "label"), "The column seems to hold a chat"),
+        ({"conversations": [{"from": "human", "value": "Hello"}]}, (None, None), "seems to hold a chat"),
+        ({"text": "a", "labels": ["drama", "comedy"]}, (None, None), "The column seems to hold several labels"),
+        ({"text": "a", "labels": [0, 1, 1]}, (None, None), "The column seems to hold several labels"),
+    ],
+)
+def test_forms_that_no_task_has_are_recognised(
+    row: dict[str, Any], columns: tuple[Any, str | None], form: str, tmp_path: Path
+) -> None:
+    from forgetfree.data.columns import Columns
+
+    pandas.DataFrame([row] * 20).to_parquet(tmp_path / "mood.parquet")
+    for data in ({"mood": [row] * 20}, {"mood": pandas.read_parquet(tmp_path / "mood.parquet")}):
+        message = refusal(data, columns=Columns.of(*columns))
+        assert form in message and "A task here has one label a row" in message and "'tags'" not in message
+    rows = [{"text": f"{i}", "label": f"answer {i}"} for i in range(200)]
+    assert "such as answers, summaries or numbers. A task here has one label a row" in refusal({"mood": rows})
+
+
+def test_a_column_of_objects_beside_texts_and_labels_is_no_matter() -> None:
+    (read,) = load_tasks(None, {"mood": [CHAT | {"text": f"{i}", "label": i % 2} for i in range(20)]})
+    assert read.task.labels == ("0", "1")
+
+
 def test_columns_may_be_named(tmp_path: Path) -> None:
     from forgetfree.data.columns import Columns
 
