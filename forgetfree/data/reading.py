@@ -10,6 +10,7 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.columns import Columns, choose
+from forgetfree.data.doubts import doubts_of_labels, doubts_of_rows
 from forgetfree.data.forms import other_form
 from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.labels import learn_labels
@@ -113,7 +114,8 @@ def read_task(
     if not given.get("label_names") and numbered:
         given = {**given, "label_names": numbered}
     names = [str(label) for label in given.get("label_names") or (registered.labels if registered else ())]
-    labels = learn_labels(train.where, read["train"].cells(columns.label, names), names, bool(numbered))
+    cells, row_numbers = read["train"].cells(columns.label, names), read["train"].numbers
+    labels = learn_labels(train.where, cells, names, row_numbers, bool(numbered))
     task = described(registered or infer(name, kind, labels.names), given, folder)
     rows = {
         split: table.rows(columns, labels, name)
@@ -122,6 +124,7 @@ def read_task(
     }
     whole = complete(task, rows)
     pieces = [said, recognised, labels.said]
+    pieces += doubts_of_labels(cells, labels, row_numbers) + doubts_of_rows(rows["train"], row_numbers)
     pieces += [
         f"{counted(count, f'{split} row')} without a label (-1) left out"
         for split, count in unlabelled.items()

@@ -393,6 +393,38 @@ def test_what_is_no_label_is_refused_with_its_row(labels: list[Any], fault: str)
     assert fault in refusal(labelled(*labels))
 
 
+def noted(labels: list[str], texts: list[str] | None = None) -> str:
+    rows = [{"text": text, "label": y} for text, y in zip(texts or map(str, range(99)), labels, strict=False)]
+    return load_tasks(None, {"mood": {"train": rows, "test": rows}})[0].notes[0]
+
+
+def test_labels_that_differ_by_case_are_told_with_rows_and_counts(tmp_path: Path) -> None:
+    rows = [{"text": f"{i}", "label": "NUMBER" if i in (7, 9) else ("Number", "date")[i % 2]} for i in range(30)]
+    message = refusal({"mood": rows})
+    assert '"NUMBER" (2 rows, the first is row 7) and "Number" (15 rows, the first is row 0)' in message
+    text_file(tmp_path / "mood" / "train.csv", rows)
+    (tmp_path / "mood" / "source.json").write_text(json.dumps({"label_names": ["date", "Number"]}))
+    read = load_task("mood", str(tmp_path))
+    assert 'label "NUMBER" (2 rows, the first is row 8) is read as "Number"' in read.notes[0]
+
+
+def test_labels_that_look_like_lists_are_told() -> None:
+    one = noted(["drama", "comedy", "comedy", "drama;comedy", "Sci/Tech"] * 6)
+    assert '"drama;comedy" (6 rows, the first is row 3) looks like several labels of a row' in one
+    several = noted(["a, b", "a, c", "b, c"] * 6)
+    assert '3 labels, such as "a, b" (6 rows, the first is row 0), look like several labels of a row' in several
+    assert "several labels" not in noted(["World", "Sci/Tech", "rest; other", "Salt, pepper"] * 6)
+
+
+def test_repeated_rows_and_texts_under_two_labels_are_told() -> None:
+    note = noted(["a", "b", "a", "a", "b", "b", "b"] * 2, [*"wxwx", "z", " ", "y", *"stuv123"])
+    assert "1 training row has an empty text (the first is row 5)" in note
+    assert "1 training row repeats the texts and the label of an earlier one (the first is row 2, as row 0)" in note
+    assert "1 text stands under several labels in the training rows (the first in rows 1 and 3)" in note
+    assert "2 training rows repeat" in noted(["a", "b"] * 8, ["x", "y", "x", "y", *"abcdefghijkl"])
+    assert "training row" not in noted(["a", "b"] * 8)
+
+
 def test_a_label_is_known_however_its_characters_are_coded() -> None:
     rows = [{"text": f"{i}", "label": ("caf\u00e9", "bar")[i % 2]} for i in range(20)]
     (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "Cafe\u0301"}]}})
@@ -494,7 +526,7 @@ def test_forms_that_no_task_has_are_recognised(
         message = refusal(data, columns=Columns.of(*columns))
         assert form in message and "A task here has one label a row" in message and "'tags'" not in message
     rows = [{"text": f"{i}", "label": f"answer {i}"} for i in range(200)]
-    assert "such as answers, summaries or numbers. A task here has one label a row" in refusal({"mood": rows})
+    assert "such as answers, numbers or lists of labels. A task here has one label a row" in refusal({"mood": rows})
 
 
 def test_a_column_of_objects_beside_texts_and_labels_is_no_matter() -> None:
