@@ -16,6 +16,7 @@ from forgetfree.data.conll import ENDINGS as CONLL
 from forgetfree.data.conll import read_conll
 from forgetfree.data.labels import shown
 from forgetfree.data.tables import Table
+from forgetfree.display import first_twice
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import MOST_BYTES as MOST_JSON
@@ -278,9 +279,8 @@ def _read_csv(path: Path) -> Table:
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{path} has column {name!r} twice. Rename or remove one of them.")
+    if (name := first_twice(names)) is not None:
+        raise DataError(f"{path} has column {name!r} twice. Rename or remove one of them.")
 
 
 def _read_jsonl(path: Path) -> Table:
