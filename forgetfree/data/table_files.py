@@ -141,8 +141,9 @@ def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int) -> Tab
 def said_of(path: Path) -> str:
     """Return what a user should know of how a file is written: where it is not in UTF-8, or not as its name says."""
     format = format_of(path.name)[1]
-    pieces = [_encoding(path)[1] if format != "parquet" else ""]
-    if format in _SIGN and (sign := _separator(path)) != _SIGN[format]:
+    encoding, said = _encoding(path) if format != "parquet" else ("", "")
+    pieces = [said]
+    if format in _SIGN and (sign := _separator(path, encoding)) != _SIGN[format]:
         pieces.append(f"the cells of {path.name} are separated by {_SIGNS[sign]}")
     return "; ".join(filter(None, pieces))
 
@@ -167,9 +168,9 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    """Open a text file, unpacked where it is packed."""
-    encoding, _ = _encoding(path)
+def _opened(path: Path, encoding: str = "") -> Iterator[TextIO]:
+    """Open a text file, unpacked where it is packed; in an encoding that is found out unless it is known."""
+    encoding = encoding or _encoding(path)[0]
     with _unpacked(path) as file:
         yield io.TextIOWrapper(file, encoding=encoding, newline="")
 
@@ -214,24 +215,25 @@ def csv_records(path: Path) -> Iterator[list[str]]:
     Raises:
         DataError: a row has more cells or fewer, a quote is not closed, or a column's name comes twice.
     """
-    sign = _separator(path)
-    return _records(path, **(_tab_dialect(path) if sign == "\t" else {"delimiter": sign}))
+    encoding, _ = _encoding(path)
+    sign = _separator(path, encoding)
+    return _records(path, encoding, **(_tab_dialect(path, encoding) if sign == "\t" else {"delimiter": sign}))
 
 
-def _separator(path: Path) -> str:
+def _separator(path: Path, encoding: str) -> str:
     """Return what separates the cells of a csv or tsv file: as its name says, unless another sign alone cuts its header."""
     usual = _SIGN[format_of(path.name)[1]]
     if not path.is_file():  # a pipe, which cannot be read twice
         return usual
-    with _opened(path) as file, _long_fields():
+    with _opened(path, encoding) as file, _long_fields():
         header = next((line for line in _lines(file, path) if line.strip()), "")
         columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
 
-def _records(path: Path, **dialect: Any) -> Iterator[list[str]]:
+def _records(path: Path, encoding: str, **dialect: Any) -> Iterator[list[str]]:
     names, number, begin = list[str](), 0, 1
-    with _opened(path) as file, _long_fields():
+    with _opened(path, encoding) as file, _long_fields():
         reader = csv.reader(_lines(file, path), strict=True, **dialect)
         try:
             for record in reader:
@@ -256,12 +258,12 @@ def _records(path: Path, **dialect: Any) -> Iterator[list[str]]:
             ) from error
 
 
-def _tab_dialect(path: Path) -> dict[str, Any]:
+def _tab_dialect(path: Path, encoding: str) -> dict[str, Any]:
     """Return how cells are written: with quotes as in csv if all that begin with one are quoted whole, else (GLUE) without."""
     quoted: dict[str, Any] = {"delimiter": "\t"}
     plain = quoted | {"quoting": csv.QUOTE_NONE}
     try:
-        cells = (cell for record in _records(path, **plain) for cell in record if cell.startswith('"'))
+        cells = (cell for record in _records(path, encoding, **plain) for cell in record if cell.startswith('"'))
         others = sum(not re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells)
     except DataError:  # cells hold tabs or line breaks, so they must be quoted
         return quoted
