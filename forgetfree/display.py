@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 #: What moves a cursor, colours a terminal, ends a line, changes the direction of text, or is no character at all:
@@ -40,6 +42,16 @@ def brief(value: Any, most: int = 60) -> str:
     """
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def first_twice(names: Iterable[str]) -> str | None:
+    """Return the first name that comes again; ``None`` if all are different.
+
+    >>> first_twice(["b", "a", "a", "b"])
+    'b'
+    """
+    counts = Counter(names)
+    return next((name for name, count in counts.items() if count > 1), None)
 
 
 def counted(count: int, what: str) -> str:

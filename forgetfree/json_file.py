@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forgetfree.display import brief
+from forgetfree.display import brief, first_twice
 from forgetfree.errors import ForgetfreeError, first_line
 from forgetfree.files import size_of
 
@@ -120,8 +120,7 @@ def _finite(text: str) -> float:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+        raise ValueError(f"the key {first_twice(key for key, _ in pairs)!r} stands twice")
     return found
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
 from forgetfree.data.conll import ENDINGS as CONLL
-from forgetfree.data.table_files import PACKED, csv_records, format_of, lines_of, read_table
+from forgetfree.data.table_files import PACKED, csv_records, format_of, lines_of, read_table, said_of
+from forgetfree.display import escaped
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
 from forgetfree.tasks import Kind
@@ -87,6 +88,8 @@ def rows_of_file(
             f"text may be packed ({', '.join(PACKED[1:])}). Rename it, or write < {path}."
         )
     try:
+        if said := said_of(path):
+            print(escaped(f"note: {said}."), file=sys.stderr)
         yield from _read(path, kind, asked, kept)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(

@@ -13,6 +13,7 @@ from typing import Any
 from forgetfree.data import table_files
 from forgetfree.data.table_files import of_arrow, of_records, split_of
 from forgetfree.data.tables import Table
+from forgetfree.display import first_twice
 from forgetfree.errors import DataError, UsageError, first_line
 
 #: The tables of a task by split, and what to say of them.
@@ -124,8 +125,8 @@ def _named(table: Table, features: Mapping[str, Any]) -> Table:
 
 
 def _check_once(where: str, names: Sequence[str]) -> None:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{where} has column {twice[0]!r} twice. Rename or remove one of them.")
+    if (name := first_twice(names)) is not None:
+        raise DataError(f"{where} has column {name!r} twice. Rename or remove one of them.")
 
 
 def _plain(value: Any) -> Any:

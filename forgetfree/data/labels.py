@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forgetfree.data.forms import TASKS
 from forgetfree.errors import DataError
 
 #: The most digits of a label: all such numbers fit into 64 bits.
@@ -74,13 +75,16 @@ class Labels:
         return alike[0] if len(alike) == 1 else None
 
 
-def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], numbered: bool = False) -> Labels:
+def learn_labels(
+    where: str, cells: Sequence[int | str], names: Sequence[str], rows: Sequence[int], numbered: bool = False
+) -> Labels:
     """Return the labels that training rows have.
 
     Args:
         where: the table, for messages.
         cells: what is `written` in each row; all are numbers or all are names, unless ``names`` are given.
         names: of the labels, in order, where they are known.
+        rows: the number of each row, for messages.
         numbered: whether numbers are the places of names, as in a ``ClassLabel``; else a number may itself be a name.
 
     Raises:
@@ -104,7 +108,8 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
     if len(order) > _MANY and 2 * len(order) > len(cells):
         raise DataError(
             f"{where} has {len(order):,} different labels in {len(cells):,} rows, such as {shown(order[0])}: the column seems "
-            "to hold something else. Name the label column with --label-column, or all labels as label_names in source.json."
+            f"to hold something else, such as answers, numbers or lists of labels. {TASKS}Name the label column with "
+            "--label-column, or all labels as label_names in source.json."
         )
     if len(order) < 2:
         raise DataError(f"{where}: every row has label {shown(order[0])}. A task needs rows of two labels at least.")
@@ -112,13 +117,21 @@ def learn_labels(where: str, cells: Sequence[int | str], names: Sequence[str], n
     for name in sorted(texts):
         if (other := alike.setdefault(_compared(name), name)) != name:
             how = "case alone" if other.casefold() == name.casefold() else "the code of their characters alone"
+            both = (f"{shown(each)} ({_rows_of(each, cells, rows)})" for each in (other, name))
             raise DataError(
-                f"{where} has the labels {shown(other)} and {shown(name)}, which differ in {how}. Write them alike; if "
+                f"{where} has the labels {' and '.join(both)}, which differ in {how}. Write them alike; if "
                 "they are two labels, name all labels as label_names in source.json."
             )
     expected = "one of the labels" if texts else "an integer"
     numbers = {number: i for i, number in enumerate(sorted(found))}
     return Labels(tuple(map(str, order)), numbers, expected, f"labels, in this order: {_listed(order)}")
+
+
+def _rows_of(cell: str, cells: Sequence[int | str], rows: Sequence[int]) -> str:
+    """Return how many rows have a label, and the first of them."""
+    count = cells.count(cell)
+    first = f"row {rows[cells.index(cell)]}"
+    return first if count == 1 else f"{count:,} rows, the first is {first}"
 
 
 def _compared(name: str) -> str:

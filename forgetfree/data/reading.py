@@ -10,6 +10,8 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.columns import Columns, choose
+from forgetfree.data.doubts import doubts_of_labels, doubts_of_rows
+from forgetfree.data.forms import other_form
 from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.labels import learn_labels
 from forgetfree.data.rows import TaskRows, complete
@@ -92,11 +94,12 @@ def read_task(
         DataError: the tables do not hold what the task needs.
     """
     train = tables["train"]
+    said = "; ".join(filter(None, [said, *(table.said for table in tables.values())]))
     registered = registry.tasks().get(version_of(name)[0])
     asked = asked.over(given)
     if is_tagged(given, train, registered, asked):
         return read_tagged(name, tables, given, registered, asked, said)
-    columns, recognised = choose(train.where, train.columns, asked, registered.kind if registered else None)
+    columns, recognised = _chosen(train, asked, registered.kind if registered else None)
     assert columns.label is not None
     kind: Kind = "pair" if len(columns.texts) == 2 else "single"
     read = {split: table.labelled(columns.label) for split, table in tables.items()}
@@ -111,7 +114,8 @@ def read_task(
     if not given.get("label_names") and numbered:
         given = {**given, "label_names": numbered}
     names = [str(label) for label in given.get("label_names") or (registered.labels if registered else ())]
-    labels = learn_labels(train.where, read["train"].cells(columns.label, names), names, bool(numbered))
+    cells, row_numbers = read["train"].cells(columns.label, names), read["train"].numbers
+    labels = learn_labels(train.where, cells, names, row_numbers, bool(numbered))
     task = described(registered or infer(name, kind, labels.names), given, folder)
     rows = {
         split: table.rows(columns, labels, name)
@@ -120,6 +124,7 @@ def read_task(
     }
     whole = complete(task, rows)
     pieces = [said, recognised, labels.said]
+    pieces += doubts_of_labels(cells, labels, row_numbers) + doubts_of_rows(rows["train"], row_numbers)
     pieces += [
         f"{counted(count, f'{split} row')} without a label (-1) left out"
         for split, count in unlabelled.items()
@@ -129,6 +134,17 @@ def read_task(
         pieces.append(whole.cut)
     note = "; ".join(filter(None, pieces))
     return replace(whole, notes=(f"Task {name!r} ({train.where}): {note}.",) if note else ())
+
+
+def _chosen(train: Table, asked: Columns, kind: Kind | None) -> tuple[Columns, str]:
+    """Return what `choose` does; a table without our columns may be of another form, which is then said."""
+    try:
+        return choose(train.where, train.columns, asked, kind)
+    except DataError as error:
+        are_there = {*asked.texts, asked.label} <= {*train.columns, None}
+        if are_there and (form := other_form(train.columns)):
+            raise DataError(f"{error} {form}") from error
+        raise
 
 
 def _check_left_out(name: str, folder: Path, split: str) -> None:

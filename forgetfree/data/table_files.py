@@ -7,13 +7,16 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
+from forgetfree.data.charset import encoding_of
 from forgetfree.data.conll import ENDINGS as CONLL
 from forgetfree.data.conll import read_conll
 from forgetfree.data.labels import shown
 from forgetfree.data.tables import Table
+from forgetfree.display import first_twice
 from forgetfree.errors import DataError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import MOST_BYTES as MOST_JSON
@@ -27,6 +30,9 @@ _SPLIT_NAMES = {
     "validation": ("validation", "dev", "eval", "val", "valid"),
     "test": ("test",),
 }
+#: What separates the cells of a format by its name, and what else may.
+_SIGN = {"csv": ",", "tsv": "\t"}
+_SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
 #: The largest file that is read: in bytes (unpacked), in rows, and in characters for a line of csv or jsonl.
 MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
@@ -78,7 +84,7 @@ def read_table(path: Path) -> Table:
     _, format = format_of(path.name)
     try:
         _check_size(path, size_of(path), "bytes", MOST_BYTES)
-        return {
+        table = {
             "parquet": _read_parquet,
             "jsonl": _read_jsonl,
             "json": _read_json,
@@ -86,10 +92,11 @@ def read_table(path: Path) -> Table:
             "tsv": _read_csv,
             **dict.fromkeys(CONLL, _read_conll),
         }[format](path)
+        return replace(table, said=said_of(path))
     except DataError:
         raise
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not in UTF-8. Write the file again, in UTF-8.") from error
+        raise DataError(f"{path} is not text: {first_line(error)}. Write the file again, in UTF-8.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {first_line(error)}. Put a file there.") from error
     except Exception as error:
@@ -131,18 +138,41 @@ def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int) -> Tab
     return Table(where, table.to_pydict(), range(first, first + table.num_rows))
 
 
+def said_of(path: Path) -> str:
+    """Return what a user should know of how a file is written: where it is not in UTF-8, or not as its name says."""
+    format = format_of(path.name)[1]
+    encoding, said = _encoding(path) if format != "parquet" else ("", "")
+    pieces = [said]
+    if format in _SIGN and (sign := _separator(path, encoding)) != _SIGN[format]:
+        pieces.append(f"the cells of {path.name} are separated by {_SIGNS[sign]}")
+    return "; ".join(filter(None, pieces))
+
+
+def _encoding(path: Path) -> tuple[str, str]:
+    """Return the encoding of a text file, and what to say of it; a pipe cannot be read twice, and must be in UTF-8."""
+    return encoding_of(path, lambda: _unpacked(path), MOST_BYTES) if path.is_file() else ("utf-8-sig", "")
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    """Open a text file, unpacked where it is packed."""
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, unpacked where it is packed."""
     if path.suffix not in PACKED[1:]:
-        with path.open(encoding="utf-8-sig", newline="") as plain:
+        with path.open("rb") as plain:
             yield plain
         return
     import pyarrow
 
     # Unlike gzip's and zstandard's own readers, it knows a file that was cut off, and reads all frames of one.
     with pyarrow.input_stream(str(path), compression="detect") as file:
-        yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        yield io.BufferedReader(file)
+
+
+@contextmanager
+def _opened(path: Path, encoding: str = "") -> Iterator[TextIO]:
+    """Open a text file, unpacked where it is packed; in an encoding that is found out unless it is known."""
+    encoding = encoding or _encoding(path)[0]
+    with _unpacked(path) as file:
+        yield io.TextIOWrapper(file, encoding=encoding, newline="")
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -185,12 +215,25 @@ def csv_records(path: Path) -> Iterator[list[str]]:
     Raises:
         DataError: a row has more cells or fewer, a quote is not closed, or a column's name comes twice.
     """
-    return _records(path, **(_tsv_dialect(path) if format_of(path.name)[1] == "tsv" else {}))
+    encoding, _ = _encoding(path)
+    sign = _separator(path, encoding)
+    return _records(path, encoding, **(_tab_dialect(path, encoding) if sign == "\t" else {"delimiter": sign}))
 
 
-def _records(path: Path, **dialect: Any) -> Iterator[list[str]]:
+def _separator(path: Path, encoding: str) -> str:
+    """Return what separates the cells of a csv or tsv file: as its name says, unless another sign alone cuts its header."""
+    usual = _SIGN[format_of(path.name)[1]]
+    if not path.is_file():  # a pipe, which cannot be read twice
+        return usual
+    with _opened(path, encoding) as file, _long_fields():
+        header = next((line for line in _lines(file, path) if line.strip()), "")
+        columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
+    return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
+
+
+def _records(path: Path, encoding: str, **dialect: Any) -> Iterator[list[str]]:
     names, number, begin = list[str](), 0, 1
-    with _opened(path) as file, _long_fields():
+    with _opened(path, encoding) as file, _long_fields():
         reader = csv.reader(_lines(file, path), strict=True, **dialect)
         try:
             for record in reader:
@@ -198,7 +241,8 @@ def _records(path: Path, **dialect: Any) -> Iterator[list[str]]:
                 if not record:  # blank ones are no rows
                     continue
                 if not names:
-                    _check_header(path, names := record)
+                    names = record
+                    _check_names(str(path), [name for name in names if name])  # a column without a name is not read
                 elif len(record) != len(names):
                     column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
                     of = "the one column" if len(names) == 1 else f"each of the {len(names)} columns"
@@ -214,21 +258,12 @@ def _records(path: Path, **dialect: Any) -> Iterator[list[str]]:
             ) from error
 
 
-def _check_header(path: Path, names: list[str]) -> None:
-    if len(names) == 1 and (sign := next((sign for sign in ";\t|" if sign in names[0]), "")):
-        raise DataError(
-            f"{path} has one column, {shown(names[0])}: its cells seem to be separated by {sign!r}. Separate them by commas; a "
-            "file whose cells are separated by tabs ends in .tsv."
-        )
-    _check_names(str(path), [name for name in names if name])  # a column without a name is not read
-
-
-def _tsv_dialect(path: Path) -> dict[str, Any]:
+def _tab_dialect(path: Path, encoding: str) -> dict[str, Any]:
     """Return how cells are written: with quotes as in csv if all that begin with one are quoted whole, else (GLUE) without."""
     quoted: dict[str, Any] = {"delimiter": "\t"}
     plain = quoted | {"quoting": csv.QUOTE_NONE}
     try:
-        cells = (cell for record in _records(path, **plain) for cell in record if cell.startswith('"'))
+        cells = (cell for record in _records(path, encoding, **plain) for cell in record if cell.startswith('"'))
         others = sum(not re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells)
     except DataError:  # cells hold tabs or line breaks, so they must be quoted
         return quoted
@@ -246,9 +281,8 @@ def _read_csv(path: Path) -> Table:
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{path} has column {name!r} twice. Rename or remove one of them.")
+    if (name := first_twice(names)) is not None:
+        raise DataError(f"{path} has column {name!r} twice. Rename or remove one of them.")
 
 
 def _read_jsonl(path: Path) -> Table:

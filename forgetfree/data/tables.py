@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forgetfree.data.columns import Columns
+from forgetfree.data.forms import form_of, refusal_of
 from forgetfree.data.labels import Labels, shown, written
 from forgetfree.data.rows import Rows
 from forgetfree.display import is_text
@@ -23,12 +24,14 @@ class Table:
         numbers: the numbers of the rows, for messages: files of records count from 1, jsonl counts lines, and what is in
             memory counts from 0.
         label_names: column name to the names of its labels, where the data say them themselves (``ClassLabel``).
+        said: what a user should know of how the file is written.
     """
 
     where: str
     columns: Mapping[str, Sequence[Any]]
     numbers: Sequence[int]
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    said: str = ""
 
     def labelled(self, column: str) -> Table:
         """Return the rows that have a label: in a column of ``ClassLabel``, -1 stands for none."""
@@ -117,10 +120,11 @@ class Table:
                 return text
             raise self._fault(column, i, expected, str(error)) from error
 
-    def _fault(self, column: str, i: int, expected: str, more: str) -> DataError:
+    def _fault(self, column: str, i: int, expected: str, more: str = "") -> DataError:
+        other = refusal_of(form_of(self.columns[column][i]))
         return DataError(
-            f"{self._row(i)}, column {column!r}: expected {expected}, got {shown(self.columns[column][i])}. {more}"
-            "Fix or remove the row."
+            f"{self._row(i)}, column {column!r}: expected {expected}, got {shown(self.columns[column][i])}. "
+            f"{other or f'{more}Fix or remove the row.'}"
         )
 
     def _row(self, i: int) -> str:
@@ -129,8 +133,6 @@ class Table:
     def _text(self, column: str, i: int) -> str:
         value = self.columns[column][i]
         if not is_text(value):
-            raise DataError(
-                f"{self._row(i)}, column {column!r}: expected a text, got {shown(value)}. Fix or remove the row."
-            )
+            raise self._fault(column, i, "a text")
         text: str = value
         return text

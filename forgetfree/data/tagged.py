@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from forgetfree.data.columns import RECOGNISED, Columns
+from forgetfree.data.forms import plain
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.tables import Table
 from forgetfree.display import brief, counted, is_text
@@ -34,7 +35,8 @@ def is_tagged(
     names = set(table.columns)
     if asked.texts:
         cells = table.columns.get(asked.texts[0], ())
-        return len(asked.texts) == 1 and any(isinstance(_plain(cell), list | tuple) for cell in cells[:1])
+        lists = [cell for cell in map(plain, cells[:1]) if isinstance(cell, list | tuple)]
+        return len(asked.texts) == 1 and any(all(isinstance(word, str) for word in cell) for cell in lists)
     return not names & {"text", "text_a"} and bool(names & set(_WORDS)) and bool(names & set(_TAGS))
 
 
@@ -113,7 +115,7 @@ class _Sentences:
         )
 
     def _cell(self, column: str, i: int) -> list[Any]:
-        value = _plain(self._table.columns[column][i])
+        value = plain(self._table.columns[column][i])
         if isinstance(value, str):
             return value.split()
         if not isinstance(value, Sequence):
@@ -142,11 +144,6 @@ class _Sentences:
     def _fault(self, i: int, column: str, expected: str, got: str) -> DataError:
         where = f"{self._table.where}, row {self._table.numbers[i]}, column {column!r}"
         return DataError(f"{where}: expected {expected}, got {got}. Fix or remove the row.")
-
-
-def _plain(value: Any) -> Any:
-    """Return an array of numpy, as a DataFrame of a parquet file holds them, as a list."""
-    return value.tolist() if getattr(value, "ndim", 0) == 1 else value
 
 
 def bio(tags: Sequence[str]) -> list[str]:

@@ -203,3 +203,14 @@ def test_a_row_that_is_nested_too_deep_is_refused(folder: Path) -> None:
     assert "nested more than 100 deep" in message
     (folder / "source.json").write_text("[" * 100_000)
     assert "source.json is not valid JSON: its lists and objects are nested more than 100 deep" in refusal(folder)
+
+
+def test_names_that_come_twice_are_found_in_one_pass(folder: Path) -> None:
+    names = [f"column {i}" for i in range(20_000)]
+    (folder / "train.jsonl").rename(folder / "train.csv")
+    (folder / "train.csv").write_text(",".join([*names, names[-1]]) + "\n")
+    assert "has column 'column 19999' twice" in refusal(folder)
+    row = ", ".join(f'"{name}": 0' for name in [*names, names[-1]])
+    (folder / "train.csv").rename(folder / "train.jsonl")
+    (folder / "train.jsonl").write_text(f"{{{row}}}\n")
+    assert "the key 'column 19999' stands twice" in refusal(folder)

@@ -182,11 +182,58 @@ def test_tsv_is_read_with_quotes_and_without(tmp_path: Path, content: str, texts
     assert load_task("mood", str(tmp_path)).train.first == texts
 
 
-@pytest.mark.parametrize("sign", [";", "\t", "|"])
-def test_other_separators_of_csv_are_named(tmp_path: Path, sign: str) -> None:
-    (tmp_path / "mood.csv").write_text(f"text{sign}label\nyes, it is{sign}1\nno{sign}0\n")
-    message = refusal(str(tmp_path / "mood.csv"))
-    assert f"its cells seem to be separated by {sign!r}. Separate them by commas; a file whose cells" in message
+@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
+def test_other_separators_of_csv_are_found_out_and_said(tmp_path: Path, sign: str, name: str) -> None:
+    rows = "".join(f'"yes, it is{sign} {i}"{sign}{i % 2}\n' for i in range(20))
+    (tmp_path / "mood.csv").write_text(f"text{sign}label\n{rows}")
+    read = load_task("mood", str(tmp_path / "mood.csv"))
+    assert read.train.first[0].startswith(f"yes, it is{sign} ")
+    assert f"the cells of mood.csv are separated by {name}" in read.notes[0]
+    (tmp_path / "mood.csv").write_text("text,label;x\na,0\nb,1\n")
+    assert "separated" not in refusal(str(tmp_path / "mood.csv"))  # a comma in the header is what a csv file has
+
+
+GERMAN = "text;label\n" + "".join(f"Grüße – Nummer {i};{'böse' if i % 2 else 'gut'}\n" for i in range(20))
+LATIN = GERMAN.replace("–", "-")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (GERMAN.encode("utf-8-sig"), ""),
+        (GERMAN.encode("cp1252"), "mood.csv is read in Windows-1252, as in 'Grüße'"),
+        (LATIN.encode("latin-1"), "mood.csv is read in Windows-1252, as in 'Grüße'"),
+        (GERMAN.encode("utf-16"), "mood.csv is read in UTF-16"),
+    ],
+)
+def test_other_encodings_are_found_out_and_said(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "mood.csv").write_bytes(content)
+    (tmp_path / "mood.csv.gz").write_bytes(gzip.compress(content))
+    for name in ("mood.csv", "mood.csv.gz"):
+        read = load_task("mood", str(tmp_path / name))
+        assert read.task.labels == ("böse", "gut") and read.train.first[0].startswith("Grüße ")
+        assert said.replace("mood.csv", name) in read.notes[0]
+        assert ("is read in" in read.notes[0]) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (
+            GERMAN.encode() + b"gr\xfcn;gut\n",
+            f"line 22: byte 0xfc at position {len(GERMAN.encode()) + 2:,} of the file",
+        ),
+        (GERMAN.encode() + b"\xc3", "line 22: byte 0xc3 at position "),
+        (b"text;label\ngr\xfcn;gut\ngr\x81n;gut\n", "line 3: byte 0x81 at position 22 of the file"),
+        ("text;label\nпривет;0\nмир;1\n".encode("cp1251"), "line 2: byte 0xef at position 11 of the file"),
+        ("text;label\nこんにちは;0\n".encode("shift-jis"), "line 2: byte 0x82 at position 11 of the file"),
+        ("text;label\ngrün;0\n".encode("utf-32"), "line 1: byte 0xff at position 0 of the file"),
+    ],
+)
+def test_a_wrong_byte_is_named_by_its_position(tmp_path: Path, content: bytes, place: str) -> None:
+    (tmp_path / "mood.csv").write_bytes(content)
+    assert f"mood.csv, {place}" in (text := refusal(str(tmp_path / "mood.csv")))
+    assert text.endswith("Write the file again, in UTF-8.")
 
 
 def test_a_json_file_may_hold_a_record_a_line(tmp_path: Path) -> None:
@@ -346,6 +393,38 @@ def test_what_is_no_label_is_refused_with_its_row(labels: list[Any], fault: str)
     assert fault in refusal(labelled(*labels))
 
 
+def noted(labels: list[str], texts: list[str] | None = None) -> str:
+    rows = [{"text": text, "label": y} for text, y in zip(texts or map(str, range(99)), labels, strict=False)]
+    return load_tasks(None, {"mood": {"train": rows, "test": rows}})[0].notes[0]
+
+
+def test_labels_that_differ_by_case_are_told_with_rows_and_counts(tmp_path: Path) -> None:
+    rows = [{"text": f"{i}", "label": "NUMBER" if i in (7, 9) else ("Number", "date")[i % 2]} for i in range(30)]
+    message = refusal({"mood": rows})
+    assert '"NUMBER" (2 rows, the first is row 7) and "Number" (15 rows, the first is row 0)' in message
+    text_file(tmp_path / "mood" / "train.csv", rows)
+    (tmp_path / "mood" / "source.json").write_text(json.dumps({"label_names": ["date", "Number"]}))
+    read = load_task("mood", str(tmp_path))
+    assert 'label "NUMBER" (2 rows, the first is row 8) is read as "Number"' in read.notes[0]
+
+
+def test_labels_that_look_like_lists_are_told() -> None:
+    one = noted(["drama", "comedy", "comedy", "drama;comedy", "Sci/Tech"] * 6)
+    assert '"drama;comedy" (6 rows, the first is row 3) looks like several labels of a row' in one
+    several = noted(["a, b", "a, c", "b, c"] * 6)
+    assert '3 labels, such as "a, b" (6 rows, the first is row 0), look like several labels of a row' in several
+    assert "several labels" not in noted(["World", "Sci/Tech", "rest; other", "Salt, pepper"] * 6)
+
+
+def test_repeated_rows_and_texts_under_two_labels_are_told() -> None:
+    note = noted(["a", "b", "a", "a", "b", "b", "b"] * 2, [*"wxwx", "z", " ", "y", *"stuv123"])
+    assert "1 training row has an empty text (the first is row 5)" in note
+    assert "1 training row repeats the texts and the label of an earlier one (the first is row 2, as row 0)" in note
+    assert "1 text stands under several labels in the training rows (the first in rows 1 and 3)" in note
+    assert "2 training rows repeat" in noted(["a", "b"] * 8, ["x", "y", "x", "y", *"abcdefghijkl"])
+    assert "training row" not in noted(["a", "b"] * 8)
+
+
 def test_a_label_is_known_however_its_characters_are_coded() -> None:
     rows = [{"text": f"{i}", "label": ("caf\u00e9", "bar")[i % 2]} for i in range(20)]
     (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "Cafe\u0301"}]}})
@@ -418,6 +497,41 @@ def test_our_own_columns_are_taken_without_a_word() -> None:
 )
 def test_columns_that_may_be_meant_are_named(names: tuple[str, ...], fault: str) -> None:
     assert fault in refusal(table(*names))
+
+
+SQUAD = {"context": "c", "question": "q", "answers": {"text": ["x"], "answer_start": [3]}}
+CHAT = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "form"),
+    [
+        (SQUAD, (None, None), "Column 'answers' seems to hold answers that are parts of a text, as in SQuAD"),
+        (SQUAD, (["context", "question"], "answers"), "hold answers that are parts of a text, as in SQuAD"),
+        (CHAT, (None, None), "Column 'messages' seems to hold a chat"),
+        (CHAT, ("messages", None), "Column 'messages' seems to hold a chat"),
+        (CHAT | {"label": 0}, ("messages", "label"), "The column seems to hold a chat"),
+        ({"conversations": [{"from": "human", "value": "Hello"}]}, (None, None), "seems to hold a chat"),
+        ({"text": "a", "labels": ["drama", "comedy"]}, (None, None), "The column seems to hold several labels"),
+        ({"text": "a", "labels": [0, 1, 1]}, (None, None), "The column seems to hold several labels"),
+    ],
+)
+def test_forms_that_no_task_has_are_recognised(
+    row: dict[str, Any], columns: tuple[Any, str | None], form: str, tmp_path: Path
+) -> None:
+    from forgetfree.data.columns import Columns
+
+    pandas.DataFrame([row] * 20).to_parquet(tmp_path / "mood.parquet")
+    for data in ({"mood": [row] * 20}, {"mood": pandas.read_parquet(tmp_path / "mood.parquet")}):
+        message = refusal(data, columns=Columns.of(*columns))
+        assert form in message and "A task here has one label a row" in message and "'tags'" not in message
+    rows = [{"text": f"{i}", "label": f"answer {i}"} for i in range(200)]
+    assert "such as answers, numbers or lists of labels. A task here has one label a row" in refusal({"mood": rows})
+
+
+def test_a_column_of_objects_beside_texts_and_labels_is_no_matter() -> None:
+    (read,) = load_tasks(None, {"mood": [CHAT | {"text": f"{i}", "label": i % 2} for i in range(20)]})
+    assert read.task.labels == ("0", "1")
 
 
 def test_columns_may_be_named(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""In which encoding a file of text is written: UTF-8, UTF-16 with its byte order mark, or Windows-1252.
+
+All characters of Latin-1 that can be seen are written alike in Windows-1252.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO
+
+from forgetfree.errors import DataError
+
+_PIECE = 2**20
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+#: A character of several bytes in UTF-8.
+_WIDE = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+_BEYOND_ASCII = bytes(range(0x80, 0x100))
+#: How many words are looked at.
+_MOST_WORDS = 100_000
+#: Words of other alphabets, read as Windows-1252, hold no letter of ASCII.
+_FOREIGN = re.compile(r"[^\W\d_a-zA-Z]{3,}")
+_WORD = re.compile(r"[\w\u0080-\uffff]+")
+
+
+def encoding_of(path: Path, content: Callable[[], AbstractContextManager[BinaryIO]], most: int) -> tuple[str, str]:
+    """Return the encoding of a text file as Python calls it, and what a user should know of it; nothing of UTF-8.
+
+    Args:
+        path: the file, for messages.
+        content: opens the file, unpacked.
+        most: how many bytes to look at.
+
+    Raises:
+        DataError: it is in none of the three; the message names the first byte that is wrong.
+    """
+    decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
+    try:
+        with content() as file:
+            while (piece := file.read(_PIECE)) and read < most:
+                if not read and piece.startswith(_UTF_16) and not piece.startswith(codecs.BOM_UTF32_LE):
+                    return "utf-16", f"{path.name} is read in UTF-16"
+                read += len(piece)
+                decoder.decode(piece)
+        decoder.decode(b"", final=read < most)
+        return "utf-8-sig", ""
+    except UnicodeDecodeError:
+        with content() as file:
+            return "cp1252", _check_windows(path, file, most)
+
+
+def _check_windows(path: Path, file: BinaryIO, most: int) -> str:
+    """Return what to say of a file that is not in UTF-8; raise ``DataError`` if it seems not to be in Windows-1252 either."""
+    read = number = wide = narrow = words = foreign = 0
+    faults, example = dict[str, str](), ""
+    while (lines := file.read(_PIECE) + file.readline(_PIECE)) and read < most:
+        for codec in {"UTF-8", "Windows-1252"} - faults.keys():
+            try:
+                lines.decode(codec)
+            except UnicodeDecodeError as error:
+                byte = f"byte 0x{lines[error.start]:02x} at position {read + error.start:,} of the file"
+                line = number + 1 + lines.count(b"\n", 0, error.start)
+                faults[codec] = f"line {line}: {byte} is no character of {codec}"
+        rest, found = _WIDE.subn(b"", lines)
+        wide, narrow = wide + found, narrow + len(rest) - len(rest.translate(None, _BEYOND_ASCII))
+        if words < _MOST_WORDS:
+            text = lines.decode("Windows-1252", "replace")
+            held = [word for word in _WORD.findall(text) if not word.isascii()]
+            words, foreign = words + len(held), foreign + len(_FOREIGN.findall(text)) + text.count("\0")
+            example = example or next((f", as in {word[:40]!r}" for word in held), "")
+        read, number = read + len(lines), number + lines.count(b"\n")
+    is_damaged = 10 * wide > narrow  # characters of UTF-8, and some bytes that are none
+    if not is_damaged and "Windows-1252" not in faults and 10 * foreign <= words:
+        return f"{path.name} is read in Windows-1252{example}"
+    fault = faults["UTF-8"] if is_damaged else faults.get("Windows-1252", faults["UTF-8"])
+    raise DataError(
+        f"{path}, {fault}, and the whole file seems to be in none of UTF-8, UTF-16 and Windows-1252. Write the file again, in "
+        "UTF-8."
+    )
