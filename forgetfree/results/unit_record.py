@@ -15,7 +15,7 @@ from forgetfree.json_file import check, check_fields, read_json
 
 Json = dict[str, Any]
 RECORD = "unit.json"
-_REMEDY = "Restore it from a copy, or go on with --resume, which makes the unit again."
+_REMEDY = "Restore it from a copy, or run the stream again."
 
 
 def described(path: Path) -> Json:

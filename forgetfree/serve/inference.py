@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.results.config_file import load_run, located
 from forgetfree.results.unit_record import check_own
+from forgetfree.serve.bound import check_bound
 from forgetfree.serve.kept import OTHERS, Kept, KeptLedger, Source, find_kept
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
 
@@ -176,10 +177,13 @@ class Predictor:
             features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
             features.load(source.file.parent)
             check_own(source.file.with_name(FEATURES))
+        now = loaded.binding(source.precision)
         if ledger is not None:
             kept = KeptLedger(loaded, ledger, source)
         else:
             kept = OTHERS[source.file.name].load().read(source, loaded)
+        if source.tasks:
+            check_bound(source, replace(now, precision=kept.precision))
         routed = source.task_inference != "last"
         return cls(loaded, kept, routed=routed, deterministic=deterministic, features=features)
 
