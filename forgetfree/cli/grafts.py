@@ -43,6 +43,7 @@ def grafts_of(
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.file import FORMAT
     from forgetfree.results.config_file import check_whole, load_run, located
+    from forgetfree.results.unit_record import check_own
     from forgetfree.tasks import chosen_version
 
     grafts: dict[str, Graft] = {}
@@ -65,6 +66,7 @@ def grafts_of(
                 )
             grafts[source] = Graft.load(file)
             continue
+        check_own(file)
         ledger = Ledger.load(file)
         known += ledger.tasks
         for name in dict.fromkeys(chosen_version(task, ledger.tasks) for task in tasks or ledger.tasks):

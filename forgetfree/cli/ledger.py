@@ -39,18 +39,15 @@ command = App(
 def show(file: File, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show who owns what."""
     from forgetfree.cli.ledger_view import describe_ledger, render_ledger
-    from forgetfree.ledger import Ledger
 
-    ledger = Ledger.load(file)
+    ledger = _load(file)
     print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
 
 
 @command.command(help_epilogue="Example: forgetfree ledger verify ledger.safetensors --model minilm")
 def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Check everything about it."""
-    from forgetfree.ledger import Ledger
-
-    ledger = Ledger.load(file)
+    ledger = _load(file)
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
     if run := _verify_run(ledger, file):
@@ -148,6 +145,16 @@ def merge(
     from forgetfree.cli.ledger_change import merge_ledgers
 
     merge_ledgers(ledgers, out, as_versions=as_versions, data=data, model=model, as_json=as_json)
+
+
+def _load(file: Path) -> Ledger:
+    """Return a ledger, which must be its unit's own where it lies in the folder of one."""
+    from forgetfree.ledger import Ledger
+    from forgetfree.results.unit_record import check_own
+
+    ledger = Ledger.load(file)
+    check_own(file, LedgerError)
+    return ledger
 
 
 def _verify_run(ledger: Ledger, path: Path) -> Path | None:

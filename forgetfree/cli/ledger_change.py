@@ -16,6 +16,7 @@ from forgetfree.display import escaped, json_text
 from forgetfree.errors import LedgerError, UsageError
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located
+from forgetfree.results.unit_record import check_own
 
 if TYPE_CHECKING:
     from forgetfree.jobs.revision import Revised
@@ -98,8 +99,8 @@ def merge_ledgers(
         raise UsageError(f"Merging takes two different ledgers or more, got {len(set(given))}.")
     quiet_libraries()
     from forgetfree.jobs.audit import note
-    from forgetfree.jobs.unit import described
     from forgetfree.ledger import Ledger, joined_ledger
+    from forgetfree.results.unit_record import described
 
     files = {str(path): _ledger_file(path) for path in given}
     if data:
@@ -149,6 +150,7 @@ def _line(row: Mapping[str, Any]) -> str:
 def _ledger_file(path: Path) -> Path:
     """Return a ledger's file, or the file of the ledger that a run is answered from."""
     if not path.is_dir():
+        check_own(path)
         return path
     from forgetfree.serve.kept import LEDGER, find_kept
 

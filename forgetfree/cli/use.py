@@ -45,9 +45,9 @@ def predictor_of(
     if name and needs_hub(name):
         go_offline_if_cut_off()
     from forgetfree.serve.inference import Predictor
-    from forgetfree.serve.kept import find_kept
+    from forgetfree.serve.kept import kept_file
 
-    file = run if run.is_file() else find_kept(run, seed, strategy)
+    file = run if run.is_file() else kept_file(run, seed, strategy)
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
         say(f"Answering from {file}; --strategy and --seed choose another.")
     return Predictor.of_run(run, seed, strategy, model, device, deterministic), file

@@ -131,10 +131,16 @@ class Carried:
             "ledger": ledger_summary(self.ledger),
             "kept_bytes": self.kept_bytes,
             "extra": {"scales": self.scales} if self.scales else {},
+            **self._bound(held),
             "seconds": dict.fromkeys(PHASES, 0.0),
         }
         made = {key: self._record[key] for key in ("versions", "machine")} | {"command": command}
         unit.end(made, details)
+
+    def _bound(self, details: Json) -> Json:
+        """Return what answers depend on, of the tasks that are carried over; units of version 0.2 do not say it."""
+        bound = details.get("bound")
+        return {"bound": bound | {"tasks": {task: bound["tasks"][task] for task in self.tasks}}} if bound else {}
 
     def note(self, directory: Path, action: str, task: str) -> None:
         """Write the audit record beside the new ledger, after the lines of the old one."""

@@ -34,7 +34,7 @@ from forgetfree.jobs.environment import tell_shared_rows
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.resuming import described
-from forgetfree.jobs.unit import Json, Unit, sha256
+from forgetfree.jobs.unit import Json, Unit
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
@@ -47,6 +47,7 @@ from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.metrics import Predictions, agreement, constant_score
 from forgetfree.results.rendering import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
+from forgetfree.results.unit_record import sha256
 from forgetfree.tasks import readout_for
 
 #: The file of the only graft.

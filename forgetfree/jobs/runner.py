@@ -38,6 +38,7 @@ from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.stored import run_of_scores
+from forgetfree.serve.bound import bound_to
 from forgetfree.tasks import readout_for
 
 if TYPE_CHECKING:
@@ -282,6 +283,7 @@ class RunJob(Job[RunConfig]):
         # Floors are those of a seed, so one strategy measures them, before anything can fail.
         if key["strategy"] == self.config.strategies[0]:
             write_floors(directory, self.floors(key["seed"]))
+        bound = self._bound(key)
         learned = self.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
         by_task = temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
@@ -293,9 +295,16 @@ class RunJob(Job[RunConfig]):
             "ledger": ledger_summary(strategy.ledger),
             "kept_bytes": learned.kept_bytes,
             "by_task": by_task,
+            "bound": bound,
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
             "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
         }
+
+    def _bound(self, key: Mapping[str, Any]) -> Json:
+        """Return what the answers of a unit depend on besides what its strategy keeps."""
+        stream, options = self.stream(key["seed"]), self.checked.options[key["strategy"]]
+        binding = stream.loaded.binding(options.precision)
+        return bound_to((task.definition for task in stream.tasks), binding, stream.scenario == "class")
 
     def floors(self, seed: int) -> Json:
         """Return the scores that take no fine-tuning, beside those of a constant answer."""

@@ -10,7 +10,6 @@ unit.json        written last: how it ended, with the size and SHA-256 of each f
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import shutil
@@ -28,14 +27,15 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.traffic import Traffic
-from forgetfree.json_file import check, check_fields, parse_json, read_json
+from forgetfree.json_file import parse_json
 from forgetfree.learning.monitor import Follower, Monitor, Phase
+from forgetfree.results.unit_record import RECORD, described, read_record, signed_record
 
 Json = dict[str, Any]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
 Measure = Callable[[Mapping[str, Any], Path, Monitor], Json]
 
-HISTORY, RECORD = "history.jsonl", "unit.json"
+HISTORY = "history.jsonl"
 #: Logged steps of a phase, about.
 _LOGGED = 100
 #: Errors that are no fault of the code.
@@ -65,7 +65,7 @@ class Unit:
     def record(self) -> Json | None:
         """Return what unit.json says; ``None`` where the unit has not ended, or the file is damaged or another unit's."""
         try:
-            record: Json = read_json(self.directory / RECORD, RunError, "", _check_record)
+            record = read_record(self.directory)
         except RunError:
             return None
         return record if record["unit"] == self.key else None
@@ -146,7 +146,7 @@ class Unit:
             "details": details,
             "files": described_files(self.directory),
         }
-        write_json(self.directory / RECORD, record | {"checksum": _checksum(record)})
+        write_json(self.directory / RECORD, signed_record(record))
 
 
 def remove_checkpoints(units: Iterable[Unit]) -> None:
@@ -175,27 +175,6 @@ def described_files(directory: Path) -> Json:
         for name, path in files.items()
         if name.parts != (RECORD,) and not any(part.startswith(".") for part in name.parts)
     }
-
-
-def described(path: Path) -> Json:
-    """Return size and SHA-256 of a file."""
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _checksum(record: Json) -> str:
-    content = {key: value for key, value in record.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _check_record(record: Any) -> None:
-    check_fields("", record, {"unit": dict, "checksum": str})
-    check("checksum", record["checksum"], record["checksum"] == _checksum(record), "that of the content")
 
 
 class History(Follower):

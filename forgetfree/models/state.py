@@ -90,25 +90,31 @@ class ModelState:
         tensors = [self.theta, *self.buffers.values(), *(tensor for named in readouts for tensor in named.values())]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def save(self, path: StrPath) -> None:
-        """Write the state as one safetensors file, atomically."""
+    def save(self, path: StrPath, key: str = "") -> None:
+        """Write the state as one safetensors file, atomically; with its ``key`` in a store, if it is kept in one."""
         tensors = {"theta": self.theta}
         tensors |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
         for task, named in self.readouts.items():
             tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
         # Readouts without tensors (label words) are tasks, too.
-        header = {"tasks": json.dumps(list(self.readouts))}
+        header = {"tasks": json.dumps(list(self.readouts))} | ({"key": key} if key else {})
         write_atomically(Path(path), signed_bytes(tensors, header))
 
     @classmethod
-    def load(cls, path: StrPath) -> ModelState:
+    def load(cls, path: StrPath, key: str = "") -> ModelState:
         """Read a state that `save` wrote.
 
+        Args:
+            path: the file.
+            key: under which it is kept in a store; files of version 0.2 do not say it.
+
         Raises:
-            ModelError: the file is damaged or missing, or not sound.
+            ModelError: the file is damaged or missing, not sound, or kept under another key.
         """
         path = Path(path)
         header, tensors = read_signed(path, ModelError, _REMEDY)
+        if key and (found := header.get("key", key)) != key:
+            raise ModelError(f"{path} is another model: expected the key {brief(key)}, got {brief(found)}. {_REMEDY}")
         try:
             return cls(*_parts(header, tensors))
         except ValueError as error:
@@ -161,12 +167,12 @@ class StateStore:
         return key in self._memory if self._directory is None else (self._directory / f"{key}.safetensors").is_file()
 
     def get(self, key: str) -> ModelState | None:
-        """Return the state under ``key``, or ``None``; a damaged file counts as none."""
+        """Return the state under ``key``, or ``None``; a file that is damaged or has another key counts as none."""
         if self._directory is None:
             return self._memory.get(key)
         path = self._directory / f"{key}.safetensors"
         try:
-            return ModelState.load(path) if path.is_file() else None
+            return ModelState.load(path, key) if path.is_file() else None
         except (ModelError, OSError, ValueError):  # the last two: a key that is no file's name
             return None
 
@@ -176,7 +182,7 @@ class StateStore:
             self._memory[key] = state
         else:
             if rank() == 0:
-                state.save(self._directory / f"{key}.safetensors")
+                state.save(self._directory / f"{key}.safetensors", key)
             from_first(None)
 
     def discard(self, key: str) -> None:

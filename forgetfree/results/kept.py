@@ -9,6 +9,7 @@ from typing import Any
 from forgetfree.core.graft import Graft
 from forgetfree.errors import ReportError
 from forgetfree.ledger import Ledger
+from forgetfree.results.unit_record import check_own
 
 
 class Kept:
@@ -35,12 +36,13 @@ class Kept:
             key: as it was added.
 
         Raises:
-            ReportError: there is none.
+            ReportError: there is none, or its file is that of another seed or run.
             LedgerError, GraftError: its file is damaged.
         """
         if key in self._held:
             return self._held[key]
         if key in self._files and self._files[key].is_file():
+            check_own(self._files[key], ReportError)
             return _read(self._files[key])
         known = [*self._held, *(other for other, path in self._files.items() if path.is_file())]
         listed = "; ".join(" ".join(map(str, each)) for each in known) or "none"

@@ -8,6 +8,7 @@ from typing import Any
 from forgetfree.display import counted
 from forgetfree.results.rendering import WIDE
 from forgetfree.results.run_results import Comparison
+from forgetfree.results.unit_files import fault_of_answers
 
 
 def notes(comparison: Comparison) -> Iterable[str]:
@@ -39,6 +40,14 @@ def notes(comparison: Comparison) -> Iterable[str]:
         )
     for run in comparison.failed:
         yield f"Failed and left out: {run['strategy']}, seed {run['seed']}{_place(run)}: {run['error']}"
+
+
+def faults_of_answers(comparison: Comparison) -> Iterable[str]:
+    """Yield which answers are not shown, and why."""
+    for entry in comparison.strategies:
+        for run in entry.runs:
+            if fault := fault_of_answers(run, comparison.tasks):
+                yield f"Answers of {entry.label}, seed {run['seed']}, are left out: {fault}"
 
 
 def _place(run: Mapping[str, Any]) -> str:

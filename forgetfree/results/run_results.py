@@ -22,6 +22,7 @@ from forgetfree.results.schema import check_run
 from forgetfree.results.stored import command_of, find_results, read_stored, to_csv
 from forgetfree.results.sweep_report import CHOSEN, load_sweep_results
 from forgetfree.results.unit_files import made_of
+from forgetfree.results.unit_record import is_own
 
 __all__ = ["Comparison", "StrategyRuns", "kept_bytes", "load_run_results", "merge", "one_file", "with_timings"]
 
@@ -135,7 +136,7 @@ def with_timings(results: Json, directory: Path) -> Json:
             seconds = read_json(path, ReportError, "")
         except ReportError:  # what can be said without it is said
             seconds = None
-        right = is_table([seconds], 1, len(results["tasks"]))
+        right = is_table([seconds], 1, len(results["tasks"])) and is_own(path)
         runs.append(run | {"seconds_per_task": seconds} if right else run)
     return results | {"runs": runs}
 

@@ -5,7 +5,7 @@ Keys that no report reads are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
@@ -16,6 +16,8 @@ from forgetfree.json_file import check, checked
 
 #: Of every results.json.
 SCHEMA = 1
+#: The strategy that intransigence is measured against.
+REFERENCE = "fine-tune"
 Json = dict[str, Any]
 #: What a validator compares with: the tasks of a run, the places of a graft's space.
 Context = dict[str, Any]
@@ -61,6 +63,12 @@ Overlap = Annotated[
 ]
 
 
+_Above0 = Annotated[float, Field(gt=0)]
+_Count = Annotated[int, Field(ge=1)]
+#: How far a number of the summary may lie from what follows from the matrix.
+_CLOSE = 1e-6
+
+
 # -- A run -----------------------------------------------------------------------------------------------
 
 
@@ -94,6 +102,25 @@ class _Union(_Part):
     ece: Shares
 
 
+class RunOptions(_Part):
+    """The bounds of the options that every strategy has; of others only the strategy knows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    learning_rate: _Above0 | None = None
+    readout_learning_rate: _Above0 | None = None
+    momentum: Share | None = None
+    weight_decay: Amount | None = None
+    l1: Amount | None = None
+    warmup: Share | None = None
+    batch_size: _Count | None = None
+    accumulation: _Count | None = None
+    parts: _Count | None = None
+    steps: _Count | None = None
+    max_gradient_norm: _Above0 | None = None
+    evaluation_batch_size: _Count | None = None
+
+
 class _Run(_Part):
     strategy: str
     seed: int
@@ -102,7 +129,7 @@ class _Run(_Part):
     ece: Matrix
     summary: _Summary
     seconds: dict[str, Amount]
-    options: Json | None = None
+    options: RunOptions | None = None
     ledger: _Ledger | None
     kept_bytes: Amounts | None = None
     seconds_per_task: Amounts | None = None
@@ -264,6 +291,23 @@ def check_run(results: Any) -> None:
     check_version(results)
     tasks = checked(_OfTasks, results).tasks
     checked(RunResults, results, {"tasks": tasks, "n": len(tasks)})
+    for number, run in enumerate(results["runs"]):
+        _check_summary(f"runs[{number}].summary", run, results["runs"])
+
+
+def _check_summary(place: str, run: Json, runs: Sequence[Json]) -> None:
+    """Raise ``ValueError`` where an average, forgetting or a transfer does not follow from the matrices of a run."""
+    from forgetfree.results.metrics import summarize
+
+    reference = next((other for other in runs if other["strategy"] == REFERENCE and other["seed"] == run["seed"]), None)
+    learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
+    derived, held = summarize(run["matrix"], run["ece"], learned), run["summary"]
+    for key, expected in derived.items():
+        if key == "intransigence" and None in (expected, held[key]):  # fine-tune may stand in another file
+            continue
+        got = held[key]
+        right = got == expected or not (got is None or expected is None or abs(got - expected) > _CLOSE)
+        check(f"{place}.{key}", got, right, f"{expected}, which follows from the matrices")
 
 
 def check_graft(results: Any) -> None:

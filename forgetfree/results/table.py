@@ -26,7 +26,7 @@ from forgetfree.results.kept import Kept
 from forgetfree.results.rendering import Page, notebook_html, render_page
 from forgetfree.results.reports import lay_out
 from forgetfree.results.run_results import load_run_results, merge
-from forgetfree.results.schema import check_experiment
+from forgetfree.results.schema import REFERENCE, check_experiment
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.stored import TASK_METRICS, command_of, find_results, read_stored, scores_of, scores_of_run
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 #: The metric of a task's own: accuracy, or F1 where the task is measured by it.
 SCORE = "score"
-#: The strategy that intransigence is measured against.
-REFERENCE = "fine-tune"
 _REMEDY = "Restore it from a copy, or go on with --resume."
 
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forgetfree.errors import MetricError
-from forgetfree.json_file import parse_json, read_bounded
+import numpy as np
+
+from forgetfree.display import brief
+from forgetfree.errors import MetricError, ReportError, first_line
+from forgetfree.files import size_of
+from forgetfree.json_file import check, parse_json, read_bounded
 from forgetfree.results.metrics import Predictions
+from forgetfree.results.unit_record import check_own, is_own
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Json = dict[str, Any]
+#: How numpy and torch call the types of numbers in a file of answers.
+_TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64"}
+_REMEDY = "Restore it from a copy, or go on with --resume, which makes it again."
 
 
 def folder_of(run: Mapping[str, Any]) -> Path:
@@ -21,20 +33,66 @@ def folder_of(run: Mapping[str, Any]) -> Path:
 
 
 def answers_of(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Predictions]:
-    """Return the last answers on every task; nothing where the file is missing, damaged, or not that of these scores."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
+    """Return the last answers on every task; nothing where the file is missing, or `fault_of_answers` says what is wrong."""
     try:
-        held = load_file(folder_of(run) / "predictions.safetensors")
-        found = {task: Predictions(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
-        sound = all(
-            math.isclose(found[task].ece, expected, abs_tol=1e-6)
-            for task, expected in zip(tasks, run["ece"][-1], strict=True)
-        )
-    except (OSError, KeyError, ValueError, IndexError, SafetensorError, MetricError):
+        return _answers(run, tasks)
+    except ReportError:
         return {}
-    return found if sound else {}
+
+
+def fault_of_answers(run: Mapping[str, Any], tasks: Sequence[str]) -> str:
+    """Say why the answers of a unit are not shown; nothing where they are, or where there are none."""
+    try:
+        _answers(run, tasks)
+    except ReportError as error:
+        return str(error)
+    return ""
+
+
+def _answers(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Predictions]:
+    """Return the last answers on every task, none where the file is missing; raise ``ReportError`` where it is not sound."""
+    from safetensors import SafetensorError
+
+    path = folder_of(run) / "predictions.safetensors"
+    if not path.exists():
+        return {}
+    check_own(path, ReportError)
+    try:
+        held = _arrays(path)
+        found = {task: Predictions(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
+        for task, expected in zip(tasks, run["ece"][-1], strict=True):
+            right = math.isclose(ece := found[task].ece, expected, abs_tol=1e-6)
+            check(f"the ECE of {task!r}", ece, right, f"{expected}, as in the results")
+    except KeyError as error:
+        raise ReportError(f"{path} lacks the tensor {error}. {_REMEDY}") from error
+    except (OSError, ValueError, IndexError, SafetensorError, MetricError) as error:
+        raise ReportError(f"{path} cannot be read: {first_line(error).rstrip('.')}. {_REMEDY}") from error
+    return found
+
+
+def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Read what `forgetfree.files.signed_bytes` made, without torch; raise ``ValueError`` where it is another file."""
+    from safetensors import deserialize
+
+    size_of(path)
+    data = path.read_bytes()
+    tensors: dict[str, Any] = dict(deserialize(data))  # type: ignore[no-untyped-call]
+    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")].decode()).get("__metadata__") or {}
+    digest = hashlib.sha256()
+    for key, value in sorted(header.items()):
+        if key != "checksum":
+            digest.update(f"{key}={value}\n".encode())
+    for name, tensor in sorted(tensors.items()):
+        dtype = tensor["dtype"]
+        check(f"the type of {brief(name)}", dtype, dtype in _TYPES, f"one of {', '.join(_TYPES)}")
+        digest.update(f"{name} torch.{_TYPES[dtype]} {tuple(tensor['shape'])}\n".encode())
+        digest.update(tensor["data"])
+    if header and header.get("checksum") != digest.hexdigest():  # old files have neither
+        raise ValueError("its contents do not match its checksum")
+    return {
+        name: np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
+        for name, tensor in tensors.items()
+    }
 
 
 def made_of(run: Mapping[str, Any]) -> Json:
@@ -67,12 +125,13 @@ def _made(path: Path) -> Json:
 
 
 def losses_of(run: Mapping[str, Any]) -> list[Json]:
-    """Return the logged steps of a unit (``task``, ``phase``, ``step``, ``loss``); none where the file is damaged."""
+    """Return the logged steps of a unit (``task``, ``phase``, ``step``, ``loss``); none where they are damaged."""
     try:
-        lines = read_bounded(folder_of(run) / "history.jsonl").splitlines()
+        path = folder_of(run) / "history.jsonl"
+        lines = read_bounded(path).splitlines()
         steps = [parse_json(line) for line in lines]
         named = all(isinstance(each["task"], str) and isinstance(each["phase"], str) for each in steps)
         sound = named and all(math.isfinite(each["loss"]) and each["step"] >= 0 for each in steps)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return []
-    return steps if sound else []
+    return steps if sound and is_own(path) else []

@@ -18,6 +18,7 @@ from forgetfree.files import StrPath, new_directory, read_tensors
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.file import FORMAT as LEDGER_FORMAT
 from forgetfree.results.config_file import check_whole
+from forgetfree.results.unit_record import check_own
 from forgetfree.serve.hub_card import hub_card
 from forgetfree.serve.kept import find_kept
 
@@ -141,6 +142,7 @@ def _file_of(source: Path) -> Path:
             f"There is no {str(source)!r}. Give a graft.safetensors, a ledger.safetensors or what a run wrote."
         )
     if source.is_file():
+        check_own(source)
         return source
     check_whole(source)
     return find_kept(source) if any(source.glob("*/seed-*/ledger.safetensors")) else find_graft(source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,14 @@ from forgetfree.display import brief, counted, is_text
 from forgetfree.errors import LedgerError, ModelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import StrPath
 from forgetfree.learning.routing import share_of_entropy
+from forgetfree.learning.task_features import FILE as FEATURES
 from forgetfree.learning.task_features import TaskFeatures
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.results.config_file import load_run, located
+from forgetfree.results.unit_record import check_own
+from forgetfree.serve.bound import check_bound
 from forgetfree.serve.kept import OTHERS, Kept, KeptLedger, Source, find_kept
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
 
@@ -129,6 +132,7 @@ class Predictor:
                     f"{place} is read as a ledger, which is one strategy's, with one seed, and does not name its base model. "
                     "Give --model, and neither --strategy nor --seed; or give the run's directory."
                 )
+            check_own(place)
             return cls._of(Source(place), model, {}, device, deterministic)
         config = load_run(place)
         file, own = find_kept(place, seed, strategy), located(config["model"]["name"], place)
@@ -172,10 +176,14 @@ class Predictor:
         if source.task_inference == "lda":  # the model holds θ_pre now
             features = TaskFeatures(loaded.model, source.lda_layer, loaded.fingerprint)
             features.load(source.file.parent)
+            check_own(source.file.with_name(FEATURES))
+        now = loaded.binding(source.precision)
         if ledger is not None:
             kept = KeptLedger(loaded, ledger, source)
         else:
             kept = OTHERS[source.file.name].load().read(source, loaded)
+        if source.tasks:
+            check_bound(source, replace(now, precision=kept.precision))
         routed = source.task_inference != "last"
         return cls(loaded, kept, routed=routed, deterministic=deterministic, features=features)
 

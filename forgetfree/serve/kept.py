@@ -31,6 +31,7 @@ from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.registry import Entry
 from forgetfree.results.config_file import check_whole
+from forgetfree.results.unit_record import check_own
 from forgetfree.tasks import TaskDefinition
 
 LEDGER = "ledger.safetensors"
@@ -185,7 +186,9 @@ class KeptModel:
     @classmethod
     def read(cls, source: Source, loaded: LoadedModel) -> KeptModel:
         """Return what the file holds."""
-        learned = read_json(source.file.with_name("learned.json"), RunError, _REMEDY, _check_names)
+        path = source.file.with_name("learned.json")
+        learned = read_json(path, RunError, _REMEDY, _check_names)
+        check_own(path)
         return cls(loaded, ModelState.load(source.file), learned, source)
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
@@ -238,13 +241,16 @@ class KeptModels:
     def _state(self, task: str) -> ModelState:
         if task not in self._states:
             key = self._keys[task]
-            found = next((state for each in self._source.stores if (state := StateStore(each).get(key))), None)
-            if found is None:
+            place, found = next(
+                ((each, state) for each in self._source.stores if (state := StateStore(each).get(key))), (None, None)
+            )
+            if place is None or found is None:
                 places = " or ".join(map(str, self._source.stores))
                 raise RunError(
-                    f"The model of task {task!r} is missing or damaged: {self._source.file} calls it {brief(key)}, and "
-                    f"{places} holds no sound {brief(f'{key}.safetensors')}. {_REMEDY}"
+                    f"The model of task {task!r} is missing or damaged, or another one has its name: {self._source.file} calls "
+                    f"it {brief(key)}, and {places} holds no sound {brief(f'{key}.safetensors')}. {_REMEDY}"
                 )
+            check_own(place / f"{key}.safetensors")
             found.check_fits(self._loaded.model, [])
             self._states[task] = found
         return self._states[task]
@@ -274,6 +280,17 @@ def defined(learned: Sequence[str], source: Source) -> dict[str, TaskDefinition]
 
 
 def find_kept(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
+    """Return the file that a strategy kept, as `kept_file` does, after comparing it with what its unit.json says of it.
+
+    Raises:
+        RunError: the run holds none, or it is that of another seed or run.
+    """
+    file = kept_file(run, seed, strategy)
+    check_own(file)
+    return file
+
+
+def kept_file(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
     """Return the file that a strategy kept: by default grafting-continual's, else a ledger, else the first.
 
     Args:

@@ -18,6 +18,7 @@ from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.task_model import mean_of_tokens
+from forgetfree.results.unit_record import check_own
 from forgetfree.serve.kept import OTHERS, find_kept
 from forgetfree.tasks import chosen_version
 
@@ -124,6 +125,7 @@ class TaskSwitch:
 def _file_of(place: Path) -> Path:
     """Return the ledger's file at a place: itself, or the one in a run's directory."""
     if not place.is_dir():
+        check_own(place)
         return place
     file = find_kept(place)
     if file.name in OTHERS:

@@ -30,7 +30,7 @@ PARSERS = {
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
     "core/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
     "lora/file": "what was written in the same call",
-    "results/unit_files": "answers for a figure, which must have the scores in results.json: tests/results/test_page.py",
+    "results/unit_files": "answers for figures, compared with unit.json and their checksum: tests/serve/test_own_files.py",
     "results/run_results": "options that were written in the same call",
     "jobs/resuming": "what was written in the same call",
     "jobs/checkpoints": "headers of checkpoints that `read_signed` has checked",
@@ -58,7 +58,7 @@ def test_every_module_that_parses_is_known() -> None:
             of_json = (
                 isinstance(named, ast.Attribute) and isinstance(named.value, ast.Name) and named.value.id == "json"
             )
-            if (name in ("load", "loads") and of_json) or name in ("safe_open", "load_file"):
+            if (name in ("load", "loads") and of_json) or name in ("safe_open", "load_file", "deserialize"):
                 found.add(
                     path.stem
                     if path.is_relative_to(package) and path.parent == package

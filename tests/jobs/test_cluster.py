@@ -25,8 +25,9 @@ from forgetfree.errors import UsageError
 from forgetfree.jobs import cluster, engine
 from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
 from forgetfree.jobs.engine import LOCK
-from forgetfree.jobs.unit import RECORD, Unit
+from forgetfree.jobs.unit import Unit
 from forgetfree.learning.monitor import Monitor
+from forgetfree.results.unit_record import RECORD
 
 
 @pytest.fixture(autouse=True)

@@ -30,9 +30,10 @@ from forgetfree.jobs.graft_run import run_graft
 from forgetfree.jobs.progress import Progress
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.runner import run
-from forgetfree.jobs.unit import RECORD, Unit
+from forgetfree.jobs.unit import Unit
 from forgetfree.jobs.workers import ThisProcess
 from forgetfree.learning.monitor import Monitor
+from forgetfree.results.unit_record import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

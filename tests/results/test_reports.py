@@ -6,6 +6,7 @@ import copy
 import html.parser
 import json
 import re
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -700,3 +701,53 @@ def test_scenarios_are_not_compared() -> None:
     runs = [run_of("continual-ft", 0, [0.6, 0.7])]
     with pytest.raises(ReportError, match="scenario is 'task' in one and 'class' in the other"):
         merge([results_of(*runs), results_of(*runs, scenario="class")])
+
+
+@pytest.mark.parametrize("key", ["average", "forgetting", "bwt", "fwt", "ece", "intransigence"])
+def test_a_summary_that_does_not_follow_from_the_matrix_is_refused(tmp_path: Path, key: str) -> None:
+    results = copy.deepcopy(results_of(run_of("fine-tune", 0, [0.8, 0.7])))
+    run = results["runs"][0]
+    run["summary"]["intransigence"] = 0.0
+    folder = write(tmp_path / "a", results)
+    load_run_results(folder)
+    run["summary"][key] = 6172839450617283.0
+    write(folder, results)
+    with pytest.raises(
+        ReportError, match=rf"runs\[0\]\.summary\.{key} must be .*, which follows from the matrices, got 6"
+    ):
+        load_run_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("learning_rate", -1.0, "greater than 0"),
+        ("momentum", 1.5, "at most 1"),
+        ("batch_size", 0, "at least 1"),
+        ("steps", -3, "at least 1"),
+        ("weight_decay", -0.1, "at least 0"),
+    ],
+)
+def test_an_option_out_of_its_bounds_is_refused(tmp_path: Path, option: str, value: float, expected: str) -> None:
+    results = copy.deepcopy(results_of(run_of("ewc", 0, [0.8, 0.7])))
+    results["runs"][0]["options"] = {option: value, "my_own": -1}
+    folder = write(tmp_path / "a", results)
+    with pytest.raises(ReportError, match=rf"runs\[0\]\.options\.{option} must be {expected}, got {value}"):
+        load_run_results(folder)
+
+
+def test_the_bounds_of_options_are_those_that_training_has() -> None:
+    from annotated_types import Ge, Gt, Le
+
+    from forgetfree.learning.training import TrainingOptions
+    from forgetfree.results.schema import RunOptions
+
+    every = TrainingOptions.__dataclass_fields__
+    fields = {name: field for name, field in every.items() if {"gt", "ge", "le"} & {*field.metadata}}
+    assert fields.keys() == RunOptions.model_fields.keys()
+    for name, field in fields.items():
+        (kind,) = [each for each in typing.get_args(RunOptions.model_fields[name].annotation) if each is not type(None)]
+        (bounds,) = typing.get_args(kind)[1:]
+        names = {Gt: "gt", Ge: "ge", Le: "le"}
+        found = {names[type(bound)]: getattr(bound, names[type(bound)]) for bound in bounds.metadata}
+        assert found == {key: value for key, value in field.metadata.items() if key in names.values()}, name

@@ -1,0 +1,86 @@
+"""What the answers of a unit depend on besides its files: the same for all that strategies keep, under ``bound`` in unit.json.
+
+The labels of a run stand in its config.json. Were they turned round there, every answer would be, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from forgetfree.core.binding import Binding
+from forgetfree.display import brief
+from forgetfree.errors import RunError
+from forgetfree.json_file import check_fields
+from forgetfree.results.unit_record import RECORD, read_record
+from forgetfree.serve.kept import Source
+from forgetfree.tasks import TaskDefinition
+
+Json = dict[str, Any]
+_REMEDY = "Put back what it was when the stream was trained."
+
+
+def bound_to(tasks: Iterable[TaskDefinition], binding: Binding, shared_labels: bool) -> Json:
+    """Return what answers depend on, as JSON.
+
+    Args:
+        tasks: the tasks of the stream, in order.
+        binding: of the model.
+        shared_labels: whether all tasks' labels have one readout.
+    """
+    return {
+        "binding": binding.json,
+        "shared_labels": shared_labels,
+        "tasks": {task.name: _reading(task, binding.readout) for task in tasks},
+    }
+
+
+def check_bound(source: Source, now: Binding) -> None:
+    """Check that what answers now is what answered in the run; units of version 0.2 do not say it, and pass.
+
+    Args:
+        source: the file that answers, and what config.json says of its run.
+        now: of the model.
+
+    Raises:
+        RunError: something differs, or unit.json is damaged.
+    """
+    path = source.file.with_name(RECORD)
+    details = read_record(path.parent).get("details") if path.exists() else None
+    if not isinstance(details, dict) or "bound" not in details:
+        return
+    bound = details["bound"]
+    try:
+        check_fields("details.bound", bound, {"binding": str, "tasks": dict})
+        check_fields("details.bound.tasks", bound["tasks"], dict.fromkeys(bound["tasks"], dict))
+        then = Binding.of_json(bound["binding"])
+    except ValueError as error:
+        raise RunError(f"{path}: {error}. Restore it from a copy, or run the stream again.") from error
+    if differ := then.differences(now):
+        raise RunError(
+            f"{source.file} would not answer as it did: {'; '.join(differ)}. Use the model's own config.json and tokenizer, "
+            "and the options that the stream was trained with."
+        )
+    tasks = {task.name: _reading(task, then.readout) for task in source.tasks}
+    _compare(source, "order of tasks", list(bound["tasks"]), list(tasks))
+    for name, reading in bound["tasks"].items():
+        for key in dict.fromkeys((*reading, *tasks[name])):
+            _compare(source, f"{key} of task {name!r}", reading.get(key), tasks[name].get(key))
+    _compare(source, "readout of all tasks' labels together", bound.get("shared_labels"), source.shared_labels)
+
+
+def _compare(source: Source, what: str, expected: Any, got: Any) -> None:
+    if expected != got:
+        raise RunError(
+            f"{source.file.with_name(RECORD)} and the run's config.json differ in the {what}: expected {_shown(expected)}, got "
+            f"{_shown(got)}. {_REMEDY}"
+        )
+
+
+def _reading(task: TaskDefinition, readout: str) -> Json:
+    """Return the fields of a task that decide how it is answered, as a JSON file gives them back."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in task.reading(readout).items()}
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else brief(value)
