@@ -111,8 +111,8 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
     definitions |= {name: task for name in asked.tasks if name not in rows and (task := registry.tasks().get(name))}
     model = faults.attempt(_model, asked, given, list(definitions.values()), notes)
     if model is not None and model.loaded is not None:
+        faults.attempt(model.loaded.check_words, definitions.values())
         for task in definitions.values():
-            faults.attempt(model.loaded.head, task)
             faults.attempt(model.loaded.encoder, task)
         for learner in asked.learners:
             with suppress(AttributeError):  # of a stream there is no more than its model
@@ -198,7 +198,8 @@ def _model(asked: Asked, given: Given, tasks: Sequence[TaskDefinition], notes: l
         notes.append(f"The weights of {asked.model} come from the hub: they are not checked here.")
     weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
     if local and weights <= _TIMED:
-        loaded = load_model(given.model_or(asked.model), readout, **how, **given.how)
+        loaded = load_model(given.model_or(asked.model), readout, tasks=tasks, **how, **given.how)
+        notes += [loaded.note] if loaded.note else []
         backbone = loaded.model.backbone
         size = sum(parameter.numel() for parameter in backbone.parameters())
         return _Model(
@@ -211,7 +212,8 @@ def _model(asked: Asked, given: Given, tasks: Sequence[TaskDefinition], notes: l
             loaded,
         )
     try:
-        return _Model(asked.model, *sized(str(path), asked.model, readout, asked.common.graftable), local)
+        how = {"graftable": asked.common.graftable, "tasks": tasks if local else ()}
+        return _Model(asked.model, *sized(str(path), asked.model, readout, **how), local)
     except ModelError as error:
         if local:
             raise
