@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.core.base_regions import budget
+from forgetfree.core.base_regions import budget, tiny_region_note
 from forgetfree.core.device import find_device
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
@@ -123,8 +123,9 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
             if start is not None and model is not None and model.loaded is not None:
                 notes += faults.attempt(start.check, model.loaded.model) or ()
     if model is not None and model.graftable:
-        for sparsity in {each: None for learner in asked.learners for each in learner.sparsities}:
+        for sparsity in asked.sparsities:
             faults.attempt(budget, model.graftable, sparsity)
+        notes += filter(None, [tiny_region_note(model.graftable, asked.sparsities)])
         faults.attempt(
             refuse_without, *room_for(asked, _tests(asked, rows), definitions, model.graftable), config, asked
         )
