@@ -101,7 +101,7 @@ def merge_ledgers(
     from forgetfree.jobs.unit import described
     from forgetfree.ledger import Ledger, joined_ledger
 
-    files = {str(path): _ledger_file(path) for path in given}
+    files = {str(path): ledger_file(path) for path in given}
     if data:
         model = model or _model_of(given)
         if needs_hub(model, data):
@@ -146,7 +146,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return line
 
 
-def _ledger_file(path: Path) -> Path:
+def ledger_file(path: Path) -> Path:
     """Return a ledger's file, or the file of the ledger that a run is answered from."""
     if not path.is_dir():
         return path

@@ -115,7 +115,7 @@ class Table:
         except ValueError as error:
             if isinstance(value, str | float) and (text := str(value).strip()) in names:
                 return text
-            raise self._fault(column, i, expected, str(error)) from error
+            raise self._fault(column, i, expected, str(error)) from None  # which says no more
 
     def _fault(self, column: str, i: int, expected: str, more: str) -> DataError:
         return DataError(

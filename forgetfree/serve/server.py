@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from forgetfree import __version__
+from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, TaskError, UsageError
 from forgetfree.serve.inference import Answer, Predictor, Text
 from forgetfree.serve.tagging import TaggedSentence, check_sentences, tag_sentences, words_of
@@ -227,6 +229,12 @@ def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
         if kind == "tokens":
             asked = _sentences(question.task, texts)
         else:
+            if kind == "single" and isinstance(question.text, tuple):
+                raise HTTPException(
+                    422,
+                    f"Task {brief(question.task)} reads one text, got 2: a list in text is a pair of texts. Give one text, or "
+                    "several texts as a list in texts.",
+                )
             predictor.rows(question.task, texts)  # what does not fit its task is refused here, alone
         answers = await batcher.answer(question.task, asked) if asked else []
         return Answers(answers=[_shown(question.task, answer) for answer in answers])
@@ -285,7 +293,7 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
             if text in ("Not Found", "Method Not Allowed"):
                 text = f"There is no {request.method} {request.url.path}. See /docs."
         case RequestValidationError():
-            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+            faults = list(dict.fromkeys(_fault(fault, error.body) for fault in error.errors()))
             code, text = 422, f"The request is not as /docs says: {'; '.join(faults[:5])}."
             if "json" not in request.headers.get("content-type", ""):
                 text += " It has no 'Content-Type: application/json'. Add that header."
@@ -296,6 +304,20 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         case _:
             code, text = 500, f"The server failed ({type(error).__name__}). Its log says more."
     return JSONResponse({"error": text}, code, headers)
+
+
+def _fault(fault: Any, body: Any) -> str:
+    """Return a phrase that names the field of a fault, and what is wrong there."""
+    place = fault["loc"]
+    if fault["type"] == "json_invalid":
+        begun = str(body)[: place[-1]] if isinstance(place[-1], int) else ""
+        names = re.findall(r'"(\w{1,40})"\s*:', begun)
+        where = f"in the field {names[-1]!r}" if names else "before any field"
+        return f"JSON decode error {where}, at character {place[-1]}: {fault.get('ctx', {}).get('error', fault['msg'])}"
+    if place[1:2] in (("text",), ("texts",)) and len(place) > 2:
+        where = ".".join(str(part) for part in place[:3] if part == place[1] or isinstance(part, int) or part == "body")
+        return f"{where}: expected one text, or a list of the two texts of a pair; several texts are a list in texts"
+    return f"{'.'.join(map(str, place))}: {fault['msg']}"
 
 
 class _BodyLimit:
