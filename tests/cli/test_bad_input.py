@@ -202,6 +202,7 @@ CASES = [
         1,
         lambda place: (place / "data" / "sst2" / "test.jsonl").write_text(""),
     ),
+    Case("run sst2 --strategy lora --set rank=1000000000", "rank must be at most 65,536, got 1000000000."),
     Case("run sst2 --set learning_rate=1e308", "learning_rate must be at most 1e+38, got 1e+308."),
     Case("run qnly", "Unknown stream or task 'qnly'. Did you mean 'qnli'?"),
     Case("run sst2,qnly", "Unknown task 'qnly'. Did you mean 'qnli'?"),
@@ -728,7 +729,7 @@ CASES = [
     # -- ledger --------------------------------------------------------------------------------------------
     Case("ledger", "The following arguments are required: ACTION. See 'forgetfree ledger --help'."),
     Case("ledger shw x", "Unknown action 'shw'. Did you mean 'show'?"),
-    Case("ledger show", "The following arguments are required: FILE."),
+    Case("ledger show", "The following arguments are required: FILE|DIR."),
     Case("ledger show nosuch", "There is no ledger at nosuch. Give the path of a ledger.safetensors.", 1),
     Case("ledger verify run", "run is a directory. Give the path of a ledger.safetensors in it.", 1),
     Case("ledger show model/config.json", "model/config.json is not a readable safetensors file", 1),
