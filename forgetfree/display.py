@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -72,3 +73,9 @@ def json_text(value: Any, indent: int) -> str:
     """
     lines = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).split("\n")
     return "\n".join(map(escaped, lines)) + "\n"
+
+
+def tell_note(text: str) -> None:
+    """Print a note on stderr; nothing of an empty text."""
+    if text:
+        print(escaped(f"note: {text}"), file=sys.stderr)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _REMEDY = "Restore it from a copy: the ledger lies in its run."
 File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors")]
+FileOrRun = Annotated[
+    Path, Parameter(name="FILE|DIR", help="a ledger.safetensors; or a run, whose ledger with the first seed is meant")
+]
 Model = Annotated[
     str | None,
     Parameter(metavar="NAME|DIR", help="also compare with this model: weights, configuration, tokenizer"),
@@ -31,15 +34,17 @@ command = App(
     name="ledger",
     usage="Usage: forgetfree ledger ACTION FILE|DIR [OPTIONS]",
     help="Look into ledgers, check, change or merge them.",
-    help_epilogue="Example: forgetfree ledger show runs/first/grafting-continual/seed-0/ledger.safetensors",
+    help_epilogue="Example: forgetfree ledger show runs/first",
 )
 
 
 @command.command
-def show(file: File, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
+def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show who owns what."""
+    from forgetfree.cli.ledger_change import ledger_file
     from forgetfree.cli.ledger_view import describe_ledger, render_ledger
 
+    file = ledger_file(file)
     ledger = _load(file)
     print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
 

@@ -102,7 +102,7 @@ def merge_ledgers(
     from forgetfree.ledger import Ledger, joined_ledger
     from forgetfree.results.unit_record import described
 
-    files = {str(path): _ledger_file(path) for path in given}
+    files = {str(path): ledger_file(path) for path in given}
     if data:
         model = model or _model_of(given)
         if needs_hub(model, data):
@@ -147,7 +147,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return line
 
 
-def _ledger_file(path: Path) -> Path:
+def ledger_file(path: Path) -> Path:
     """Return a ledger's file, or the file of the ledger that a run is answered from."""
     if not path.is_dir():
         check_own(path)

@@ -34,6 +34,8 @@ STDIN = "/dev/stdin"
 _OURS = {"text", *PAIR, "task", "label", "probability", "probabilities", "words", "tags", "entities"}
 #: Rows that are answered together.
 _ROWS = 256
+#: What a spreadsheet takes for a formula begins with one of these.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 Print = Callable[[Asked, Any], None]
 
 
@@ -170,12 +172,34 @@ def _as_json(columns: Sequence[str]) -> Print:
 def _as_csv(columns: Sequence[str], labels: Sequence[str], kept: Sequence[str]) -> Print:
     """Print the header, and return what prints a line: what is kept, texts, task, label and all probabilities."""
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow([*kept, *columns, "task", "label", "probability", *(f"probability of {label}" for label in labels)])
+    table.writerow(
+        _as_text([*kept, *columns, "task", "label", "probability", *(f"probability of {label}" for label in labels)])
+    )
 
     def show(row: Asked, answer: Answer) -> None:
         shares = [answer.probabilities.get(label, "") for label in labels]
         missing = [""] * (len(columns) - len(row.texts))
         said = [answer.task, answer.label, answer.probability, *shares]
-        table.writerow([*row.kept.values(), *row.texts, *missing, *said])
+        table.writerow(_as_text([*row.kept.values(), *row.texts, *missing, *said]))
 
     return show
+
+
+def _as_text(cells: Iterable[Any]) -> list[Any]:
+    """Return cells that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe before it.
+
+    >>> _as_text(["=1+1", "-0.5", "fine", 0.5])
+    ["'=1+1", '-0.5', 'fine', 0.5]
+    """
+    return [
+        f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) and not _is_number(cell) else cell
+        for cell in cells
+    ]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from contextlib import ExitStack, suppress
 from typing import Annotated
@@ -25,6 +26,10 @@ def command(
     most_characters: Annotated[int | None, Parameter(metavar="N", help="of a text (default: 20000)")] = None,
     most_waiting: Annotated[int | None, Parameter(metavar="N", help="texts that wait (default: 2048)")] = None,
     most_bytes: Annotated[int | None, Parameter(metavar="N", help="of a request (default: 1048576)")] = None,
+    allow_origin: Annotated[
+        tuple[str, ...],
+        Parameter(metavar="ORIGIN", help="pages that may ask, such as https://my.site; give it once for each"),
+    ] = (),
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
@@ -52,11 +57,19 @@ def command(
             raise UsageError(f"{flag} must be at least 1, got {value}.")
         if value is not None:
             limits[name] = value
+    for origin in allow_origin:
+        if not re.fullmatch(r"https?://[^\s/?#@,*]+", origin):
+            raise UsageError(f"--allow-origin must be such as https://my.site or http://my.site:8080, got {origin!r}.")
     with _listening(host, port) as place:
         predictor, file = predictor_of(run, seed, strategy, model, deterministic=deterministic)
-        config = uvicorn.Config(
-            application(predictor, Limits(**limits)), log_level="warning", timeout_graceful_shutdown=10
+        app = application(
+            predictor,
+            Limits(**limits),
+            hosts={"localhost", host, socket.gethostname(), socket.getfqdn()},
+            origins=allow_origin,
+            ending=lambda: server.should_exit,
         )
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10))
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{place.getsockname()[1]}"
         place.listen(2048)  # from now on requests wait for the server and are not refused
@@ -64,7 +77,7 @@ def command(
             f"Serving {', '.join(predictor.tasks)} from {file} on {address}; documentation: {address}/docs", flush=True
         )
         with suppress(KeyboardInterrupt):  # uvicorn hands on the signal that it was ended by
-            uvicorn.Server(config).run(sockets=[place])
+            server.run(sockets=[place])
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -24,6 +24,7 @@ from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import OneLength
 from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
+from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.learning.encoded_task import EncodedTask, encode_task, label_spaces
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
@@ -92,8 +93,12 @@ def load_stream(
         check_form(data)
     tasks = load_tasks(stream, data or default_data(), evaluate_on, Columns.of(text_column, label_column))
     tell(tasks)
-    readout = readout_for(readout, [rows.task for rows in tasks])
-    loaded = load_model(model, readout, tokenizer=tokenizer, graftable=graftable, max_length=max_length)
+    definitions = [rows.task for rows in tasks]
+    readout = readout_for(readout, definitions)
+    loaded = load_model(
+        model, readout, tokenizer=tokenizer, graftable=graftable, max_length=max_length, tasks=definitions
+    )
+    tell_note(loaded.note)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)
     return make_stream(name, tasks, loaded, **common)
 
@@ -116,6 +121,7 @@ def make_stream(
             been trained since it was loaded.
     """
     definitions, labels = label_spaces([rows.task for rows in tasks], loaded, scenario)
+    loaded.check_words(definitions)
     loaded = replace(loaded, model=StreamModel.of(loaded, shared_readout=scenario != "task"))
     drawn: dict[str, Any] = {"shots": shots, "or_fewer": or_fewer, "seed": seed, "test_limit": test_limit}
     encoded = [

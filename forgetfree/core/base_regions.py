@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import torch
@@ -10,12 +11,15 @@ from torch import Tensor
 
 from forgetfree.core.parameters import at_least_float32
 from forgetfree.core.regions import Region
+from forgetfree.display import counted
 from forgetfree.errors import OptionError
 
 #: How γ_base is chosen; `forgetfree.learning.localization.choose_base` knows ``fisher`` and ``bias``, too.
 BaseKind = Literal["movement", "empty", "random", "fisher", "bias"]
 #: The most scores of which one maximum is taken.
 _BLOCK = 32
+#: Regions of fewer entries are told as tiny, and how many entries are suggested in their place.
+_TINY, _ENOUGH = 20, 100
 
 
 def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
@@ -38,6 +42,18 @@ def budget(space_size: int, sparsity: float, name: str = "sparsity") -> int:
             f"{name} {sparsity} leaves no entry of the {space_size} graftable ones. Give at least {1 / space_size:.1e}."
         )
     return entries
+
+
+def tiny_region_note(space_size: int, sparsities: Iterable[float]) -> str:
+    """Say that the smallest region has hardly any entries, where it has fewer than `_TINY`; else return an empty text."""
+    sparsity = min(sparsities, default=1.0)
+    entries = math.floor(sparsity * space_size + 1e-6)
+    if space_size < _ENOUGH or not 0 < entries < _TINY:
+        return ""
+    return (
+        f"sparsity {sparsity:g} of {space_size:,} graftable entries is a region of {counted(entries, 'entry')}, which can hold "
+        f"little of a task. For {_ENOUGH} entries, set the sparsity to {_ENOUGH / space_size:.1g}."
+    )
 
 
 def top(scores: Tensor, count: int, eligible: Tensor | None = None) -> Region:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -307,27 +307,52 @@ def label_word_ids(tokenizer: Any, words: Sequence[str], task: str) -> list[int]
     Raises:
         ModelError: a word is more than one token (the message suggests others), or two words are one token.
     """
-    ids = []
-    for word in words:
-        (found,) = token_ids(tokenizer, [f" {word}"], inside=True)
-        if len(found) != 1 or found[0] == tokenizer.unk_token_id:
-            others = (word.lower(), word.capitalize(), *re.split(r"[\W_]+", word), *_COMMON_WORDS)
-            candidates = [other for other in dict.fromkeys(others) if other and other not in words]
-            pieces = token_ids(tokenizer, [f" {other}" for other in candidates], inside=True)
-            singles = [other for other, each in zip(candidates, pieces, strict=True) if len(each) == 1]
-            raise ModelError(
-                f"Label word {word!r} of task {task!r} is {len(found)} tokens in this model's vocabulary "
-                f"({' '.join(tokenizer.convert_ids_to_tokens(found))}), and a label word must be one. Single-token "
-                f"alternatives: {', '.join(singles)}. Set label_words in the task's source.json, or use "
-                "--readout linear."
-            )
-        ids.append(found[0])
-    if len(set(ids)) < len(ids):
-        raise ModelError(
-            f"The label words of task {task!r} ({', '.join(words)}) are not distinct tokens in this "
-            "model's vocabulary. Set other label_words in the task's source.json."
+    check_label_words(tokenizer, {task: words})
+    return [ids[0] for ids in _after_space(tokenizer, words)]
+
+
+def check_label_words(tokenizer: Any, tasks: Mapping[str, Sequence[str]]) -> None:
+    """Raise ``ModelError``, with every fault, unless all label words of these tasks are single tokens, different in a task."""
+    if faults := [fault for task, words in tasks.items() for fault in _word_faults(tokenizer, words, task)]:
+        raise ModelError(f"{' '.join(faults)} Set label_words in the task's source.json, or use --readout linear.")
+
+
+def words_without_token(tokenizer: Any, words: Sequence[str]) -> list[str]:
+    """Return the label words that are not a single token, and those that are the token of an earlier word."""
+    found: dict[int, str] = {}
+    for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
+        if _is_single(tokenizer, ids):
+            found.setdefault(ids[0], word)
+    return [word for word in words if word not in found.values()]
+
+
+def _word_faults(tokenizer: Any, words: Sequence[str], task: str) -> list[str]:
+    """Return a sentence for each label word that is not a single token, and for words that are one token."""
+    faults, single = [], []
+    for word, ids in zip(words, _after_space(tokenizer, words), strict=True):
+        if _is_single(tokenizer, ids):
+            single.append(ids[0])
+            continue
+        others = (word.lower(), word.capitalize(), *re.split(r"[\W_]+", word))
+        candidates = [other for other in dict.fromkeys(others) if other and other not in words]
+        pieces = _after_space(tokenizer, candidates)
+        near = [other for other, each in zip(candidates, pieces, strict=True) if _is_single(tokenizer, each)]
+        suggestion = f" Single-token alternatives: {', '.join(near)}." if near else ""
+        faults.append(
+            f"Label word {word!r} of task {task!r} is {len(ids)} tokens in this model's vocabulary "
+            f"({' '.join(tokenizer.convert_ids_to_tokens(ids))}), and a label word must be one.{suggestion}"
         )
-    return ids
+    if len(set(single)) < len(single):
+        faults.append(
+            f"The label words of task {task!r} ({', '.join(words)}) are not distinct tokens in this model's vocabulary."
+        )
+    return faults
 
 
-_COMMON_WORDS = ("no", "yes", "maybe", "bad", "good", "other", "one", "two", "three")
+def _after_space(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
+    """Return the ids of each word as it stands after a space."""
+    return token_ids(tokenizer, [f" {word}" for word in words], inside=True)
+
+
+def _is_single(tokenizer: Any, ids: Sequence[int]) -> bool:
+    return len(ids) == 1 and ids[0] != tokenizer.unk_token_id

@@ -93,6 +93,9 @@ def read_task(
     Raises:
         DataError: the tables do not hold what the task needs.
     """
+    for table in tables.values():
+        if not table.columns and not table.numbers:
+            raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
     train = tables["train"]
     said = "; ".join(filter(None, [said, *(table.said for table in tables.values())]))
     registered = registry.tasks().get(version_of(name)[0])

@@ -24,7 +24,7 @@ from forgetfree.data.reading import holds_a_task, is_one_task, read_folder, read
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table
-from forgetfree.display import is_text
+from forgetfree.display import brief, is_text
 from forgetfree.errors import DataError, NoDataError, UnknownNameError, UsageError, first_line
 from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, slots, version_of
 
@@ -96,6 +96,12 @@ def _held(stream: str | Sequence[str] | None, data: str | Mapping[str, Any], sou
     if stream is None:
         names = tuple(data) if isinstance(data, Mapping) else only_task(data)
     elif isinstance(stream, str):
+        parts = [part.strip() for part in stream.split(",")]
+        if any(parts) and not all(parts):
+            raise UsageError(
+                f"The stream {brief(stream)} has a comma with no task before or after it. Write the task names with one comma "
+                "between two of them."
+            )
         names = streams.get(stream) or tuple(name.strip() for name in stream.split(",") if name.strip())
     else:
         names = tuple(stream)

@@ -118,7 +118,7 @@ class Table:
         except ValueError as error:
             if isinstance(value, str | float) and (text := str(value).strip()) in names:
                 return text
-            raise self._fault(column, i, expected, str(error)) from error
+            raise self._fault(column, i, expected, str(error)) from None  # which says no more
 
     def _fault(self, column: str, i: int, expected: str, more: str = "") -> DataError:
         other = refusal_of(form_of(self.columns[column][i]))

@@ -68,6 +68,11 @@ class Asked:
     common: CommonOptions
     learners: list[Learner] = field(default_factory=list)
 
+    @property
+    def sparsities(self) -> tuple[float, ...]:
+        """The sparsities of all units, each once."""
+        return tuple(dict.fromkeys(sparsity for learner in self.learners for sparsity in learner.sparsities))
+
 
 def asked_for(config: JobConfig, given: Given, faults: Faults) -> Asked:
     """Return what a configuration asks for; what is wrong with it is added to ``faults``."""

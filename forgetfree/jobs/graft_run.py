@@ -26,6 +26,7 @@ from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region, distribution, kind_of, layer_of
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import load_task
+from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
@@ -124,6 +125,7 @@ class GraftJob(Job[GraftConfig]):
         subject = self._subject(self.config.seeds[0])
         bench, given, base_file = subject.bench, subject.given, self.config.base_file
         task, test, metric = bench.task, bench.task.test, bench.task.definition.metric
+        tell_note(bench.loaded.note)
         found, about = described(self.config.model, self.asked()["model"], bench.loaded, [task])
         fine_tuned = {"architecture": given.architecture, "fingerprint": given.fingerprint} if given else None
         return found | {
@@ -170,7 +172,11 @@ class GraftJob(Job[GraftConfig]):
             given.add_task(self.rows.task)
         readout = readout_for(config.readout, [self.rows.task])
         bench = SingleTask(
-            given.loaded if given else load_model(self.given.model_or(config.model), readout, **how, **self.given.how),
+            given.loaded
+            if given
+            else load_model(
+                self.given.model_or(config.model), readout, tasks=[self.rows.task], **how, **self.given.how
+            ),
             self.rows,
             shots=config.shots,
             or_fewer=self.common.or_fewer,

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.core.base_regions import budget
+from forgetfree.core.base_regions import budget, tiny_region_note
 from forgetfree.core.device import find_device
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
@@ -111,8 +111,8 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
     definitions |= {name: task for name in asked.tasks if name not in rows and (task := registry.tasks().get(name))}
     model = faults.attempt(_model, asked, given, list(definitions.values()), notes)
     if model is not None and model.loaded is not None:
+        faults.attempt(model.loaded.check_words, definitions.values())
         for task in definitions.values():
-            faults.attempt(model.loaded.head, task)
             faults.attempt(model.loaded.encoder, task)
         for learner in asked.learners:
             with suppress(AttributeError):  # of a stream there is no more than its model
@@ -123,8 +123,9 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
             if start is not None and model is not None and model.loaded is not None:
                 notes += faults.attempt(start.check, model.loaded.model) or ()
     if model is not None and model.graftable:
-        for sparsity in {each: None for learner in asked.learners for each in learner.sparsities}:
+        for sparsity in asked.sparsities:
             faults.attempt(budget, model.graftable, sparsity)
+        notes += filter(None, [tiny_region_note(model.graftable, asked.sparsities)])
         faults.attempt(
             refuse_without, *room_for(asked, _tests(asked, rows), definitions, model.graftable), config, asked
         )
@@ -198,7 +199,8 @@ def _model(asked: Asked, given: Given, tasks: Sequence[TaskDefinition], notes: l
         notes.append(f"The weights of {asked.model} come from the hub: they are not checked here.")
     weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
     if local and weights <= _TIMED:
-        loaded = load_model(given.model_or(asked.model), readout, **how, **given.how)
+        loaded = load_model(given.model_or(asked.model), readout, tasks=tasks, **how, **given.how)
+        notes += [loaded.note] if loaded.note else []
         backbone = loaded.model.backbone
         size = sum(parameter.numel() for parameter in backbone.parameters())
         return _Model(
@@ -211,7 +213,8 @@ def _model(asked: Asked, given: Given, tasks: Sequence[TaskDefinition], notes: l
             loaded,
         )
     try:
-        return _Model(asked.model, *sized(str(path), asked.model, readout, asked.common.graftable), local)
+        how = {"graftable": asked.common.graftable, "tasks": tasks if local else ()}
+        return _Model(asked.model, *sized(str(path), asked.model, readout, **how), local)
     except ModelError as error:
         if local:
             raise

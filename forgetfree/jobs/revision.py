@@ -8,6 +8,7 @@ nothing comes after, neither data nor model are needed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -33,6 +34,7 @@ from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
 from forgetfree.jobs.unit import HISTORY, Json, Unit
 from forgetfree.json_file import parse_json
 from forgetfree.learning.monitor import Monitor
+from forgetfree.models.architecture import CAUSAL_HEAD
 from forgetfree.options import build
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
@@ -181,8 +183,11 @@ class _Run:
         definitions = {each["name"]: TaskDefinition.of_fields(each) for each in self.config["tasks"]}
         left = [definitions[version_of(name)[0]] for name in tasks if name in definitions]
         was = readout_for(section["readout"], definitions.values())
-        if readout_for(section["readout"], left) != was:
-            section["readout"] = was  # the other tasks alone would be read out otherwise
+        fallen = (
+            was == "auto" and self.config["model"]["readout"] == "linear" and _has_label_words(self.config["model"])
+        )
+        if fallen or readout_for(section["readout"], left) != was:
+            section["readout"] = "linear"  # the other tasks alone may be read out otherwise
         strategies = {unit.key["strategy"] for unit in self.units.values()}
         used = any(fine_tunes(registry.strategy(name)) for name in strategies)
         values = {
@@ -197,6 +202,12 @@ class _Run:
             "label_column": section.get("label_column"),
         }
         return build(RunConfig, {key: value for key, value in values.items() if value is not None}, "run")
+
+
+def _has_label_words(model: Json) -> bool:
+    """Return whether a model that config.json describes has a language model's head, which may read label words."""
+    architectures = " ".join(model.get("config", {}).get("architectures") or ())
+    return bool(re.search(rf"{CAUSAL_HEAD}|ForMaskedLM|ForPreTraining", architectures))
 
 
 def _revised(

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from forgetfree.core.base_regions import tiny_region_note
+from forgetfree.display import tell_note
 from forgetfree.errors import ForgetfreeError, UsageError
 from forgetfree.jobs import costs
 from forgetfree.jobs.asked import Asked, asked_for
@@ -20,7 +22,7 @@ from forgetfree.tasks import TaskDefinition
 
 
 def check_room(config: JobConfig, given: Given, found: Json) -> None:
-    """Raise ``UsageError`` unless there is room for what a job writes.
+    """Raise ``UsageError`` unless there is room for what a job writes; say, too, where its regions are tiny.
 
     Args:
         config: what is asked for; it was checked.
@@ -32,6 +34,7 @@ def check_room(config: JobConfig, given: Given, found: Json) -> None:
         graftable = model["graftable"]
     else:  # of an experiment
         graftable = sized(locate(asked.model), asked.model, asked.readout, asked.common.graftable)[3]
+    tell_note(tiny_region_note(graftable, asked.sparsities))
     definitions = {each["name"]: TaskDefinition.of_fields(each) for each in found["tasks"]}
     tests = {name: rows.get("test", 0) for name, rows in found["data"].items()}
     refuse_without(*room_for(asked, tests, definitions, graftable), config, asked)

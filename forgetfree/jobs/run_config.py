@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
-from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, UsageError
+from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, UsageError, nearest
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig, check_or_fewer
 from forgetfree.jobs.starts import check_start, fine_tunes
 from forgetfree.options import build, option
@@ -187,7 +188,9 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
         raise UnknownNameError("strategy in --set", strategy, fields)
     known = fields[strategy] if strategy else own.union(*fields.values())
     if name not in known:
-        raise UnknownNameError("option", key, known)
+        arguments = () if strategy else (each.name for each in fields_of(RunConfig))
+        near = nearest(key, {*known, *arguments}).removeprefix(" ")
+        raise UnknownNameError("option", key, known, "" if nearest(key, known) else near)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from forgetfree import registry
 from forgetfree.core.device import find_device
+from forgetfree.display import tell_note
 from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import with_precision
@@ -107,6 +108,7 @@ class RunJob(Job[RunConfig]):
         sentences = [task.sentences(task.test) for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
+        tell_note(stream.loaded.note)
         starts = tell_starts(stream.starts, stream.model, self.checked.classes)
         begun: Json = {"starts": starts} if starts else {}
         return {
@@ -168,8 +170,9 @@ class RunJob(Job[RunConfig]):
                 self._streams[seed] = load_stream(config.stream, data=given.data, model=given.model, **drawn)
             else:
                 how: Json = {"graftable": common.graftable, "max_length": common.max_length, **given.how}
-                readout = readout_for(config.readout, [rows.task for rows in self.tasks])
-                model = load_model(given.model_or(config.model), readout, **how)
+                tasks = [rows.task for rows in self.tasks]
+                readout = readout_for(config.readout, tasks)
+                model = load_model(given.model_or(config.model), readout, tasks=tasks, **how)
                 self._streams[seed] = make_stream(config.stream, self.tasks, model, **drawn)
             self._streams[seed] = replace(self._streams[seed], starts=self._starts)
         return self._streams[seed]

@@ -43,8 +43,12 @@ class TrainingOptions(Options):
         "the paper fine-tunes by SGD: its moves localize well (§3.2, fig. 5). A class of optimisers, such as "
         "torch.optim:RMSprop, gets the learning rates; a function of parameter groups sets all itself",
     )
-    learning_rate: float = option(1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0)
-    readout_learning_rate: float | None = option(None, "of the task's linear readout; none: the backbone's", above=0)
+    learning_rate: float = option(
+        1e-2, "of the backbone; the paper chooses from 1e-2, 5e-3, 1e-3", above=0, at_most=1e38
+    )
+    readout_learning_rate: float | None = option(
+        None, "of the task's linear readout; none: the backbone's", above=0, at_most=1e38
+    )
     momentum: float = option(0.0, "of SGD", at_least=0, at_most=1)
     weight_decay: float = option(1e-4, "shrinks weights towards zero", at_least=0)
     l1: float = option(

@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from forgetfree.core.binding import Binding, network_of, tokenizer_digest
 from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
-from forgetfree.data.encoding import Encoder, label_word_ids
+from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
 from forgetfree.data.words import WordEncoder
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
@@ -52,6 +53,7 @@ class LoadedModel:
         readout: the kind of its readout.
         fingerprint: the SHA-256 of the backbone's weights and buffers.
         max_length: the longest row it is given, in tokens.
+        note: what is to be known of the readout; empty if nothing is.
     """
 
     name: str
@@ -60,6 +62,7 @@ class LoadedModel:
     readout: ReadoutKind
     fingerprint: str
     max_length: int = MAX_LENGTH
+    note: str = ""
 
     @cached_property
     def tokenizer_digest(self) -> str:
@@ -94,6 +97,11 @@ class LoadedModel:
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
         return TaskHead(task.name, len(task.labels), tuple(words))
 
+    def check_words(self, tasks: Iterable[TaskDefinition]) -> None:
+        """Raise ``ModelError``, with the faults of all tasks, unless every label word that is read is a token of its own."""
+        if self.readout in ("prompt", "causal"):
+            check_label_words(self.tokenizer, {task.name: task.label_words for task in tasks if task.kind != "tokens"})
+
     def _check_prompt(self, task: TaskDefinition) -> None:
         """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
         if task.kind == "tokens" and self.readout != "linear":
@@ -114,6 +122,7 @@ def load_model(
     tokenizer: Any = None,
     graftable: str | None = None,
     max_length: int = MAX_LENGTH,
+    tasks: Iterable[TaskDefinition] = (),
 ) -> LoadedModel:
     """Load a pre-trained model.
 
@@ -121,10 +130,11 @@ def load_model(
         name: ``minilm``, a directory in Hugging Face layout, or a name on the hub; or a ``PreTrainedModel``, which is copied as
             ``save_pretrained`` writes it.
         readout: ``linear``, ``mean``, ``prompt``, ``causal``, or ``auto``: by what the model has (masked LM →
-            ``prompt``, causal LM → ``causal``, none → ``linear``).
+            ``prompt``, causal LM → ``causal``, none → ``linear``); ``linear`` where label words are not single tokens.
         tokenizer: that of a ``PreTrainedModel``.
         graftable: see `TaskModel`.
         max_length: the longest row it is given, in tokens; fewer where it has fewer positions.
+        tasks: whose label words ``auto`` looks at.
 
     Raises:
         UsageError: the name is not known anywhere, or the readout is none of the four.
@@ -134,7 +144,7 @@ def load_model(
     if readout not in ("auto", *READOUTS):
         raise UsageError(f"Unknown readout {readout!r}. Known: auto, {', '.join(READOUTS)}.")
     if isinstance(name, str) and tokenizer is None:
-        return _load(locate(name), name, readout, graftable, max_length)
+        return _load(locate(name), name, readout, graftable, max_length, tasks)
     if isinstance(name, str) or tokenizer is None or not is_pretrained(name):
         raise UsageError(
             "A model in memory is a PreTrainedModel and its tokenizer, got model="
@@ -149,7 +159,7 @@ def load_model(
         with explained(type(name).__name__), quiet(transformers):
             name.save_pretrained(directory)
             tokenizer.save_pretrained(directory)
-        return _load(directory, type(name).__name__, readout, graftable, max_length)
+        return _load(directory, type(name).__name__, readout, graftable, max_length, tasks)
 
 
 def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
@@ -159,7 +169,9 @@ def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
     return isinstance(model, PreTrainedModel)
 
 
-def _load(path: str, name: str, readout: str, graftable: str | None, max_length: int) -> LoadedModel:
+def _load(
+    path: str, name: str, readout: str, graftable: str | None, max_length: int, tasks: Iterable[TaskDefinition]
+) -> LoadedModel:
     """Load what lies at ``path``, called ``name`` in messages."""
     with deferred("scipy.optimize"):  # for losses of object detection alone
         from transformers import PreTrainedModel  # noqa: F401
@@ -167,6 +179,8 @@ def _load(path: str, name: str, readout: str, graftable: str | None, max_length:
     body = body_loader(config, name)
     kind = _choose_readout(config, readout, name)
     tokenizer = read_tokenizer(path, name)
+    if note := _words_note(tokenizer, readout, kind, tasks):
+        kind = "linear"
     loader = LANGUAGE_MODELS.get(kind, body)
     backbone, missing = read_weights(path, loader, name, **(_without_pooler(config) if kind in LINEAR else {}))
     _check_weights(backbone, missing, tokenizer, kind, name)
@@ -179,17 +193,20 @@ def _load(path: str, name: str, readout: str, graftable: str | None, max_length:
     model = TaskModel(
         backbone, tokens, kind, read_last=reads_last(config), dropout=_head_dropout(config), graftable=graftable
     )
-    return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(backbone)))
+    return LoadedModel(name, model, tokenizer, kind, fingerprint, min(max_length, _positions(backbone)), note)
 
 
-def sized(path: str, name: str, readout: str, graftable: str | None = None) -> tuple[ReadoutKind, Any, int, int]:
-    """Return a model's readout, configuration, number of parameters and of graftable entries, from its config.json alone.
+def sized(
+    path: str, name: str, readout: str, graftable: str | None = None, tasks: Iterable[TaskDefinition] = ()
+) -> tuple[ReadoutKind, Any, int, int]:
+    """Return a model's readout, configuration, number of parameters and of graftable entries; its weights are not read.
 
     Args:
         path: directory or hub name.
         name: the model's name, for messages.
         readout: as it is asked for.
         graftable: see `TaskModel`.
+        tasks: see `load_model`; without any, the tokenizer is not read either.
 
     Raises:
         ModelError: the configuration cannot be read, or has no head for the readout.
@@ -198,6 +215,9 @@ def sized(path: str, name: str, readout: str, graftable: str | None = None) -> t
 
     config = read_config(path, name)
     body, kind = body_loader(config, name), _choose_readout(config, readout, name)
+    tasks = list(tasks)
+    if tasks and _words_note(read_tokenizer(path, name), readout, kind, tasks):
+        kind = "linear"
     loader = getattr(transformers, LANGUAGE_MODELS.get(kind, body))
     with explained(name), quiet(transformers), torch.device("meta"):
         more = _without_pooler(config) if kind in LINEAR else {}
@@ -227,6 +247,13 @@ def locate(name: str) -> str:
         return str(_minilm_directory())
     if Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
+            if (Path(name) / "adapter_config.json").is_file():
+                raise ModelError(
+                    f"{name!r} is an adapter of PEFT, and no whole model. Give the model that it was made from to --model. "
+                    f"Then run --start TASK={name} fine-tunes a task from the adapter, and graft --fine-tuned {name} makes a "
+                    "graft of it. To train on top of it, merge it with merge_and_unload and save_pretrained of PEFT, and give "
+                    "that directory to --model."
+                )
             raise ModelError(f"{name!r} is no model directory: it holds no config.json. Save with save_pretrained.")
         return name
     if is_place(name) or Path(name).exists():
@@ -290,6 +317,25 @@ def _choose_readout(config: Any, readout: str, name: str) -> ReadoutKind:
     raise ModelError(
         f"The readout {readout!r} needs a {needed} language model, and {name!r} is {architectures}. Give one, or another "
         "readout."
+    )
+
+
+def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable[TaskDefinition]) -> str:
+    """Say why ``auto`` falls back to ``linear``: label words are not single tokens; an empty text where it does not."""
+    if readout != "auto" or kind not in LANGUAGE_MODELS:
+        return ""
+    wrong = [
+        f"{word!r} of {task.name!r}"
+        for task in tasks
+        if task.kind != "tokens"
+        for word in words_without_token(tokenizer, task.label_words)
+    ]
+    if not wrong:
+        return ""
+    more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    return (
+        f"The readout is 'linear', because '{kind}' reads each label as one token of its own, and these label words are none "
+        f"in this model's vocabulary: {', '.join(wrong[:5])}{more}. To use '{kind}', set label_words in the task's source.json."
     )
 
 

@@ -202,7 +202,8 @@ class Predictor:
         if task not in self.tasks:
             known = list(self.tasks)
             raise TaskError(
-                f"There is no task {task!r} to answer.{nearest(task, known)} The run learned: {', '.join(known) or 'none'}."
+                f"There is no task {brief(task)} to answer.{nearest(task, known)} "
+                f"The run learned: {', '.join(known) or 'none'}."
             )
         return self.tasks[task]
 

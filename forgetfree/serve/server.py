@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from forgetfree import __version__
+from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, TaskError, UsageError
+from forgetfree.json_file import parse_json
 from forgetfree.serve.inference import Answer, Predictor, Text
 from forgetfree.serve.tagging import TaggedSentence, check_sentences, tag_sentences, words_of
 
@@ -36,6 +43,7 @@ class Limits:
         queue: texts that wait to be answered.
         batch: texts that are answered together, if they come in several requests.
         wait: how long the first of a batch waits for others, in seconds.
+        seconds: how long the body of a request may take to come.
     """
 
     body: int = 2**20
@@ -44,6 +52,7 @@ class Limits:
     queue: int = 2048
     batch: int = 64
     wait: float = 0.003
+    seconds: float = 30.0
 
 
 class Question(BaseModel):
@@ -191,12 +200,22 @@ class Batcher:
         return batch
 
 
-def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
+def application(
+    predictor: Predictor,
+    limits: Limits | None = None,
+    *,
+    hosts: Collection[str] | None = None,
+    origins: Collection[str] = (),
+    ending: Callable[[], bool] = lambda: False,
+) -> FastAPI:
     """Return the application: ``/predict``, ``/tasks``, ``/health``, ``/docs``, ``/openapi.json``.
 
     Args:
         predictor: answers.
         limits: what is accepted.
+        hosts: names of this server, beside addresses in numbers; default: any.
+        origins: of pages that may ask, such as ``https://my.site``, beside the server's own.
+        ending: whether the server is about to end.
     """
     limits = limits or Limits()
     batcher = Batcher(predictor, limits)
@@ -209,15 +228,23 @@ def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
         with suppress(asyncio.CancelledError):
             await work
 
-    faults: dict[int | str, Any] = {code: {"model": Fault} for code in (404, 413, 422, 503)}
+    faults: dict[int | str, Any] = {code: {"model": Fault} for code in (403, 404, 408, 413, 422, 503)}
     app = FastAPI(title="forgetfree", version=__version__, lifespan=lifespan, responses=faults)
-    app.add_middleware(_BodyLimit, most=limits.body)
+    app.add_middleware(_BodyLimit, most=limits.body, seconds=limits.seconds, ending=ending)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
+    if hosts is not None:
+        app.add_middleware(_Doorkeeper, hosts=hosts, origins=origins)
     for kind in (AnyHTTPException, RequestValidationError, ForgetfreeError, Exception):
         app.add_exception_handler(kind, _refuse)
 
     @app.post("/predict")
-    async def predict(question: Question) -> Answers:
+    async def predict(question: Question, request: Request) -> Answers:
         """Answer one text or many by a task, with the probabilities of all its labels; or of its words' tags."""
+        try:
+            parse_json((await request.body()).decode())
+        except ValueError as error:
+            raise HTTPException(422, f"The request is no JSON that can be read: {error}. Correct it.") from None
         kind = predictor.definition(question.task).kind
         if (question.text is None) == (question.texts is None):
             raise HTTPException(422, "Expected one of text and texts. Give one text, or a list of them.")
@@ -227,6 +254,12 @@ def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
         if kind == "tokens":
             asked = _sentences(question.task, texts)
         else:
+            if kind == "single" and isinstance(question.text, tuple):
+                raise HTTPException(
+                    422,
+                    f"Task {brief(question.task)} reads one text, got 2: a list in text is a pair of texts. Give one text, or "
+                    "several texts as a list in texts.",
+                )
             predictor.rows(question.task, texts)  # what does not fit its task is refused here, alone
         answers = await batcher.answer(question.task, asked) if asked else []
         return Answers(answers=[_shown(question.task, answer) for answer in answers])
@@ -236,6 +269,7 @@ def application(predictor: Predictor, limits: Limits | None = None) -> FastAPI:
         """List the tasks, in the order in which they were learned."""
         return [Task(task=name, kind=task.kind, labels=list(task.labels)) for name, task in predictor.tasks.items()]
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     def health() -> Health:
         """Say that the server answers."""
@@ -285,7 +319,7 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
             if text in ("Not Found", "Method Not Allowed"):
                 text = f"There is no {request.method} {request.url.path}. See /docs."
         case RequestValidationError():
-            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+            faults = list(dict.fromkeys(_fault(fault, error.body) for fault in error.errors()))
             code, text = 422, f"The request is not as /docs says: {'; '.join(faults[:5])}."
             if "json" not in request.headers.get("content-type", ""):
                 text += " It has no 'Content-Type: application/json'. Add that header."
@@ -298,21 +332,108 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": text}, code, headers)
 
 
-class _BodyLimit:
-    """Refuses requests whose body is too large, as soon as that much of it has come."""
+def _fault(fault: Any, body: Any) -> str:
+    """Return a phrase that names the field of a fault, and what is wrong there."""
+    place = fault["loc"]
+    if fault["type"] == "json_invalid":
+        begun = str(body)[: place[-1]] if isinstance(place[-1], int) else ""
+        names = re.findall(r'"(\w{1,40})"\s*:', begun)
+        where = f"in the field {names[-1]!r}" if names else "before any field"
+        return f"JSON decode error {where}, at character {place[-1]}: {fault.get('ctx', {}).get('error', fault['msg'])}"
+    if place[1:2] in (("text",), ("texts",)) and len(place) > 2:
+        where = ".".join(str(part) for part in place[:3] if part == place[1] or isinstance(part, int) or part == "body")
+        return f"{where}: expected one text, or a list of the two texts of a pair; several texts are a list in texts"
+    return f"{'.'.join(map(str, place))}: {fault['msg']}"
 
-    def __init__(self, app: Callable[..., Awaitable[None]], most: int) -> None:
-        self._app, self._most = app, most
+
+class _Doorkeeper:
+    """Refuses requests that a page of another site may have sent: by the names in ``Host`` and ``Origin``.
+
+    A page can give its own name the address of this machine (DNS rebinding), and a browser then takes the server for that
+    page's; but the browser still sends that name. Addresses in numbers cannot be given in this way.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]], hosts: Collection[str], origins: Collection[str]) -> None:
+        self._app, self._origins = app, {origin.lower().rstrip("/") for origin in origins}
+        self._hosts = {host.lower() for host in hosts} | {_name_of(urlsplit(origin).netloc) for origin in self._origins}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        size = 0
+        if scope["type"] == "http" and (fault := self._fault(scope)):
+            await JSONResponse({"error": fault}, 403)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _fault(self, scope: Any) -> str:
+        """Say what is wrong with where a request comes from; an empty text where nothing is."""
+        headers = {
+            name: value.decode("latin-1").lower() for name, value in scope["headers"] if name in (b"host", b"origin")
+        }
+        host, origin = headers.get(b"host"), headers.get(b"origin")
+        if host is not None and not _is_address(_name_of(host)) and _name_of(host) not in self._hosts:
+            return (
+                f"The host {brief(host)} is not a name of this server. Ask it by its address, or start it with "
+                "--allow-origin http://NAME."
+            )
+        if origin is not None and origin not in (*self._origins, f"http://{host}", f"https://{host}"):
+            return f"A page of {brief(origin)} may not ask this server. Start it with --allow-origin and that origin."
+        return ""
+
+
+def _name_of(host: str) -> str:
+    """Return a host without its port.
+
+    >>> _name_of("localhost:8000"), _name_of("[::1]:8000")
+    ('localhost', '::1')
+    """
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class _BodyLimit:
+    """Refuses requests whose body is too large, as soon as that much of it has come, or does not come to its end in time."""
+
+    def __init__(
+        self, app: Callable[..., Awaitable[None]], most: int, seconds: float, ending: Callable[[], bool]
+    ) -> None:
+        self._app, self._most, self._seconds, self._ending = app, most, seconds, ending
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        size, whole, until = 0, False, time.monotonic() + self._seconds
 
         async def counted() -> Any:
-            nonlocal size
-            message = await receive()
+            nonlocal size, whole
+            message = await (receive() if whole else self._in_time(receive, until))
             size += len(message.get("body", b""))
+            whole = whole or not message.get("more_body", False)
             if size > self._most:
                 raise HTTPException(413, f"Expected a request of at most {self._most} bytes. Ask in several requests.")
             return message
 
         await self._app(scope, counted, send)
+
+    async def _in_time(self, receive: Any, until: float) -> Any:
+        """Return the next part of a body.
+
+        Raises:
+            HTTPException: 408 if it comes too late, 503 if the server is to end.
+        """
+        part = asyncio.ensure_future(receive())
+        try:
+            while not (await asyncio.wait([part], timeout=0.1))[0]:
+                if self._ending():
+                    raise HTTPException(503, "The server ends. Ask again later.", {"Connection": "close"})
+                if time.monotonic() > until:
+                    text = (
+                        f"The request did not come to its end within {self._seconds:g} seconds. Send it again, whole."
+                    )
+                    raise HTTPException(408, text, {"Connection": "close"})
+            return part.result()
+        finally:
+            part.cancel()

@@ -30,7 +30,7 @@ from forgetfree.strategies.lora.file import LoraRecord, config_of, load_records,
 class AdapterOptions(TrainingOptions):
     """How adapters are made and trained."""
 
-    rank: int = option(8, "r of every adapter", at_least=1)
+    rank: int = option(8, "r of every adapter", at_least=1, at_most=2**16)
     lora_alpha: int = option(16, "α: an adapter acts with weight α/r", at_least=1)
     lora_dropout: float = option(0.0, "before every adapter, while training", at_least=0, at_most=1)
     target_modules: str | None = option(

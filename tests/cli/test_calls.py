@@ -172,6 +172,13 @@ def test_wrong_arguments_are_refused_in_the_same_words(
         assert str(refused.value) in capsys.readouterr().err
 
 
+def test_an_argument_with_a_slip_is_told_the_right_name() -> None:
+    with pytest.raises(UsageError, match=r"Unknown option 'shot'\..* Did you mean 'shots'\?"):
+        forgetfree.run("sst2", data="demo", shot=16)
+    with pytest.raises(UsageError, match=r"Unknown option 'sparsty'\. Did you mean 'sparsity'\? Known: [^?]*$"):
+        forgetfree.run("sst2", data="demo", sparsty=0.1)
+
+
 def test_what_only_python_can_get_wrong(asked: Json) -> None:
     with pytest.raises(UsageError, match="expected a subclass of ContinualStrategy, got <class 'int'>"):
         forgetfree.run("sst2", **asked, strategies=[int])

@@ -463,6 +463,8 @@ def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Pa
     assert cli.main(["ledger", "show", str(out / "grafting-continual" / "seed-0" / "ledger.safetensors")]) == 0
     shown = capsys.readouterr().out
     assert "first feed-forward weight" in shown and "query weight" not in shown
+    assert cli.main(["ledger", "show", str(out)]) == 0
+    assert capsys.readouterr().out == shown
     assert cli.main(["predict", str(out), "--task", "sst2", "a lovely film"]) == 0
     assert tiny_cli.run(tmp_path / "bad", "--set", "graftable=(", stream="sst2") == 2
     assert "graftable must be a regular expression" in capsys.readouterr().err

@@ -425,6 +425,12 @@ def test_repeated_rows_and_texts_under_two_labels_are_told() -> None:
     assert "training row" not in noted(["a", "b"] * 8)
 
 
+def test_a_label_that_cannot_be_read_is_told_without_the_error_behind_it() -> None:
+    with pytest.raises(ForgetfreeError) as caught:
+        load_tasks("mood", labelled("yes", ""))
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
 def test_a_label_is_known_however_its_characters_are_coded() -> None:
     rows = [{"text": f"{i}", "label": ("caf\u00e9", "bar")[i % 2]} for i in range(20)]
     (read,) = load_tasks(None, {"mood": {"train": rows, "test": [{"text": "x", "label": "Cafe\u0301"}]}})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from spaced import ALL, BERT, EVERY, GPT2, ROBERTA, SPACED
 
-from forgetfree.data.encoding import label_word_ids
+from forgetfree.data.encoding import check_label_words, label_word_ids, words_without_token
 from forgetfree.errors import ModelError
 
 
@@ -38,9 +38,9 @@ def test_a_label_word_is_the_token_that_it_is_in_running_text(tokenizer: Any) ->
 @pytest.mark.parametrize("name", SPACED)
 def test_a_label_word_of_several_tokens_is_refused_with_others_where_spaces_are_tokens(name: str) -> None:
     with pytest.raises(
-        ModelError, match=r"Label word 'pity' of task 'own' is \d tokens .*p i t y\).* alternatives: no, yes"
+        ModelError, match=r"Label word 'pity-great' of task 'own' is \d+ tokens .*alternatives: great\."
     ):
-        label_word_ids(SPACED[name], ("pity", "great"), "own")
+        label_word_ids(SPACED[name], ("pity-great", "terrible"), "own")
 
 
 def test_a_label_word_of_several_tokens_is_named_with_words_of_one() -> None:
@@ -56,9 +56,30 @@ def test_a_label_word_of_several_tokens_is_named_with_words_of_one() -> None:
     assert "Set label_words in the task's source.json, or use --readout linear." in text
 
 
-def test_a_label_word_that_the_vocabulary_lacks_is_named() -> None:
-    with pytest.raises(ModelError, match=r"Label word '東' of task 'own'.*\[UNK\].*alternatives: "):
+def test_a_label_word_that_the_vocabulary_lacks_is_named_without_words_that_mean_something_else() -> None:
+    with pytest.raises(
+        ModelError, match=r"Label word '東' of task 'own'.*\[UNK\]\), and a label word must be one\. Set "
+    ):
         label_word_ids(BERT, ("東", "great"), "own")
+
+
+def test_all_label_words_of_all_tasks_are_told_at_once() -> None:
+    with pytest.raises(ModelError) as caught:
+        check_label_words(BERT, {"one": ("dreadful", "marvellous"), "two": ("東", "great"), "three": ("Yes", "yes")})
+    text = str(caught.value)
+    for part in (
+        "'dreadful' of task 'one'",
+        "'marvellous' of task 'one'",
+        "'東' of task 'two'",
+        "of task 'three' (Yes, yes)",
+    ):
+        assert part in text
+    assert "'great'" not in text
+    assert text.count("Set label_words") == 1
+
+
+def test_words_without_a_token_of_their_own() -> None:
+    assert words_without_token(BERT, ("great", "dreadful", "Great", "yes")) == ["dreadful", "Great"]
 
 
 def test_label_words_that_are_one_token_are_refused() -> None:

@@ -285,6 +285,15 @@ def test_a_directory_that_holds_no_model_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_an_adapter_is_told_where_it_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    said = message(tmp_path)
+    assert f"{str(tmp_path)!r} is an adapter of PEFT" in said
+    for part in (f"--start TASK={tmp_path}", f"graft --fine-tuned {tmp_path}", "merge_and_unload"):
+        assert part in said
+    assert "config.json" not in said
+
+
 @pytest.mark.parametrize("name", ["minlm", "nowhere"])
 def test_an_unknown_name_lists_the_known(name: str) -> None:
     text = message(name, kind=UnknownNameError)

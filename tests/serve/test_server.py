@@ -6,9 +6,11 @@ import asyncio
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -129,7 +131,11 @@ def test_32_clients_at_once_get_what_predict_says(server: Server, run: Path) -> 
             422,
             "reads pairs of texts, got 1 text(s) in 'c'. Give the two as two arguments or with a tab between, or as a list",
         ),
-        ({"task": "sst2", "text": 3}, 422, "The request is not as /docs says"),
+        ({"task": "sst2", "text": ["a", "b"]}, 422, "several texts as a list in texts"),
+        ({"task": "sst2", "text": ["a", "b", "c"]}, 422, "body.text: expected one text, or a list of the two texts"),
+        ({"task": "sst2", "texts": ["a", 3]}, 422, "body.texts.1: expected one text"),
+        ({"task": "sst2", "text": 3}, 422, "The request is not as /docs says: body.text: expected one text"),
+        (b'{"task": "sst2", "text": a}', 422, "JSON decode error in the field 'text', at character "),
         (b'{"task": "sst2", "text": "\\ud800"}', 422, "half of a surrogate pair"),
         (b"{", 422, "JSON decode error"),
         ({"task": "sst2", "texts": ["a"] * 5}, 413, "at most 4 texts, got 5"),
@@ -187,6 +193,86 @@ def test_a_queue_that_is_full_says_so_and_a_batch_that_fails_stops_nothing() -> 
         work.cancel()
 
     asyncio.run(talk())
+
+
+def talk_raw(server: Server, text: str) -> bytes:
+    """Return what is answered to these bytes, until the server closes."""
+    host, _, port = server.address.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as line:
+        line.sendall(text.replace("\n", "\r\n").encode())
+        return b"".join(iter(lambda: line.recv(65536), b""))
+
+
+def asked_as(**headers: str) -> str:
+    lines = "".join(f"{name}: {value}\n" for name, value in headers.items())
+    return f"GET /health HTTP/1.1\n{lines}Connection: close\n\n"
+
+
+def test_pages_of_other_sites_are_refused(server: Server) -> None:
+    for headers in (
+        {"Host": "127.0.0.1:1"},
+        {"Host": "localhost"},
+        {"Host": "[::1]:80"},
+        {"Host": "127.0.0.1:1", "Origin": "http://127.0.0.1:1"},
+    ):
+        assert b" 200 " in talk_raw(server, asked_as(**headers)).splitlines()[0]
+    for headers in (
+        {"Host": "rebound.example"},
+        {"Host": "rebound.example", "Origin": "http://rebound.example"},
+        {"Host": "127.0.0.1.rebound.example:1"},
+        {"Host": "127.0.0.1:1", "Origin": "http://rebound.example"},
+        {"Host": "127.0.0.1:1", "Origin": "null"},
+    ):
+        answer = talk_raw(server, asked_as(**headers))
+        assert b" 403 " in answer.splitlines()[0] and b"--allow-origin" in answer
+
+
+def test_small_things_of_requests(server: Server) -> None:
+    answer = talk_raw(server, asked_as(Host="localhost").replace("GET", "HEAD"))
+    assert b" 200 " in answer.splitlines()[0]
+    code, said = server.ask("/predict", {"task": "x" * 4000, "text": "a"})
+    assert code == 404 and len(said["error"]) < 400
+    code, said = server.ask("/predict", b'{"task": "qnli", "task": "sst2", "text": "a"}')
+    assert code == 422 and "the key 'task' stands twice" in said["error"]
+
+
+def test_an_origin_can_be_allowed_and_a_request_without_end_does_not_delay_the_end(run: Path) -> None:
+    server = start(run, "--allow-origin", "https://my.site")
+    answer = talk_raw(server, asked_as(Host="127.0.0.1:1", Origin="https://my.site"))
+    assert b" 200 " in answer.splitlines()[0] and b"access-control-allow-origin: https://my.site" in answer.lower()
+    assert b" 200 " in talk_raw(server, asked_as(Host="my.site")).splitlines()[0]
+    assert b" 403 " in talk_raw(server, asked_as(Host="127.0.0.1:1", Origin="https://other.site")).splitlines()[0]
+    host, _, port = server.address.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as line:
+        line.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        time.sleep(0.5)
+        begin = time.monotonic()
+        code, said = server.end(signal.SIGTERM)
+        assert code == 0 and "Traceback" not in said
+        assert time.monotonic() - begin < 5
+        assert b" 503 " in line.recv(65536).splitlines()[0]
+
+
+def test_a_body_that_does_not_come_in_time_is_refused() -> None:
+    from fastapi import HTTPException
+
+    from forgetfree.serve.server import _BodyLimit
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+    async def receive() -> Any:
+        for part in parts:
+            return part
+        await asyncio.sleep(60)
+
+    with pytest.raises(HTTPException, match=r"408: The request did not come to its end within 0\.2 seconds"):
+        asyncio.run(_BodyLimit(app, 100, 0.2, lambda: False)({}, receive, None))
 
 
 @pytest.mark.slow

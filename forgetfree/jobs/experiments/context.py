@@ -28,7 +28,7 @@ from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build, recorded
 from forgetfree.results.metrics import Predictions, agreement
-from forgetfree.tasks import readout_for
+from forgetfree.tasks import TaskDefinition, readout_for
 
 
 class ExperimentContext:
@@ -72,10 +72,14 @@ class ExperimentContext:
         return self._tasks[task]
 
     @cached_property
+    def definitions(self) -> list[TaskDefinition]:
+        """The tasks of the preset that there are rows of."""
+        return [self.rows(task).task for task in self.preset.tasks if not self.missing([task])]
+
+    @cached_property
     def readout(self) -> str:
         """Return the kind of readout of all tasks."""
-        there = (self.rows(task).task for task in self.preset.tasks if not self.missing([task]))
-        return readout_for(self.preset.readout, there)
+        return readout_for(self.preset.readout, self.definitions)
 
     def missing(self, names: Sequence[str]) -> str:
         """Say why a task has no data under any of its names; an empty text where it has some."""
@@ -100,7 +104,11 @@ class ExperimentContext:
         """Return the preset's model, loaded anew and without tasks; ``readout`` if not the preset's."""
         preset = self.preset
         return load_model(
-            preset.model, readout or self.readout, graftable=preset.graftable, max_length=preset.max_length
+            preset.model,
+            readout or self.readout,
+            graftable=preset.graftable,
+            max_length=preset.max_length,
+            tasks=self.definitions,
         )
 
     def bench(self, unit: Unit, loaded: LoadedModel | None = None) -> SingleTask:

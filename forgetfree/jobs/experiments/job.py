@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Unpack
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import check_tasks
+from forgetfree.display import tell_note
 from forgetfree.errors import DataError, ReportError, UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
@@ -113,7 +114,8 @@ class ExperimentJob(Job[ExperimentConfig]):
             raise DataError(next(iter(self.skipped.values())))
         needed = self.experiment.tasks(preset)
         there = [context.first_available(names) for names in needed if names[0] not in self.skipped]
-        loaded = load_model(preset.model, context.readout, max_length=preset.max_length)
+        loaded = load_model(preset.model, context.readout, max_length=preset.max_length, tasks=context.definitions)
+        tell_note(loaded.note)
         tell_shared_rows(map(context.rows, there), preset.evaluate_on)
         rows = {task: context.rows(task) for task in there}
         data: Json = {

@@ -1,0 +1,65 @@
+"""Label names that are no single tokens, on models that read label words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forgetfree import cli
+
+WORDS = ["--shots", "4", "--steps", "1", "--sparsity", "0.1", "--strategy", "grafting-continual"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three tasks; the tiny vocabularies hold all label names of the last alone."""
+    for task, labels in (
+        ("moods", ("dreadful", "marvellous")),
+        ("food", ("great", "very-salty")),
+        ("seats", ("great", "terrible")),
+    ):
+        folder = tmp_path / "data" / task
+        folder.mkdir(parents=True)
+        for split in ("train", "validation", "test"):
+            rows = [{"text": f"the {split} film {i} was", "label": labels[i % 2]} for i in range(12)]
+            (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("kind", ["bert-mlm", "gpt2-lm"])
+def test_auto_falls_back_to_linear_with_a_note(
+    kind: str, data: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = ["--data", str(data), "--model", str(model_directory(kind)), "--out", str(tmp_path / "out")]
+    words = ["run", "moods,seats", *WORDS, *usual]
+    assert cli.main([*words, "--check", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["model"]["readout"] == "linear"
+    assert [note for note in plan["notes"] if "'dreadful' of 'moods'" in note]
+    assert cli.main(words) == 0
+    told = capsys.readouterr().err
+    assert told.count("note: The readout is 'linear'") == 1
+    assert "'dreadful' of 'moods', 'marvellous' of 'moods'." in told
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model"]["readout"] == "linear"
+    assert cli.main(["predict", str(tmp_path / "out"), "--task", "seats", "the film"]) == 0
+    assert cli.main([*words, "--resume"]) == 0
+    less = ["ledger", "remove", str(tmp_path / "out"), "--task", "moods", "--out", str(tmp_path / "less")]
+    assert cli.main(less) == 0
+    assert json.loads((tmp_path / "less" / "config.json").read_text())["model"]["readout"] == "linear"
+
+
+def test_a_prompt_that_is_asked_for_tells_all_words_of_all_tasks(
+    data: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = ["--data", str(data), "--model", str(model_directory("bert-mlm")), "--out", str(tmp_path / "out")]
+    words = ["run", "moods,food", *WORDS, *usual]
+    for check in ([], ["--check"]):
+        assert cli.main([*words, "--readout", "prompt", *check]) != 0
+        told = capsys.readouterr().err
+        for word in ("'dreadful' of task 'moods'", "'marvellous' of task 'moods'", "'very-salty' of task 'food'"):
+            assert told.count(word) == 1
+        assert "Single-token alternatives: very." in told
+        assert "maybe" not in told
