@@ -97,7 +97,7 @@ def _held(stream: str | Sequence[str] | None, data: str | Mapping[str, Any], sou
         names = tuple(data) if isinstance(data, Mapping) else only_task(data)
     elif isinstance(stream, str):
         parts = [part.strip() for part in stream.split(",")]
-        if any(parts) and not all(parts):
+        if any(parts) and not all(parts[:-1]):  # one comma at the end is no fault
             raise UsageError(
                 f"The stream {brief(stream)} has a comma with no task before or after it. Write the task names with one comma "
                 "between two of them."

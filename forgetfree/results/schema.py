@@ -64,6 +64,7 @@ Overlap = Annotated[
 
 
 _Above0 = Annotated[float, Field(gt=0)]
+_Rate = Annotated[float, Field(gt=0, le=1e38)]
 _Count = Annotated[int, Field(ge=1)]
 #: How far a number of the summary may lie from what follows from the matrix.
 _CLOSE = 1e-6
@@ -107,8 +108,8 @@ class RunOptions(_Part):
 
     model_config = ConfigDict(extra="allow")
 
-    learning_rate: _Above0 | None = None
-    readout_learning_rate: _Above0 | None = None
+    learning_rate: _Rate | None = None
+    readout_learning_rate: _Rate | None = None
     momentum: Share | None = None
     weight_decay: Amount | None = None
     l1: Amount | None = None

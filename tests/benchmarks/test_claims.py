@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, judged, main
 from forgetfree.errors import ReportError
 from forgetfree.results.evidence import Interval
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.metrics import Predictions, summarize
 
 TASKS = ["qnli", "ag_news", "sst2"]
 ROWS = 400
@@ -39,6 +39,8 @@ def make(out: Path, wrong: dict[str, int], seeds: tuple[int, ...] = (0, 1), **of
         save_file(held, out / run["strategy"] / f"seed-{run['seed']}" / "predictions.safetensors")
         run["matrix"][1:] = [[found.score("accuracy")] * 3] * 3
         run["ece"][1:] = [[found.ece] * 3] * 3
+        alone = [wrong_every(wrong["fine-tune"]).score("accuracy")] * 3 if "fine-tune" in wrong else None
+        run["summary"] = summarize(run["matrix"], run["ece"], alone)
         run |= of_run
     (out / "results.json").write_text(json.dumps(results))
     return out
@@ -122,6 +124,7 @@ def test_a_withheld_task_is_judged_beside_the_task_given(runs: list[str], tmp_pa
         held = {f"{task}/{key}": getattr(found, key) for task in TASKS for key in ("logits", "labels")}
         save_file(held, str(answers).format(run["seed"]))
         run["matrix"][1:], run["ece"][1:] = [[found.score("accuracy")] * 3] * 3, [[found.ece] * 3] * 3
+        run["summary"] = summarize(run["matrix"], run["ece"])
     (out / "results.json").write_text(json.dumps(results))
     page = judged("withheld", [runs[2], str(out)])
     cost, apart = (row[1:] for row in page.tables[0].rows)

@@ -14,6 +14,7 @@ import pytest
 
 from forgetfree import cli
 from forgetfree.benchmarks import replay
+from forgetfree.results.metrics import summarize
 from forgetfree.results.run_results import load_run_results, one_file
 from forgetfree.results.stored import to_csv
 
@@ -100,7 +101,8 @@ def test_scores_that_were_not_published_are_told(
     far["matrix"][-1] = [0.87, 0.5]
     assert replay.compared(run, far, rows, exactly=False) == "different"
     results = load_run_results(file)
-    results["runs"][0]["matrix"][-1][0] = 0.0
+    (changed_run := results["runs"][0])["matrix"][-1][0] = 0.0
+    changed_run["summary"] = summarize(changed_run["matrix"], changed_run["ece"])
     (changed := tmp_path / "changed.csv").write_text(to_csv(results))
     assert replay.main([str(changed), "--unit", "fine-tune/seed-1", *published[1]]) == 1
     assert "fine-tune/seed-1: different" in capsys.readouterr().out

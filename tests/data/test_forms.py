@@ -635,7 +635,7 @@ def test_a_snapshot_of_several_configurations_is_a_task_of_each_name(tmp_path: P
         (3, "data['mood']: expected a datasets.Dataset or DatasetDict, a pandas.DataFrame, a list of rows"),
         ((row for row in ROWS), "got a generator"),
         ([("text", 0)], "data['mood'], row 0: expected columns and values, got [\"text\", 0]"),
-        ([], "has no column 'text'"),
+        ([], "holds no rows, and every split needs some"),
         ({"text": ["a"], "label": [0]}, "has no train split; it holds text, label"),
         (pandas.DataFrame([[1, 2]], columns=["text", "text"]), "has column 'text' twice"),
         ([{"text": "a \udcff", "label": 0}], "row 0, column 'text': expected a text, got"),
