@@ -31,7 +31,7 @@ types: $(BIN)/.installed
 	$(BIN)/mypy
 
 # Side by side, one thread each (tests/conftest.py); a worker takes about 1.5 GB. Neighbours share what fixtures made.
-PYTEST = $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
+PYTEST = $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal --durations 10
 
 fast: $(BIN)/.installed
 	$(PYTEST)

@@ -95,10 +95,12 @@ def in_memory(grafting: Json) -> Results:
 # -- The same as the command line ---------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.4)
 def test_it_scores_as_the_command_line_does_to_the_bit(by_command: Path, in_memory: Results) -> None:
     pd.testing.assert_frame_equal(in_memory.scores, forgetfree.load_results(by_command).scores, check_exact=True)
 
 
+@pytest.mark.sampled(share=0.4)
 def test_it_writes_what_the_command_line_writes(by_command: Path, grafting: Json, tmp_path: Path) -> None:
     results = forgetfree.run(tiny.STREAM, **grafting, strategies=BOTH, seeds=[0, 3], out=tmp_path / "out")
 

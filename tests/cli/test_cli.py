@@ -181,6 +181,7 @@ def test_no_temporary_files_are_left(finished: Path) -> None:
     assert not [path for path in finished.rglob("*") if path.name.startswith(".")]
 
 
+@pytest.mark.sampled(share=0.4)
 @pytest.mark.figures
 def test_progress_names_stream_strategy_task_and_phase(
     tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
@@ -369,6 +370,7 @@ def test_labels_that_share_a_readout_under_other_names_are_told(
     assert capsys.readouterr().err.count(note) == told
 
 
+@pytest.mark.sampled(share=0.4)
 def test_rows_that_are_tested_and_trained_on_are_told_once_a_task(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     """By run, graft and experiment; and results.json keeps the counts."""
     data = Path(shutil.copytree(tiny_cli.data, tmp_path / "data"))
@@ -409,6 +411,7 @@ def test_resume_adds_seeds_and_strategies(tiny_cli: Tiny, tmp_path: Path) -> Non
     assert (set(section["strategy"]), section["seed"]) == ({"fine-tune", "grafting-continual"}, [0, 1])
 
 
+@pytest.mark.sampled(share=0.4)
 def test_the_order_of_the_strategies_does_not_change_their_figures(tiny_cli: Tiny, tmp_path: Path) -> None:
     """Intransigence and agreement of grafting are there also where fine-tune runs after it."""
     entries = []
@@ -532,6 +535,7 @@ def test_an_unexpected_error_of_a_strategy_is_a_paragraph_and_the_others_go_on(
         tiny_cli.run(tmp_path / "debug", "--debug")
 
 
+@pytest.mark.sampled(share=0.4)
 def test_a_model_directory_may_be_named_otherwise_when_resuming(
     tiny_cli: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -544,6 +548,7 @@ def test_a_model_directory_may_be_named_otherwise_when_resuming(
     assert results_of(out) == before
 
 
+@pytest.mark.sampled(share=0.4)
 def test_damaged_results_are_made_again_from_the_units(tiny_cli: Tiny, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert tiny_cli.run(out, "--strategy", "grafting-continual") == 0
@@ -670,6 +675,7 @@ def test_predict_gives_the_logits_of_the_run(finished: Path, tiny_cli: Tiny) -> 
             assert float((logits.argmax(1) == torch.tensor(task.test.labels)).float().mean()) == pytest.approx(expected)
 
 
+@pytest.mark.sampled(share=0.4)
 def test_rows_are_read_as_far_as_max_length_says_in_training_and_in_answering(tiny_cli: Tiny, tmp_path: Path) -> None:
     from forgetfree.data.rows import Rows
     from forgetfree.serve.inference import Predictor
@@ -701,6 +707,7 @@ def test_predict_refuses(finished: Path, capsys, arguments: list[str], code: int
     assert message in error and "Traceback" not in error
 
 
+@pytest.mark.sampled(share=0.4)
 def test_predict_refuses_a_model_that_has_changed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -795,6 +802,7 @@ def test_the_task_may_be_withheld_and_is_still_answered_by_name(tiny_cli: Tiny, 
 # -- Several ledgers, older runs, recipes ------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.4)
 def test_predict_takes_the_ledger_of_the_strategy_asked_for(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     assert tiny_cli.run(out, "--strategy", "bitfit", "--strategy", "grafting-continual") == 0
@@ -818,6 +826,7 @@ def one_seed(data: Path, model: Path, out: Path, *more: str) -> list[str]:
     return ["run", "sst2", "--strategy", "continual-ft", *given, *more]
 
 
+@pytest.mark.sampled(share=0.4)
 def test_a_run_whose_model_and_data_were_moved_is_resumed(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     model, data = (Path(shutil.copytree(each, tmp_path / each.name)) for each in (tiny_cli.model, tiny_cli.data))
@@ -888,6 +897,7 @@ def test_resuming_refuses_what_no_fingerprint_of_weights_or_rows_tells(
     assert results_of(out) == before
 
 
+@pytest.mark.sampled(share=0.4)
 def test_a_run_that_grows_keeps_the_options_of_all_strategies(tiny_cli: Tiny, tmp_path: Path) -> None:
     out = tmp_path / "out"
     region = ["--strategy", "grafting-continual"]

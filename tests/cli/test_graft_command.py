@@ -110,6 +110,7 @@ def figures(row: dict[str, Any]) -> tuple[float, float, float]:
 # -- What it writes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.4)
 def test_results_by_the_schema(finished: Path, graft: GraftCommand) -> None:
     results = results_of(finished)
     assert (results["schema"], results["task"], results["metric"], results["base"]) == (
@@ -478,6 +479,7 @@ def test_a_graft_of_all_of_a_classifier_answers_as_it_does(
     assert figures(row_of(out, "grafted")) == figures(row_of(out, "fine-tuned"))
 
 
+@pytest.mark.sampled(share=0.4)
 def test_every_base_and_seed_goes_with_a_fine_tuned_model(graft: GraftCommand, bert: nn.Module, tmp_path: Path) -> None:
     classifier(bert, LABELS).save_pretrained(tmp_path)
     for base in ("fisher", "bias", "empty"):

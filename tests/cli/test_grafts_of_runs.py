@@ -33,6 +33,7 @@ def files(run: Path, tmp_path: Path) -> dict[str, str]:
     return {task: str(tmp_path / f"{task}.safetensors") for task in ledger.tasks}
 
 
+@pytest.mark.sampled(share=0.4)
 def test_tasks_of_a_run_are_merged_as_their_grafts_are(
     run: Path, files: dict[str, str], model_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:

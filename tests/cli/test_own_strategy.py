@@ -46,6 +46,7 @@ def run(data_directory: Path, model_directory: Callable[[str], Path]) -> list[st
     return ["sst2,qnli", "--data", str(data_directory), "--model", str(model_directory("bert")), *small]
 
 
+@pytest.mark.sampled(share=0.4)
 def test_a_class_of_a_file_runs_is_resumed_and_used(
     here: Path, run: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

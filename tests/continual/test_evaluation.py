@@ -97,6 +97,7 @@ def test_a_learned_task_is_evaluated_once_and_then_sampled(name: str, monkeypatc
     assert not counted
 
 
+@pytest.mark.sampled(share=0.4)
 def test_without_the_upper_triangle_only_learned_tasks_are_answered() -> None:
     for name in ("continual-ft", "grafting-continual", "joint"):
         upper = learn(one := make(name), StreamAnswers(one))

@@ -801,6 +801,7 @@ def test_a_set_in_hub_layout_is_read_by_the_datasets_library(tmp_path: Path, mon
     assert rows.test.labels == (0, 1) * 10
 
 
+@pytest.mark.sampled(share=0.4)
 def test_without_a_connection_the_hub_fails_at_once_and_says_what_to_do() -> None:
     code = (
         "import time, datasets\n"

@@ -98,6 +98,7 @@ def test_a_run_with_a_damaged_config_is_not_resumed(damage: str, run: Path, samp
     assert message in said and "fault of forgetfree" not in said and said.endswith(".")
 
 
+@pytest.mark.sampled(share=0.4)
 def test_damaged_fine_tuned_models_are_made_again(run: Path, samples: Samples) -> None:
     shutil.rmtree(run / "fine-tune")
     for path in (run / "fine-tuned").iterdir():

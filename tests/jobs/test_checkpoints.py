@@ -293,6 +293,7 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
     assert not list(tmp_path.rglob(CHECKPOINT))
 
 
+@pytest.mark.sampled(share=0.4)
 def test_what_a_strategy_tells_at_the_end_is_kept_with_its_tasks(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

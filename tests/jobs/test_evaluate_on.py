@@ -195,6 +195,7 @@ def opposite(rows: Rows) -> Rows:
     return replace(rows, labels=tuple(1 - label for label in rows.labels))
 
 
+@pytest.mark.sampled(share=0.4)
 def test_the_rows_that_are_scored_choose_no_mask(data_directory: Path, model_directory: Any) -> None:
     rows = load_task("sst2", str(data_directory), "validation")
     rows = replace(rows, validation=rows.train)  # more rows: on six all masks answer alike

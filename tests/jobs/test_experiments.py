@@ -188,6 +188,7 @@ def test_the_same_seed_gives_the_same_results_and_the_same_figure(
         assert (again / file).read_bytes() == (first / file).read_bytes()
 
 
+@pytest.mark.sampled(share=0.4)
 def test_fine_tuned_models_are_made_once_and_shared(data, model_directory, tmp_path: Path) -> None:
     cache, model = tmp_path / "cache", model_directory("bert")
     assert cli.main(arguments("calibration", data, model, tmp_path / "one", "--cache", str(cache))) == 0
@@ -636,6 +637,7 @@ def test_more_seeds_and_tasks_are_added_to_what_was_measured(
     assert cli.main(arguments("where", data, elsewhere, out, "--resume", "--task", "qnli")) == 0
 
 
+@pytest.mark.sampled(share=0.4)
 def test_an_experiment_is_not_resumed_with_other_prompts_networks_or_tokenizers(
     data, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -157,6 +157,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, fails_at: int = -1) -> StandIn:
     return module
 
 
+@pytest.mark.sampled(share=0.4)
 def test_each_value_has_its_axis(run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """With a stand-in for Trackio: runs by unit in the job's group, losses over steps, scores over learned tasks."""
     module = stand_in(monkeypatch)

@@ -239,6 +239,7 @@ def test_one_that_is_cut_short_goes_on(
         learned.clear()
 
 
+@pytest.mark.sampled(share=0.4)
 def test_where_tasks_stand_alone_neither_data_nor_model_are_needed(run: MakeRun, tmp_path: Path) -> None:
     whole, moved = run(*TASKS, strategies=("bitfit", "graft-retrain")), tmp_path / "moved"
     shutil.copytree(whole, moved)
@@ -270,6 +271,7 @@ def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path:
     same(tmp_path / "out", run("qnli", "ag_news", **how))
 
 
+@pytest.mark.sampled(share=0.4)
 def test_two_tasks_leave_two_lines_of_audit(run: MakeRun, removed: Callable[[str], Path], tmp_path: Path) -> None:
     whole, once, twice = run(*TASKS), removed("qnli"), tmp_path / "twice"
     assert remove(once, "sst2", twice) == 0

@@ -52,6 +52,7 @@ def sha256(directory: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
+@pytest.mark.sampled(share=0.4)
 def test_fine_tuning_begins_at_the_merged_adapter_and_all_else_at_theta_pre(
     tiny_stream: Callable[..., Any], model_directory: ModelDirectory, lora: tuple[Path, Any], tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_fine_tuning_begins_at_the_merged_adapter_and_all_else_at_theta_pre(
         assert torch.equal(ModelState.of(core.model).theta, thetas["sst2", begun])
 
 
+@pytest.mark.sampled(share=0.4)
 def test_a_run_is_known_by_its_adapters(
     model_directory: ModelDirectory,
     data_directory: Path,

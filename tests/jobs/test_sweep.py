@@ -57,6 +57,7 @@ def test_all_combinations_are_tried_and_the_best_mean_is_chosen(swept: Path) -> 
     assert results["chosen"] == means.index(max(means))
 
 
+@pytest.mark.sampled(share=0.4)
 def test_the_chosen_setting_is_an_ordinary_run_on_test_rows(
     swept: Path, given: list[str], data_directory: Path, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_the_test_rows_decide_nothing(swept: Path, given: list[str], data_direct
     assert one != other
 
 
+@pytest.mark.sampled(share=0.4)
 def test_a_sweep_goes_on_where_it_was_cut_short(
     swept: Path, given: list[str], data_directory: Path, tmp_path: Path
 ) -> None:

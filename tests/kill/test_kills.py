@@ -11,6 +11,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(share=0.4)
 def test_runs_that_are_killed_end_as_one_that_is_not(tmp_path: Path) -> None:
     given = ["--moments", "2", "--renames", "2", "--signals", "1"]
     run = subprocess.run(

@@ -728,6 +728,7 @@ def seconds_of(action: Callable[..., object], *arguments: object) -> float:
     return time.perf_counter() - begin
 
 
+@pytest.mark.sampled(share=0.4)
 def test_time_and_header_grow_with_the_tasks_and_not_with_their_square(tmp_path: Path) -> None:
     """Ten times as many tasks; a square would take a hundred times as long."""
     few, lots = many(100, 200), many(1000, 200)

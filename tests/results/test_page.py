@@ -177,6 +177,7 @@ def sections(text: str) -> list[str]:
 EVERY = ["forgetting", "cost", "matrix", "curves", "reliability", "ownership", "overlap", "losses", "tables"]
 
 
+@pytest.mark.sampled(share=0.4)
 def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
     """And the same results make the same page."""
     text, again = (render(merge([load_run_results(whole)]), "html") for _ in range(2))
@@ -192,6 +193,7 @@ def test_the_page_has_every_figure_and_needs_nothing_else(whole: Path) -> None:
     assert "var(--blue)" in drawn and not {light for light, _ in COLOURS.values() if light in drawn}
 
 
+@pytest.mark.sampled(share=0.4)
 def test_owners_that_overlap_are_not_added_up(tmp_path: Path) -> None:
     """Where tasks stand alone, three that own 32, 32 and 1 of 32 entries own all of them, and not 2e+02 %."""
     out = make_run(tmp_path / "run", ["a", "b", "c"], {"grafting-continual": 0.0})

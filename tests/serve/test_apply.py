@@ -388,7 +388,7 @@ def test_the_command_writes_a_model(
 # -- The embedded model ----------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(share=0.5)
+@pytest.mark.sampled(share=0.25)
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["sst2", "qnli"])
 def test_a_graft_on_minilm(task: str, tmp_path: Path) -> None:

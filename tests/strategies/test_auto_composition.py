@@ -104,6 +104,7 @@ def test_each_task_is_that_of_the_composition_that_is_preferred(
     assert torch.equal(strategy.space.flatten(strategy.model.backbone), union.space.flatten(union.model.backbone))
 
 
+@pytest.mark.sampled(share=0.4)
 def test_the_better_answer_on_validation_rows_is_recorded(tiny_stream: MakeStream) -> None:
     """By a slow search: the task of a run of each composition, scored on all validation rows, row by row."""
     chosen = []

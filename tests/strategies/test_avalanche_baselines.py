@@ -361,6 +361,7 @@ def test_gem_says_what_to_install(tiny_stream: MakeStream, monkeypatch: pytest.M
 # -- Regularisation --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.4)
 def test_si_holds_weights_on_a_cpu(tiny_stream: MakeStream) -> None:
     """Avalanche's own takes the same path whatever its strength: see test_differential.py."""
     weak, strong = (

@@ -859,6 +859,7 @@ def test_a_broken_strategy_is_told_what_is_wrong(cls: Any) -> None:
         assert sum(message in fault for fault in found) == 1, "\n".join(found)
 
 
+@pytest.mark.sampled(share=0.4)
 def test_the_damage_is_the_only_fault() -> None:
     """Where what the damaged ones share is sound, so is the check."""
     check_strategy(OwnModels)
@@ -887,6 +888,7 @@ class Curriculum(Plain):
             self.dataloader = self._planned = [self.task.train.batch(range(4))] * len(self._parts)  # type: ignore[assignment]
 
 
+@pytest.mark.sampled(share=0.4)
 def test_rows_may_come_in_an_order_of_their_own_where_dropout_draws() -> None:
     check_strategy(Curriculum)
     (fault,) = faults(Curriculum, dropout=False)
