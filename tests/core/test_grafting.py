@@ -472,8 +472,8 @@ def test_micro_batches_do_not_change_the_scores() -> None:
     base = base_region("movement", pre, ft, 9)
     whole = learn(model, space, pre, ft, batches, base)
     cut = learn(model, space, pre, ft, batches, base, cut=5)  # 12 rows as 5, 5 and 2
-    torch.testing.assert_close(cut.scores, whole.scores, rtol=1e-6, atol=1e-6)
-    assert cut.losses == pytest.approx(whole.losses, rel=1e-6)
+    torch.testing.assert_close(cut.scores, whole.scores, rtol=2e-5, atol=1e-6)
+    assert cut.losses == pytest.approx(whole.losses, rel=1e-5)
     assert cut.region == whole.region
 
 
