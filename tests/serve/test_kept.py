@@ -61,7 +61,7 @@ def rows(data_directory: Path) -> dict[str, Rows]:
 # -- Predictor -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled("bert-continual-ft", "bert-fine-tune", "bert-lora", "gpt2-lm-grafting-continual")
+@pytest.mark.sampled("bert-o-lora", "bert-continual-ft", "bert-fine-tune", "bert-lora", "gpt2-lm-grafting-continual")
 @each
 def test_every_strategy_is_answered_from_bit_for_bit(
     finished_run: MakeRun, rows: dict[str, Rows], kind: str, strategy: str

@@ -114,7 +114,7 @@ def test_the_models_are_what_they_are_called() -> None:
 PAIRS = [(name, kind) for name in FORGET_FREE for kind in STREAMS if (name, kind) != ("lora", "channels-last")]
 
 
-@pytest.mark.sampled("bitfit-channels-last", "grafting-continual-channels-last", "packnet-mixed")
+@pytest.mark.sampled("bitfit-mixed", "bitfit-channels-last", "grafting-continual-channels-last", "packnet-mixed")
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_earlier_tasks_keep_their_logits(name: str, kind: str, tmp_path: Path) -> None:
     """Invariants 1 and 4: bit for bit after every later task, and once more when loaded into a new strategy."""
