@@ -39,7 +39,7 @@ fast: $(BIN)/.installed
 slow: $(BIN)/.installed
 	$(PYTEST) -m slow
 
-# Every case of every test, and the kills: two hours on two cores.
+# Every case of every test, and the kills.
 nightly: $(BIN)/.installed
 	$(PYTEST) -m "" --every-case
 	$(MAKE) kill VENV=$(VENV)

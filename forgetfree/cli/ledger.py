@@ -44,7 +44,7 @@ def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -
     from forgetfree.cli.ledger_change import ledger_file
     from forgetfree.cli.ledger_view import describe_ledger, render_ledger
 
-    file = ledger_file(file)
+    file = ledger_file(file) if file.is_dir() else file
     ledger = _load(file)
     print(json_text(describe_ledger(ledger, file), indent=2).rstrip() if as_json else render_ledger(ledger, file))
 
