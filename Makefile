@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
+# Modules are compiled once, when they are first imported: pip compiles all of them, which takes a minute.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check lint types fast slow nightly kill install lock newest clean
 
@@ -51,7 +53,7 @@ kill: $(BIN)/.installed
 
 install: $(BIN)/.installed
 
-# One resolver run picks torch and torchvision together. Modules are compiled when they are first imported.
+# One resolver run picks torch and torchvision together.
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[minilm,dev]'
