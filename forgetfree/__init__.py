@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from forgetfree import moved
-
 if TYPE_CHECKING:
     from forgetfree.cli.calls import graft as graft
     from forgetfree.cli.calls import run as run
@@ -55,9 +53,6 @@ _HOME = {
     "run": "forgetfree.cli.calls",
 }
 __all__ = ["__version__", *sorted(_HOME)]
-
-
-moved.install()
 
 
 def __getattr__(name: str) -> Any:

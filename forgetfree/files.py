@@ -236,7 +236,6 @@ def read_sound(
     again: str,
     make: Callable[[dict[str, str], dict[str, Tensor]], _Made],
     *,
-    unnamed: bool = False,
     apart: Collection[str] = (),
 ) -> _Made:
     """Return what ``make`` makes of a file that `signed_bytes` made, after every check.
@@ -248,7 +247,6 @@ def read_sound(
         error: the error to raise.
         again: how to get another file, for messages.
         make: takes metadata and tensors; raises ``RegionError`` or ``ValueError`` with the reason where they are not sound.
-        unnamed: whether old files of this kind name no format.
         apart: tensors that the checksum leaves out, because ``make`` checks what it reads of them.
 
     Raises:
@@ -265,7 +263,7 @@ def read_sound(
             f"{path} is not a readable safetensors file ({fault}). It is damaged or cut short: restore it from a copy, or "
             f"{again}."
         ) from fault
-    if (found := header.get("format", format if unnamed else "none")) != format:
+    if (found := header.get("format", "none")) != format:
         raise error(
             f"{path} is no {kind}: expected the format {format!r}, got {brief(found)}. Give the path of a "
             f"{kind}.safetensors."
@@ -294,7 +292,6 @@ def read_signed(
     remedy: str,
     *,
     format: str | None = None,
-    unsigned: Collection[str] | None = None,
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Read metadata and tensors of what `signed_bytes` returned.
 
@@ -303,7 +300,6 @@ def read_signed(
         error: the error to raise.
         remedy: the last sentence of its message.
         format: the format that the metadata must name; default: none.
-        unsigned: the metadata of old files without a checksum; ``None``: there are none.
 
     Raises:
         ForgetfreeError: ``error``: the file is missing or damaged, with the reason.
@@ -317,8 +313,7 @@ def read_signed(
     if format is not None and header.get("format") != format:
         found = brief(header.get("format", "none"))
         raise error(f"{path} is another file: expected the format {format!r}, got {found}. {remedy}")
-    before = unsigned is not None and header.keys() <= set(unsigned)
-    if not before and header.get("checksum") != checksum(tensors, header):
+    if header.get("checksum") != checksum(tensors, header):
         raise error(f"{path} is damaged: its contents do not match its checksum. {remedy}")
     return header, tensors
 

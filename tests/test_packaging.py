@@ -23,7 +23,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import forgetfree
-from forgetfree.moved import MOVED
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -110,7 +109,7 @@ ROOMS = (
     *("core", "ledger", "data", "models", "results", "learning"),
     *("continual", "serve", "jobs", "cli", "testing"),
 )
-COMMON = {"display", "errors", "files", "json_file", "moved", "options", "registry", "seeds", "tasks"}
+COMMON = {"display", "errors", "files", "json_file", "options", "registry", "seeds", "tasks"}
 
 
 def room(module: str) -> str:
@@ -170,7 +169,7 @@ def test_the_library_finds_strategies_and_benchmarks_by_name_only() -> None:
 def test_the_registry_imports_nothing_of_ours_when_it_is_read() -> None:
     done = run("-c", "import sys, forgetfree.registry; print(*(m for m in sys.modules if m.startswith('forgetfree')))")
     assert set(done.stdout.split()) == {
-        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display", "forgetfree.moved")
+        *("forgetfree", "forgetfree.registry", "forgetfree.errors", "forgetfree.display")
     }
 
 
@@ -266,38 +265,6 @@ def test_the_names_in_files_stay_whatever_moves() -> None:
     assert found == ["forgetfree.ledger", "forgetfree.graft", "forgetfree.lora"]
     example = tomllib.loads((ROOT / "examples" / "my_strategy" / "pyproject.toml").read_text(encoding="utf-8"))
     assert set(example["project"]["entry-points"]) == {"forgetfree.strategies", "forgetfree.streams"}
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_a_module_that_moved_is_found_under_its_old_name(old: str) -> None:
-    (home, *_) = MOVED[old]
-    now = importlib.import_module(home)
-    name = next(name for name, value in vars(now).items() if getattr(value, "__module__", "").startswith(home))
-    before = importlib.import_module(old)
-    with pytest.warns(DeprecationWarning, match=f"{old}.{name} is {home}.{name} now."):
-        assert getattr(before, name) is getattr(now, name)
-    with pytest.raises(AttributeError, match=f"module '{old}' has no attribute 'nothing'"):
-        _ = before.nothing
-
-
-def test_a_class_with_a_new_name_is_found_under_its_old_one() -> None:
-    before, now = (importlib.import_module(name) for name in ("forgetfree.streams", "forgetfree.continual.streams"))
-    with pytest.warns(
-        DeprecationWarning, match=r"streams\.StreamTask is forgetfree\.continual\.streams\.EncodedTask now\."
-    ):
-        assert before.StreamTask is now.EncodedTask
-
-
-@pytest.mark.sampled(share=0.2)
-def test_every_name_of_the_old_core_is_found() -> None:
-    code = (
-        "from forgetfree.grafting import Graft, MaskOptions, RegionParameters, budget, grafted, learn_regions, top\n"
-        "from forgetfree.training import Batch, OnStep, TrainingOptions, Update, fine_tune, predict\n"
-        "from forgetfree.strategy import ContinualStrategy\nimport forgetfree.streams\n"
-        "print(forgetfree.streams.load_stream.__name__)"
-    )
-    done = run("-W", "ignore", "-c", code)
-    assert (done.stdout.strip(), done.stderr) == ("load_stream", "")
 
 
 # -- The version -----------------------------------------------------------------------------------------

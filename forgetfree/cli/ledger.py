@@ -71,9 +71,7 @@ def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug
     what = f"{counted(len(ledger.records), 'task')}, {counted(len(ledger.owned()), 'entry')}"
     print(escaped(f"{file}: sound. {what}; checked: {', and the '.join(checked)}."))
     if not ledger.binding:
-        print(
-            "note: written by version 0.2, it does not say which configuration, tokenizer, labels and prompts it needs."
-        )
+        print("note: it does not say which configuration, tokenizer, labels and prompts it needs.")
 
 
 @command.command(help_epilogue="Example: forgetfree ledger remove runs/first --task sst2 --out runs/without-sst2")

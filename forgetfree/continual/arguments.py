@@ -1,4 +1,4 @@
-"""What a strategy's constructor makes of its arguments: the model's recipe, and what Avalanche's users give by habit."""
+"""What a strategy's class and constructor make of what they are given: final names, the model's recipe, Avalanche's habits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,29 @@ from avalanche.training.plugins import LRSchedulerPlugin
 
 from forgetfree import registry
 from forgetfree.display import brief, escaped
-from forgetfree.errors import OptionError
+from forgetfree.errors import ConformanceError, OptionError
 from forgetfree.learning.own_optimizers import refuse_made
 from forgetfree.learning.training import TrainingOptions
+
+#: Where no author of a strategy writes.
+_LIBRARIES = ("forgetfree.", "avalanche.", "builtins")
+
+
+def check_final_names(cls: type) -> None:
+    """Raise ``ConformanceError`` where a class or a mixin of it defines a name that is final in another base."""
+    faults = []
+    authors = [base for base in cls.__mro__ if base is cls or not base.__module__.startswith(_LIBRARIES)]
+    for name in dict.fromkeys(name for base in authors for name in vars(base)):
+        _, *others = [base for base in cls.__mro__ if name in vars(base)]
+        if final := next((base for base in others if _is_final(vars(base)[name])), None):
+            faults.append(f"{name}: expected {final.__name__}'s own, which is final. Give yours another name.")
+    if faults:
+        subject = f"{cls.__name__} is not written for the contract of a strategy (docs/plug-in.md)"
+        raise ConformanceError(subject, faults)
+
+
+def _is_final(member: object) -> bool:
+    return bool(getattr(getattr(member, "fget", member), "__final__", False))
 
 
 def recipe_options(strategy: Any, model: str) -> TrainingOptions:

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from forgetfree.continual.arguments import check_arguments, recipe_options
+from forgetfree.continual.arguments import check_arguments, check_final_names, recipe_options
 from forgetfree.continual.evaluator import silent_evaluator
 from forgetfree.continual.experiences import part_of
-from forgetfree.continual.old_hooks import check_hooks
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
@@ -294,7 +293,7 @@ class ContinualStrategy(StrategyTemplate):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        check_hooks(cls)
+        check_final_names(cls)
 
 
 __all__ = ["Answer", "ContinualStrategy", "Kept", "TaskwiseOptions", "Training", "WholeModel", "undo_on_error"]

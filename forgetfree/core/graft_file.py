@@ -49,7 +49,7 @@ def serialize(
             "A graft on its own needs the parameter space of its model's body, and this one has none. Make it with "
             "SingleTask.graft, or give it a space."
         )
-    named = {"graft": pack(space, region, values), "readout": readout, "buffer": buffers}
+    named = {"graft": _pack(space, region, values), "readout": readout, "buffer": buffers}
     tensors = {f"{kind}/{name}": tensor.detach().cpu() for kind in _KINDS for name, tensor in named[kind].items()}
     if damaged := not_finite(tensors):
         raise GraftError(f"The graft holds NaN or infinity in {damaged!r}. Train it again, with a lower rate.")
@@ -97,57 +97,40 @@ def find_graft(path: StrPath) -> Path:
     return found[0]
 
 
-# -- Parts of a ledger's file, too -----------------------------------------------------------------------
-
-
-def pack(space: ParameterSpace, region: Region, values: Tensor | None = None) -> dict[str, Tensor]:
+def _pack(space: ParameterSpace, region: Region, values: Tensor) -> dict[str, Tensor]:
     """Return a region as ``name/index`` for each tensor, and its values as ``name/value``."""
     tensors = {}
     for i, local, where in space.split(region.indices):
         spec = space.tensors[i]
         tensors[f"{spec.name}/index"] = local.to(torch.uint32)
-        if values is not None:
-            tensors[f"{spec.name}/value"] = values[where].to(spec.dtype)
+        tensors[f"{spec.name}/value"] = values[where].to(spec.dtype)
     return tensors
 
 
-def unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
-    """Return region and values from what `pack` returned, the values in the space's dtype.
+def _unpack(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> tuple[Region, Tensor]:
+    """Return region and values from what `_pack` returned, the values in the space's dtype.
 
     Raises:
         RegionError: indices or values do not fit the space.
     """
-    region, values = unpack_region(space, tensors), [torch.empty(0, dtype=space.dtype)]
+    indices, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=space.dtype)]
     for spec in space.tensors:
         index, value = tensors.get(f"{spec.name}/index"), tensors.get(f"{spec.name}/value")
         if (index is None) != (value is None):
             raise RegionError(f"tensor {spec.name!r}: indices and values do not come in pairs.")
         if index is None or value is None:
             continue
+        indices.append(_check_index(spec, index) + spec.offset)
         if value.dtype != spec.dtype or value.shape != index.shape:
             raise RegionError(
                 f"tensor {spec.name!r}: expected {spec.dtype} values of shape {tuple(index.shape)}, got {value.dtype} of "
                 f"shape {tuple(value.shape)}."
             )
         values.append(value)
-    return region, torch.cat(values)
+    return Region(torch.cat(indices)), torch.cat(values)
 
 
-def unpack_region(space: ParameterSpace, tensors: Mapping[str, Tensor]) -> Region:
-    """Return the region from what `pack` returned.
-
-    Raises:
-        RegionError: indices do not fit the space.
-    """
-    found = [
-        _check_index(spec, tensors[key]) + spec.offset
-        for spec in space.tensors
-        if (key := f"{spec.name}/index") in tensors
-    ]
-    return Region(torch.cat([torch.empty(0, dtype=torch.int64), *found]))
-
-
-def space_of(header: Mapping[str, str]) -> ParameterSpace:
+def _space_of(header: Mapping[str, str]) -> ParameterSpace:
     """Return the parameter space of a file, from its ``layout`` and ``layout_hash``.
 
     Raises:
@@ -181,7 +164,7 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
     check_metadata(header, ("schema", "layout", "layout_hash", "checksum"))
     if header["schema"] != str(SCHEMA):
         raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema {SCHEMA}.")
-    space = space_of(header)
+    space = _space_of(header)
     named: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     entries = {f"{spec.name}/{part}" for spec in space.tensors for part in ("index", "value")}
     for key, tensor in tensors.items():
@@ -189,7 +172,7 @@ def _attributes(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
         if kind not in named or (kind == "graft" and name not in entries):
             raise RegionError(f"it holds the unexpected tensor {brief(key)}.")
         named[kind][name] = tensor
-    region, values = unpack(space, named["graft"])
+    region, values = _unpack(space, named["graft"])
     if damaged := not_finite(tensors):
         raise RegionError(f"{damaged!r} holds NaN or infinity.")
     try:

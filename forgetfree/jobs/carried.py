@@ -88,7 +88,7 @@ class Carried:
     @cached_property
     def predictions(self) -> dict[str, Tensor]:
         """The last answers on the tasks that are carried over, as the file has them."""
-        tensors = read_signed(self.unit.directory / PREDICTIONS, RunError, _REMEDY, unsigned=())[1]
+        tensors = read_signed(self.unit.directory / PREDICTIONS, RunError, _REMEDY)[1]
         return {name: tensor for name, tensor in tensors.items() if name.rpartition("/")[0] in self.tasks}
 
     @property

@@ -52,7 +52,7 @@ def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) 
     import torch
 
     path, remedy = directory / PREDICTIONS, "Go on with --resume, which makes it again."
-    _, tensors = read_signed(path, RunError, remedy, unsigned=())
+    _, tensors = read_signed(path, RunError, remedy)
     try:
         keys = {f"{task}/{part}" for task in tasks for part in ("logits", "labels")}
         beside = {key for task in tasks if (key := f"{task}/lengths") in tensors}

@@ -131,7 +131,7 @@ class TaskFeatures:
     def read(self, directory: Path) -> tuple[dict[str, Tensor], Tensor, int]:
         """Return the means, the scatter and the number of rows that a file holds; see `load`."""
         path = directory / FILE
-        header, tensors = read_signed(path, RunError, _REMEDY, unsigned=(), format=_FORMAT)
+        header, tensors = read_signed(path, RunError, _REMEDY, format=_FORMAT)
         about = parse_json(header.get("about", "null"))
         try:
             means, scatter = tensors["means"], tensors["scatter"]

@@ -45,7 +45,7 @@ def check_weights(ledger: Ledger, backbone: nn.Module, fingerprint: str | None =
 
 
 def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
-    """Check what answers depend on besides weights; ledgers of version 0.2 do not say it, and pass.
+    """Check what answers depend on besides weights; ledgers of rows that are no texts do not say it, and pass.
 
     Args:
         ledger: the ledger to check.

@@ -13,7 +13,7 @@ is read without the others.
 
 A record's frame (see `frames`) holds, in this order: the gaps between the flat indices that the task owns; those of γ_k that
 earlier tasks own; the values of the owned ones, dtype by dtype of the space; its readout's tensors; the buffers that training
-changed. Files of earlier versions: `legacy_file`.
+changed.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Packed:
 def pack(space: ParameterSpace, record: Record) -> Packed:
     """Return a record as the file keeps it."""
     owned, values = record.owned.region.indices, record.owned.values
-    parts = [values[held].to(dtype) for dtype, held in by_dtype(space, owned)]
+    parts = [values[held].to(dtype) for dtype, held in _by_dtype(space, owned)]
     others = [dict(sorted(named.items())) for named in (record.readout, record.buffers)]
     frame = compressed(
         [
@@ -122,7 +122,7 @@ def pack(space: ParameterSpace, record: Record) -> Packed:
         ]
     )
     readout, buffers = (
-        [[name, name_of(tensor.dtype), list(tensor.shape)] for name, tensor in named.items()] for named in others
+        [[name, _name_of(tensor.dtype), list(tensor.shape)] for name, tensor in named.items()] for named in others
     )
     row = {
         "sparsity": record.sparsity,
@@ -168,17 +168,16 @@ def serialize(ledger: Contents, packed: Sequence[Packed]) -> bytes:
 # -- Reading: each function raises ``RegionError`` or ``ValueError`` with the reason if the file is not sound -----
 
 
-def check_header(header: Mapping[str, str], keys: tuple[str, ...], schemas: tuple[str, ...]) -> None:
-    """Check a file's metadata."""
-    if header.get("schema", schemas[0]) not in schemas:
-        raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema 1 to {SCHEMA}.")
-    check_metadata(header, keys)
-    composition = header.get("composition", "union")
-    if composition not in COMPOSITIONS:
+def _check_header(header: Mapping[str, str]) -> None:
+    """Check the file's metadata."""
+    if header.get("schema", str(SCHEMA)) != str(SCHEMA):
+        raise RegionError(f"it has schema {brief(header['schema'])}, and this version reads schema {SCHEMA}.")
+    check_metadata(header, _METADATA)
+    if (composition := header["composition"]) not in COMPOSITIONS:
         raise RegionError(f"its composition is {brief(composition)}, expected one of {', '.join(COMPOSITIONS)}.")
 
 
-def joined(task: str, owned: Region, shared: Region) -> Region:
+def _joined(task: str, owned: Region, shared: Region) -> Region:
     """Return a task's region: the entries it owns, and those of its entries that earlier tasks own."""
     if not len(shared):
         return owned
@@ -200,7 +199,7 @@ class Stored:
     """
 
     def __init__(self, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-        check_header(header, _METADATA, (str(SCHEMA),))
+        _check_header(header)
         if unexpected := sorted(tensors.keys() - set(_TENSORS)):
             raise RegionError(f"it holds the unexpected tensor {brief(unexpected[0])}.")
         for name in _TENSORS:
@@ -211,7 +210,7 @@ class Stored:
         if self._space.layout_hash != header["layout_hash"]:
             raise RegionError("its layout does not match its layout hash.")
         composition: Any = header["composition"]
-        self._about = (header["fingerprint"], composition, read_binding(header))
+        self._about = (header["fingerprint"], composition, _read_binding(header))
         try:
             index = checked(_Index, parse_json(_text(tensors, "index")))
         except ValueError as error:
@@ -232,7 +231,7 @@ class Stored:
         frame = self._data[self._ends[position] : self._ends[position + 1]].numpy().tobytes()
         try:
             row = checked(Row, parse_json(self._lines[position]))
-            check_definition(row.definition, task, row.classes)
+            _check_definition(row.definition, task, row.classes)
         except ValueError as error:
             raise RegionError(f"what it says of task {task!r} cannot be read ({error}).") from error
         try:
@@ -248,7 +247,7 @@ class Stored:
 def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Record:
     if _checksum(frame) != row.checksum:
         raise RegionError("its contents do not match its checksum.")
-    gap, dtypes, count = gap_dtype(space), space.dtypes, sum(row.owned)
+    gap, dtypes, count = _gap_dtype(space), space.dtypes, sum(row.owned)
     if len(row.owned) != len(dtypes) or count + row.shared > len(space):
         raise RegionError(f"{row.owned} and {row.shared} entries do not fit a space of {len(space)} entries.")
     kinds = [(gap, count), (gap, row.shared), *zip(dtypes, row.owned, strict=True)]
@@ -257,7 +256,7 @@ def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Recor
     owned_gaps, shared_gaps, *tensors = restored(frame, kinds)
     owned, shared = (_region(space, gaps) for gaps in (owned_gaps, shared_gaps))
     values = torch.empty(count, dtype=space.dtype)
-    for (dtype, held), given in zip(by_dtype(space, owned.indices), tensors, strict=False):
+    for (dtype, held), given in zip(_by_dtype(space, owned.indices), tensors, strict=False):
         if len(values[held]) != len(given):
             raise RegionError(f"it has {len(given)} values in {dtype} for {len(values[held])} entries.")
         values[held] = given.to(values.dtype)
@@ -269,12 +268,12 @@ def _unpacked(space: ParameterSpace, task: str, row: Row, frame: bytes) -> Recor
         raise RegionError("two of its tensors have one name.")
     if damaged := not_finite({"values": values, **readout, **buffers}):
         raise RegionError(f"tensor {damaged!r} holds NaN or infinity.")
-    region = joined(task, owned, shared)
+    region = _joined(task, owned, shared)
     graft = Graft(owned, values)
     return Record(task, region, graft, row.sparsity, readout, buffers, row.definition, row.classes, row.alone)
 
 
-def read_binding(header: Mapping[str, str]) -> Binding | None:
+def _read_binding(header: Mapping[str, str]) -> Binding | None:
     """Return the binding of a file's metadata."""
     try:
         return Binding.of_json(header["binding"]) if "binding" in header else None
@@ -282,7 +281,7 @@ def read_binding(header: Mapping[str, str]) -> Binding | None:
         raise RegionError(f"its binding cannot be read ({error}).") from error
 
 
-def check_definition(definition: TaskDefinition | None, task: str, classes: Sequence[int]) -> None:
+def _check_definition(definition: TaskDefinition | None, task: str, classes: Sequence[int]) -> None:
     """Check a task's definition and the numbers of its labels."""
     check("classes", classes, len(set(classes)) == len(classes), "different numbers")
     if definition is not None:
@@ -304,7 +303,7 @@ def _text(tensors: Mapping[str, Tensor], name: str) -> str:
 def _gaps(space: ParameterSpace, indices: Tensor) -> Tensor:
     """Return how many entries lie between each index and the one before."""
     before = torch.cat([torch.tensor([-1]), indices[:-1]])[: len(indices)]
-    return (indices - before - 1).to(gap_dtype(space))
+    return (indices - before - 1).to(_gap_dtype(space))
 
 
 def _region(space: ParameterSpace, gaps: Tensor) -> Region:
@@ -317,12 +316,12 @@ def _region(space: ParameterSpace, gaps: Tensor) -> Region:
     return region
 
 
-def gap_dtype(space: ParameterSpace) -> torch.dtype:
+def _gap_dtype(space: ParameterSpace) -> torch.dtype:
     """Return the dtype that holds every gap, and every index."""
     return torch.uint32 if len(space) <= 2**32 else torch.int64
 
 
-def by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype, Tensor | slice]]:
+def _by_dtype(space: ParameterSpace, indices: Tensor) -> list[tuple[torch.dtype, Tensor | slice]]:
     """Return each dtype of the space, and which of the indices lie in tensors of that dtype."""
     if len(space.dtypes) == 1:
         return [(space.dtype, slice(None))]
@@ -340,7 +339,7 @@ def _checksum(frame: bytes) -> str:
     return hashlib.sha256(frame).hexdigest()[:32]
 
 
-def name_of(dtype: torch.dtype) -> str:
+def _name_of(dtype: torch.dtype) -> str:
     """Return the name of a dtype, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 

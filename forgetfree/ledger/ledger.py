@@ -20,7 +20,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
 from forgetfree.files import StrPath, read_sound, write_atomically
-from forgetfree.ledger import file, legacy_file
+from forgetfree.ledger import file
 from forgetfree.ledger.records import Composition, Contents, Record
 
 _Made = TypeVar("_Made")
@@ -37,7 +37,7 @@ class Ledger:
         space: the parameter space of the base model.
         fingerprint: that of the base model, see `forgetfree.core.body.fingerprint_of`.
         composition: what a task is inferred with.
-        binding: what else answers depend on; ``None`` if it is not known, as in files of version 0.2.
+        binding: what else answers depend on; ``None`` if it is not known, as for rows that are no texts.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Ledger:
     def graft(self, task: str) -> Graft:
         """Return a copy of what ``task`` is inferred with on top of θ_pre, complete enough to be saved and applied.
 
-        From a ledger that does not say what else its answers depend on (one of version 0.2, or of rows that are no texts),
+        From a ledger that does not say what else its answers depend on (one of rows that are no texts),
         it is region and values alone.
         """
         last = self.position(task)
@@ -307,7 +307,7 @@ class Ledger:
         Raises:
             LedgerError: with the reason; a damaged file is never half-read.
         """
-        return _read(path, lambda header, tensors: cls._of(_contents(header, tensors)))
+        return _read(path, lambda header, tensors: cls._of(file.Stored(header, tensors).contents()))
 
     @staticmethod
     def read_record(path: StrPath, task: str) -> Record:
@@ -319,9 +319,6 @@ class Ledger:
         """
 
         def make(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Record:
-            if header.get("schema") in legacy_file.SCHEMAS:
-                records = {record.task: record for record in legacy_file.parse(header, tensors).records}
-                return records[_known(task, records)]
             stored = file.Stored(header, tensors)
             return _own(stored.record(stored.tasks.index(_known(task, stored.tasks))))
 
@@ -367,19 +364,13 @@ def _known(task: str, tasks: Collection[str]) -> str:
     return task
 
 
-def _contents(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Contents:
-    if header.get("schema") in legacy_file.SCHEMAS:
-        return legacy_file.parse(header, tensors)
-    return file.Stored(header, tensors).contents()
-
-
 def _read(path: StrPath, make: Callable[[dict[str, str], dict[str, Tensor]], _Made]) -> _Made:
     path = Path(path)
     if path.is_dir():
         raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
     again = "run the stream again"
     try:
-        return read_sound(path, "ledger", file.FORMAT, LedgerError, again, make, unnamed=True, apart=(file.DATA,))
+        return read_sound(path, "ledger", file.FORMAT, LedgerError, again, make, apart=(file.DATA,))
     except MemoryError as error:
         raise LedgerError(
             f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "

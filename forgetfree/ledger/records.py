@@ -72,7 +72,7 @@ class Contents:
         space: the parameter space of the base model.
         fingerprint: that of the base model.
         composition: what a task is inferred with.
-        binding: what else its answers depend on; ``None`` in files of version 0.2.
+        binding: what else its answers depend on; ``None`` for rows that are no texts.
         records: in the order of learning.
     """
 

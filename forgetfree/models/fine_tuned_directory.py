@@ -274,7 +274,7 @@ def write_readout(
 
 def _kind_of_readout(path: Path) -> ReadoutKind:
     """Return what the layer of a file that `write_readout` wrote stands on."""
-    header, _ = read_signed(path, ModelError, _WRITE_AGAIN, unsigned=("labels", "format"))
+    header, _ = read_signed(path, ModelError, _WRITE_AGAIN)
     return "mean" if header.get("readout") == "mean" else "linear"
 
 
@@ -285,7 +285,7 @@ def read_readout(path: StrPath) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         ModelError: the file is damaged.
     """
     path = Path(path)
-    header, tensors = read_signed(path, ModelError, _WRITE_AGAIN, unsigned=("labels", "format"))
+    header, tensors = read_signed(path, ModelError, _WRITE_AGAIN)
     try:
         labels = parse_json(header.get("labels", "null"))
         named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)

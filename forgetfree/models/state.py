@@ -106,14 +106,14 @@ class ModelState:
 
         Args:
             path: the file.
-            key: under which it is kept in a store; files of version 0.2 do not say it.
+            key: under which it is kept in a store; default: it was written without one.
 
         Raises:
             ModelError: the file is damaged or missing, not sound, or kept under another key.
         """
         path = Path(path)
         header, tensors = read_signed(path, ModelError, _REMEDY)
-        if key and (found := header.get("key", key)) != key:
+        if key and (found := header.get("key", "")) != key:
             raise ModelError(f"{path} is another model: expected the key {brief(key)}, got {brief(found)}. {_REMEDY}")
         try:
             return cls(*_parts(header, tensors))
@@ -128,8 +128,7 @@ def _parts(
     theta = tensors.get("theta")
     if theta is None or theta.dim() != 1 or not theta.is_floating_point():
         raise ValueError(f"theta must be one vector, got {'none' if theta is None else (theta.dtype, *theta.shape)}")
-    named = "tasks" in header  # old files do not name them
-    tasks = parse_json(header["tasks"]) if named else []
+    tasks = parse_json(header.get("tasks", "null"))
     right = isinstance(tasks, list) and all(map(is_text, tasks)) and len(set(tasks)) == len(tasks)
     check("tasks", tasks, right, "a list of different task names")
     readouts: dict[str, dict[str, Tensor]] = {task: {} for task in tasks}
@@ -139,8 +138,8 @@ def _parts(
         task, _, part = name.rpartition("/")
         if kind == "buffer":
             buffers[name] = tensor
-        elif kind == "readout" and part and (task in readouts or not named):
-            readouts.setdefault(task, {})[part] = tensor
+        elif kind == "readout" and part and task in readouts:
+            readouts[task][part] = tensor
         elif key != "theta":
             raise ValueError(f"it holds the unexpected tensor {brief(key)}")
         if kind != "buffer" and not bool(torch.isfinite(tensor).all()):

@@ -114,16 +114,15 @@ def load_records(path: Path, *, together: bool, fingerprint: str, binding: Bindi
             "into the strategy that saved them."
         )
 
-    if "binding" in header:  # files of version 0.2 do not say it
-        try:
-            differ = Binding.of_json(header["binding"]).differences(binding)
-        except ValueError as error:
-            raise _unsound(path, f"its binding cannot be read ({error})") from error
-        if differ:
-            raise RunError(
-                f"The adapters in {path} would not answer as they did: {'; '.join(differ)}. Use the model's own config.json "
-                "and tokenizer, and the options that the stream was trained with."
-            )
+    try:
+        differ = Binding.of_json(header["binding"]).differences(binding)
+    except ValueError as error:
+        raise _unsound(path, f"its binding cannot be read ({error})") from error
+    if differ:
+        raise RunError(
+            f"The adapters in {path} would not answer as they did: {'; '.join(differ)}. Use the model's own config.json "
+            "and tokenizer, and the options that the stream was trained with."
+        )
 
     try:
         return _records(header, tensors)

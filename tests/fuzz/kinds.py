@@ -63,18 +63,6 @@ KINDS: dict[str, Kind] = {
         (LedgerError,),
         signed=True,
     ),
-    **{
-        f"ledger of {schema}, {name}": Kind(
-            (f"golden/{schema}-{name}.safetensors",),
-            lambda path, samples: Ledger.load(path),
-            reading.ledger_content,
-            reading.sound_ledger,
-            (LedgerError,),
-            signed=True,
-        )
-        for schema in ("0.2", "schema-3")
-        for name in ("union", "selection", "alone")
-    },
     "graft": Kind(
         ("graft/graft.safetensors", "graft/seed-0/graft-*.safetensors"),
         lambda path, samples: Graft.load(path),

@@ -26,7 +26,6 @@ STRATEGIES = (
     *("grafting-continual", "packnet", "wsn", "bitfit", "graft-retrain"),
     *("lora", "o-lora", "fine-tune", "continual-ft"),
 )
-_GOLDEN = Path(__file__).parents[1] / "golden" / "ledgers"
 
 
 @dataclass
@@ -72,7 +71,6 @@ def make_samples(root: Path, data: Path, model: Path) -> Samples:
     (root / "applied").mkdir()
     write_readout(root / "applied" / "readout.safetensors", readout, ("negative", "positive"))
     (root / "experiment-cache" / "key.json").write_text(json.dumps({"rows": "5d" * 32, "validation_score": 0.75}))
-    shutil.copytree(_GOLDEN, root / "golden")
     for name in ("config", "results"):  # as they are, to compare with
         for job in commands:
             shutil.copy(root / job / f"{name}.json", root / f"{job}-{name}.json")

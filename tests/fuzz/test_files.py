@@ -20,7 +20,7 @@ def families(kind: str) -> dict:
     return BYTES | {".safetensors": SIGNED, ".json": JSON}.get(Path(KINDS[kind].files[0]).suffix, {})
 
 
-@pytest.mark.sampled("ledger of schema-3, selection-swap", share=0.1)
+@pytest.mark.sampled("ledger-swap", share=0.1)
 @pytest.mark.parametrize(("kind", "family"), [(kind, family) for kind in KINDS for family in families(kind)])
 def test_a_changed_file_is_refused_or_sound(kind: str, family: str, samples: Samples, tmp_path: Path) -> None:
     """Refused by the reader's own error; or read as what it was; or, where a key or value was changed, as what is sound."""

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.errors import ModelError
-from forgetfree.files import checksum
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.models.task_model import TaskModel
 from forgetfree.models.tokens import TokenLayout
@@ -85,15 +84,6 @@ def test_a_task_that_is_read_by_label_words_survives_the_file(tmp_path: Path) ->
     state = store.get("key")
     assert state is not None and state.readouts == {"words": {}}
     state.load_(model, ["words"])
-
-
-def test_a_file_from_before_tasks_were_named_is_still_read(model: TaskModel, tmp_path: Path) -> None:
-    state, path = ModelState.of(model), tmp_path / "state.safetensors"
-    state.save(path)
-    tensors = load_file(path)
-    path.write_bytes(save(tensors, {"checksum": checksum(tensors)}))
-    again = ModelState.load(path)
-    assert torch.equal(again.theta, state.theta) and set(again.readouts) == {"first", "second"}
 
 
 def test_a_state_is_put_back_bit_for_bit(model: TaskModel) -> None:
