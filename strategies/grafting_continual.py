@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.skill_training import SkillTraining, sought_on_theta_pre
-from forgetfree.continual.skills import SkillOptions, check_skill, learn_region
+from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, learn_region, sought_on_theta_pre
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.mask import LearnedRegion

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from forgetfree.continual.arguments import check_arguments, check_final_names, recipe_options
-from forgetfree.continual.evaluator import silent_evaluator
+from forgetfree.continual.construction import check_arguments, check_final_names, recipe_options, silent_evaluator
 from forgetfree.continual.experiences import part_of
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, features_for, load_all

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forgetfree import registry
-from forgetfree.continual.arguments import _say_once
+from forgetfree.continual.construction import _say_once
 from forgetfree.errors import OptionError, UnknownNameError
 from forgetfree.jobs.experiments import load_experiment
 from forgetfree.jobs.graft_config import GraftConfig

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from forgetfree import Ledger, Predictor, cli, registry
-from forgetfree.continual.skill_training import SkillTraining
+from forgetfree.continual.skills import SkillTraining
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from avalanche.training.plugins import LRSchedulerPlugin
+from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
 
 from forgetfree import registry
 from forgetfree.display import brief, escaped
@@ -72,3 +73,10 @@ def check_arguments(plugins: Sequence[Any] | None, optimizer: Any) -> None:
             "LRSchedulerPlugin moves the rate of one optimiser, and there is an optimiser of its own for every task. Set "
             "schedule to linear, constant or a function of the updates done, and warmup."
         )
+
+
+def silent_evaluator() -> EvaluationPlugin:
+    """Return Avalanche's evaluation without metrics and loggers, for a strategy that is given none."""
+    with warnings.catch_warnings():  # it warns that it will not log anything: so it is meant
+        warnings.simplefilter("ignore")
+        return EvaluationPlugin()
