@@ -15,6 +15,7 @@ from forgetfree.cli.usage import lacks, refuse
 from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
+from forgetfree.files import is_full
 from forgetfree.jobs.signals import terminable
 from forgetfree.jobs.torchrun import of_torchrun
 
@@ -131,6 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception) -> str:
+    if not isinstance(error, ForgetfreeError) and is_full(error):
+        return (
+            f"There is no room on a disk: {first_line(error)}. Make room, or give directories on another disk: to --out, to "
+            "--cache, and in the variable TMPDIR for temporary files."
+        )
     match error:
         case ForgetfreeError():
             return str(error)

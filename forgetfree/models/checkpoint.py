@@ -20,7 +20,7 @@ from torch import nn
 from forgetfree.core.body import POOLER
 from forgetfree.core.parameters import HEADS
 from forgetfree.errors import ModelError
-from forgetfree.files import size_of
+from forgetfree.files import is_full, size_of
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.models.architecture import TEXT_ENCODER
 
@@ -333,6 +333,8 @@ def explained(name: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
+        if is_full(error):  # of a temporary directory
+            raise
         if "trust_remote_code" in str(error):
             raise _needs_code(name) from error
         reason = re.sub(r":\s*\n\s*", ": ", str(error).strip()) or type(error).__name__
