@@ -110,6 +110,8 @@ app.register_install_completion_command(help="Let the shell complete commands, f
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    # Before torch is imported: threads that spin while they wait take the cores from whoever else works on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     before_texts = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in before_texts

@@ -31,6 +31,8 @@ _BUFFERS = (
 )
 #: The types that weights may have, as safetensors names them; they are read in float32.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+#: The implementations of attention that transformers itself has.
+_ATTENTION = ("eager", "sdpa", "flex_attention")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt", "model.bin")
 #: The names of the number of layers in configurations.
 _LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
@@ -59,6 +61,14 @@ def read_config(path: str, name: str) -> Any:
             raise ModelError(
                 f"The config.json of model {name!r} says {key} = {count}, and a network needs one layer at least. Put back "
                 "the config.json that was saved with the weights."
+            )
+    parts = [config, *(getattr(config, part, None) for part in config.sub_configs)]
+    for attention in filter(None, (getattr(part, "_attn_implementation", None) for part in parts)):
+        if attention not in _ATTENTION:
+            raise ModelError(
+                f"The config.json of model {name!r} asks for the attention {attention!r} (attn_implementation), which is code "
+                f"from elsewhere, such as a kernel of the hub, and forgetfree runs none. Known: {', '.join(_ATTENTION)}. Take "
+                "attn_implementation out of it."
             )
     if quantization := getattr(config, "quantization_config", None):
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None

@@ -148,6 +148,17 @@ def test_more_labels_than_a_model_has_are_refused_before_they_are_named(
     load_model(str(directory))
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_attention_that_is_code_from_elsewhere_is_refused(copy: ModelDirectory, key: str) -> None:
+    directory = copy("bert")
+    for name in ("kernels-community/flash-attn", "flash_attention_2"):
+        change_config(directory, **{key: name})
+        text = message(lambda: load_model(str(directory)))
+        assert repr(name) in text and "eager, sdpa" in text
+    change_config(directory, **{key: "eager"})
+    load_model(str(directory))
+
+
 def test_weights_that_are_a_pipe_are_refused(copy: ModelDirectory) -> None:
     directory = copy("bert")
     (directory / "model.safetensors").unlink()
