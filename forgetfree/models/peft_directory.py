@@ -75,7 +75,7 @@ def adapter_config(directory: str | Path) -> dict[str, Any]:
     path = Path(directory) / CONFIG
     if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
         raise ModelError(f"{path} has {size:,} bytes, and at most {MOST_BYTES:,} are read. {_REMEDY}")
-    found: Any = read_json(path, ModelError, _REMEDY, _check_config)
+    found: dict[str, Any] = read_json(path, ModelError, _REMEDY, _check_config)
     if found.get("layer_replication"):
         raise ModelError(
             f"The adapter {str(directory)!r} repeats layers of its model (layer_replication), which makes another network of "
@@ -207,7 +207,7 @@ def _on_shapes(network: nn.Module, name: str) -> Any:
     config = PeftConfig.from_pretrained(name)
     config.inference_mode = True
     with _fitting(network, name), torch.device("meta"):
-        return PeftModel(copy.deepcopy(network, shared), config)  # type: ignore[arg-type]
+        return PeftModel(copy.deepcopy(network, shared), config)
 
 
 def _check_room(shell: nn.Module, network: nn.Module, name: str) -> None:

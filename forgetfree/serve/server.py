@@ -409,7 +409,8 @@ class TimelyProtocol(H11Protocol):
 
     def __init__(self, *, seconds: float, **how: Any) -> None:
         super().__init__(**how)
-        self._seconds, self._late = seconds, None
+        self._seconds = seconds
+        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Wait for headers."""
