@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forgetfree.display import brief, json_text
-from forgetfree.errors import ForgetfreeError, RegionError, first_line
+from forgetfree.errors import ForgetfreeError, RegionError, RunError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,12 @@ StrPath = str | os.PathLike[str]
 _Made = TypeVar("_Made")
 
 
+#: What ends the name of a directory that is being filled, so that nobody else's is taken for one.
+_UNFINISHED = ".unfinished"
 #: Between the name that a temporary file is to have and what makes it unique: eight characters, by `tempfile`.
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+_TEMPORARY = re.compile(rf"\..+\.[a-z0-9_]{{8}}({re.escape(_UNFINISHED)})?")
+#: The numbers of errors of a disk without room, or a quota or limit that is reached.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: The file by which a directory is seen to be writable.
 WRITABLE = ".writable"
 #: As many characters of that name as there is room for, whatever they are.
@@ -91,12 +95,18 @@ def sweep(directory: Path, *, of: str = "") -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """Give a directory to fill; after the block it becomes ``path``, complete, or is removed if an error was raised.
 
+    What others left beside it that were killed while they filled one is removed, too.
+
     Args:
         path: a path that does not exist, or an empty directory.
+
+    Raises:
+        RunError: there is no room for it.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:_ROOM]}."))
+    _remove_unfinished(path.parent)
+    temporary, handle = _unfinished(path)
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -107,9 +117,68 @@ def new_directory(path: Path) -> Iterator[Path]:
         os.chmod(temporary, 0o777 & ~_umask())
         os.replace(temporary, path)
         _sync_directory(path.parent)
-    except BaseException:
+    except BaseException as error:
+        written_bytes = sum(file.stat().st_size for file in temporary.rglob("*") if file.is_file())
         shutil.rmtree(temporary, ignore_errors=True)
+        if is_full(error):
+            raise RunError(
+                f"There is no room for {path}: after {written_bytes:,} bytes, {first_line(error)}. Nothing is left behind. "
+                "Make room there, or give a directory on another disk."
+            ) from error
         raise
+    finally:
+        os.close(handle)
+
+
+def _unfinished(path: Path) -> tuple[Path, int]:
+    """Make a directory that is to become ``path``, and lock it where that can be, by a handle that a killed process loses."""
+    while True:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:_ROOM]}.", suffix=_UNFINISHED))
+        with suppress(FileNotFoundError):  # somebody took it for what a killed process left, before it was locked
+            handle = os.open(temporary, os.O_RDONLY)
+            with suppress(OSError):
+                _lock(handle)
+            if temporary.is_dir():
+                return temporary, handle
+            os.close(handle)
+
+
+def _remove_unfinished(parent: Path) -> None:
+    """Remove the directories that killed processes did not finish; those that are being filled are locked."""
+    with suppress(OSError):
+        for path in parent.iterdir():
+            if path.name.endswith(_UNFINISHED) and is_left(path.name) and path.is_dir() and not path.is_symlink():
+                with suppress(OSError):
+                    handle = os.open(path, os.O_RDONLY)
+                    try:
+                        _lock(handle)
+                        shutil.rmtree(path, ignore_errors=True)
+                    finally:
+                        os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    """Lock an open file or directory, without waiting.
+
+    Raises:
+        OSError: another process has it, or there are no locks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:  # Windows
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)) from error
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Say whether an error, or what led to it, is that of a disk without room: safetensors tells it in words alone."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        if any(f"(os error {number})" in str(error) for number in _FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager
@@ -122,10 +191,12 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
     Raises:
         BlockingIOError: somebody is inside, and ``wait`` is false.
+        RunError: files cannot be locked there.
     """
     from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    _check_locks(path.parent)
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
         lock.acquire(poll_interval=0.1)
@@ -138,6 +209,22 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
             missing_ok=True
         )  # before it is free: whoever waits for the file finds that it is gone, and makes a new one
         lock.release()
+
+
+def _check_locks(directory: Path) -> None:
+    """Raise ``RunError`` unless files can be locked in a directory, by a file that nobody else has."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, which always can
+        return
+    with tempfile.TemporaryFile(dir=directory) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(
+                f"Files in {directory} cannot be locked ({first_line(error)}), so two processes might write there at once. "
+                "Give a directory on a local disk, or on a file system with locks (of NFS: mounted without nolock)."
+            ) from error
 
 
 def _umask() -> int:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from forgetfree import cli
 from forgetfree.errors import RunError
 from forgetfree.files import (
+    is_left,
+    locked,
     new_directory,
     read_signed,
     read_tensors,
@@ -80,6 +85,64 @@ def test_what_killed_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> N
     sweep(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted(kept)
     sweep(tmp_path / "nowhere")
+
+
+def test_a_new_directory_removes_what_a_killed_writer_left_there_and_nothing_else(tmp_path: Path) -> None:
+    kept = [".other.settings", ".vim.abcdefgh", "a.unfinished", "new"]
+    for name in (*kept[:-1], ".new.abcdefgh.unfinished", ".older.abcdefgh.unfinished"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").touch()
+    with new_directory(tmp_path / "new") as first:
+        assert is_left(first.name)
+        with new_directory(tmp_path / "second") as second:
+            (first / "file").touch()
+            (second / "file").touch()
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "second"])
+    assert os.listdir(tmp_path / "new") == ["file"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_told_with_the_place_and_leaves_nothing(tmp_path: Path, error: Exception) -> None:
+    def fill(directory: Path) -> None:
+        (directory / "begun").write_bytes(bytes(1234))
+        raise error
+
+    with pytest.raises(RunError) as caught, new_directory(tmp_path / "new") as directory:
+        fill(directory)
+    told = str(caught.value)
+    assert (
+        str(tmp_path / "new") in told and "1,234 bytes" in told and "No space left" in told and "another disk" in told
+    )
+    assert os.listdir(tmp_path) == []
+    told = cli._told(error)
+    assert "fault of forgetfree" not in told and "No space left" in told and "TMPDIR" in told
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES])
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_place_without_locks_is_named_and_nothing_is_left_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, wait: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(RunError) as caught, locked(tmp_path / ".lock", wait=wait):
+        pass
+    told = str(caught.value)
+    assert (
+        str(tmp_path) in told and os.strerror(code) in told and "local disk" in told and "another process" not in told
+    )
+    assert os.listdir(tmp_path) == []
+    with new_directory(tmp_path / "new"):  # which needs none
+        pass
+    assert os.listdir(tmp_path) == ["new"]
 
 
 def test_tensors_are_written_as_they_are_signed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from forgetfree.cli.usage import lacks, refuse
 from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
+from forgetfree.files import is_full
 from forgetfree.jobs.signals import terminable
 from forgetfree.jobs.torchrun import of_torchrun
 
@@ -109,6 +110,8 @@ app.register_install_completion_command(help="Let the shell complete commands, f
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    # Before torch is imported: threads that spin while they wait take the cores from whoever else works on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     before_texts = words[: words.index("--")] if "--" in words else words
     debug = "--debug" in before_texts
@@ -131,6 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception) -> str:
+    if not isinstance(error, ForgetfreeError) and is_full(error):
+        return (
+            f"There is no room on a disk: {first_line(error)}. Make room, or give directories on another disk: to --out, to "
+            "--cache, and in the variable TMPDIR for temporary files."
+        )
     match error:
         case ForgetfreeError():
             return str(error)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from contextlib import ExitStack, suppress
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.errors import UsageError, first_line
+from forgetfree.jobs.environment import set_threads
 
 
 def command(
@@ -30,6 +33,7 @@ def command(
         tuple[str, ...],
         Parameter(metavar="ORIGIN", help="pages that may ask, such as https://my.site; give it once for each"),
     ] = (),
+    threads: Annotated[int | None, Parameter(metavar="N", help="CPU threads (default: as torch chooses)")] = None,
     seed: Seed = None,
     strategy: Strategy = None,
     model: BaseModel = None,
@@ -40,13 +44,13 @@ def command(
     try:
         import uvicorn
 
-        from forgetfree.serve.server import Limits, application
+        from forgetfree.serve.server import Limits, TimelyProtocol, application
     except ImportError as error:
         raise UsageError(
             f"forgetfree serve needs FastAPI and uvicorn, and {error.name} is not installed. Install them with: pip install "
             "'forgetfree[serve]'."
         ) from error
-    limits = {}
+    given = {}
     for flag, name, value in (
         ("--most-texts", "texts", most_texts),
         ("--most-characters", "characters", most_characters),
@@ -56,20 +60,26 @@ def command(
         if value is not None and value < 1:
             raise UsageError(f"{flag} must be at least 1, got {value}.")
         if value is not None:
-            limits[name] = value
+            given[name] = value
     for origin in allow_origin:
         if not re.fullmatch(r"https?://[^\s/?#@,*]+", origin):
             raise UsageError(f"--allow-origin must be such as https://my.site or http://my.site:8080, got {origin!r}.")
+    limits = Limits(**given)
+    cores = os.cpu_count() or 1
+    if threads is not None and not 1 <= threads <= cores:
+        raise UsageError(f"--threads must be from 1 to {cores}, the CPU cores of this machine, got {threads}.")
     with _listening(host, port) as place:
+        set_threads(threads)
         predictor, file = predictor_of(run, seed, strategy, model, deterministic=deterministic)
         app = application(
             predictor,
-            Limits(**limits),
+            limits,
             hosts={"localhost", host, socket.gethostname(), socket.getfqdn()},
             origins=allow_origin,
             ending=lambda: server.should_exit,
         )
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10))
+        protocol: Any = partial(TimelyProtocol, seconds=limits.seconds)
+        server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="warning", timeout_graceful_shutdown=10))
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{place.getsockname()[1]}"
         place.listen(2048)  # from now on requests wait for the server and are not refused

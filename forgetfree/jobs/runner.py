@@ -307,7 +307,8 @@ class RunJob(Job[RunConfig]):
         """Return what the answers of a unit depend on besides what its strategy keeps."""
         stream, options = self.stream(key["seed"]), self.checked.options[key["strategy"]]
         binding = stream.loaded.binding(options.precision)
-        return bound_to((task.definition for task in stream.tasks), binding, stream.scenario == "class")
+        finding = "last" if stream.scenario == "task" else getattr(options, "task_inference", "last")
+        return bound_to((task.definition for task in stream.tasks), binding, stream.scenario == "class", finding)
 
     def floors(self, seed: int) -> Json:
         """Return the scores that take no fine-tuning, beside those of a constant answer."""

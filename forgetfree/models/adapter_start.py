@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from forgetfree.core.body import body_of, body_space
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.errors import ModelError, UsageError
+from forgetfree.files import size_of
 from forgetfree.models.checkpoint import read_weights
 from forgetfree.models.fine_tuned_directory import check_same_body, differing
 from forgetfree.models.loading import locate
@@ -112,7 +113,10 @@ def _sha256(directory: Path) -> str:
     digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         try:
-            digest.update((directory / name).read_bytes())
+            size_of(directory / name)
+            with (directory / name).open("rb") as file:
+                while part := file.read(2**20):
+                    digest.update(part)
         except OSError as error:
             raise ModelError(
                 f"The adapter {str(directory)!r} has no readable {name}. Save it again, with save_pretrained of PEFT."

@@ -20,6 +20,7 @@ from torch import nn
 from forgetfree.core.body import POOLER
 from forgetfree.core.parameters import HEADS
 from forgetfree.errors import ModelError
+from forgetfree.files import is_full, size_of
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.models.architecture import TEXT_ENCODER
 
@@ -30,11 +31,13 @@ _BUFFERS = (
 )
 #: The types that weights may have, as safetensors names them; they are read in float32.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+#: The implementations of attention that transformers itself has.
+_ATTENTION = ("eager", "sdpa", "flex_attention")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt", "model.bin")
 #: The names of the number of layers in configurations.
 _LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
-#: The most layers of any kind that a config.json may ask for.
-MOST_LAYERS = 1000
+#: The most layers of any kind that a config.json may ask for, and the most labels, for which transformers makes a name each.
+MOST_LAYERS, MOST_LABELS = 1000, 100_000
 
 
 def read_config(path: str, name: str) -> Any:
@@ -59,6 +62,14 @@ def read_config(path: str, name: str) -> Any:
                 f"The config.json of model {name!r} says {key} = {count}, and a network needs one layer at least. Put back "
                 "the config.json that was saved with the weights."
             )
+    parts = [config, *(getattr(config, part, None) for part in config.sub_configs)]
+    for attention in filter(None, (getattr(part, "_attn_implementation", None) for part in parts)):
+        if attention not in _ATTENTION:
+            raise ModelError(
+                f"The config.json of model {name!r} asks for the attention {attention!r} (attn_implementation), which is code "
+                f"from elsewhere, such as a kernel of the hub, and forgetfree runs none. Known: {', '.join(_ATTENTION)}. Take "
+                "attn_implementation out of it."
+            )
     if quantization := getattr(config, "quantization_config", None):
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
         raise _quantized(name, f"its config.json has a quantization_config{f' ({method})' if method else ''}")
@@ -72,12 +83,28 @@ def read_config(path: str, name: str) -> Any:
 
 def _check_config(config: Any) -> None:
     check_fields("", config, {})
-    for key, value in config.items():
-        if "layer" in key and isinstance(value, int) and not isinstance(value, bool):
-            check(key, value, value <= MOST_LAYERS, f"at most {MOST_LAYERS:,}")
+    _check_counts(config)
     architectures = config.get("architectures") or []
     named = isinstance(architectures, list) and all(isinstance(each, str) for each in architectures)
     check("architectures", architectures, named, "a list of names")
+
+
+def _check_counts(config: Mapping[str, Any]) -> None:
+    """Check the numbers of layers and labels, also of a part that has a configuration of its own."""
+    for key, value in config.items():
+        most = MOST_LAYERS if "layer" in key else MOST_LABELS if key.endswith("num_labels") else None
+        if most is not None and isinstance(value, int | float):
+            check(key, value, value <= most, f"at most {most:,}")
+        if isinstance(value, dict) and key.endswith("config"):
+            _check_counts(value)
+    if isinstance(names := config.get("id2label"), dict):
+        check("id2label", f"{len(names):,} names", len(names) <= MOST_LABELS, f"at most {MOST_LABELS:,} names")
+
+
+def check_labels(count: int, what: str, remedy: str) -> None:
+    """Raise ``ModelError`` if ``what`` has more labels than a model may have."""
+    if count > MOST_LABELS:
+        raise ModelError(f"{what} has {count:,} labels, and a model may have at most {MOST_LABELS:,}. {remedy}")
 
 
 def read_tokenizer(path: str, name: str) -> Any:
@@ -246,6 +273,7 @@ def _held(files: Iterable[str], name: str) -> dict[str, str]:
     held: dict[str, str] = {}
     with explained(name):
         for path in files:
+            size_of(Path(path))
             with safe_open(path, "pt") as file:
                 held |= {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}  # noqa: SIM118  # no dict
     return held
@@ -315,6 +343,8 @@ def explained(name: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
+        if is_full(error):  # of a temporary directory
+            raise
         if "trust_remote_code" in str(error):
             raise _needs_code(name) from error
         reason = re.sub(r":\s*\n\s*", ": ", str(error).strip()) or type(error).__name__

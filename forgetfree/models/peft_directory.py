@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ModelError, UsageError
-from forgetfree.files import read_tensors
-from forgetfree.json_file import read_json
-from forgetfree.models.checkpoint import explained, quiet, read_weights
+from forgetfree.json_file import check, read_json
+from forgetfree.models.checkpoint import check_labels, explained, quiet, read_weights
 from forgetfree.models.loading import locate
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -27,6 +32,26 @@ _HEAD = r"\.(classifier|score)(\.out_proj)?\.weight$"
 #: How PEFT names the tensors of the network that it wraps.
 PREFIX = "base_model.model."
 _REMEDY = "Save the adapter again, with save_pretrained of PEFT."
+#: The largest `adapter_config.json` that is read, in bytes; the most rounds of its starting values (PiSSA); how many times as
+#: many numbers as its network an adapter may have.
+MOST_BYTES, MOST_ROUNDS, MOST_TIMES = 4 * 2**20, 100, 10
+#: How long the patterns of an adapter may take on the names of a network, in seconds: some back-track for ever.
+MOST_SECONDS = 5
+#: What PEFT makes of values, and not of shapes alone. It holds their sizes against the network's by itself.
+_BY_VALUE = ("SHIRA", "BOFT")
+#: Matches the patterns on the names as PEFT does, whatever that comes to.
+_MATCHING = r"""
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    for form in ("@", r"(.*\.)?(@)$", r".*\.@$", r"(^|.*\.)@($|\..*)", r"(?:^|.*?\.)@\.(?P<idx>\d+)\."):
+        try:
+            found = re.compile(form.replace("@", pattern))
+        except (re.error, OverflowError, RecursionError):
+            continue  # PEFT tells it
+        for name in names:
+            found.match(name), found.fullmatch(name)
+"""
 #: The classes of transformers by PEFT's `task_type`.
 _LOADERS = {
     "SEQ_CLS": "AutoModelForSequenceClassification",
@@ -45,12 +70,42 @@ def adapter_config(directory: str | Path) -> dict[str, Any]:
     """Return the content of `adapter_config.json`.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: it is damaged, or asks for layers that the network does not have.
     """
-    found: Any = read_json(Path(directory) / CONFIG, ModelError, _REMEDY)
-    if not isinstance(found, dict) or not isinstance(found.get("peft_type"), str):
-        raise ModelError(f"{Path(directory) / CONFIG} names no peft_type. {_REMEDY}")
+    path = Path(directory) / CONFIG
+    if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
+        raise ModelError(f"{path} has {size:,} bytes, and at most {MOST_BYTES:,} are read. {_REMEDY}")
+    found: dict[str, Any] = read_json(path, ModelError, _REMEDY, _check_config)
+    if found.get("layer_replication"):
+        raise ModelError(
+            f"The adapter {str(directory)!r} repeats layers of its model (layer_replication), which makes another network of "
+            "it. Merge the adapter by PEFT, and give what it saves to --model."
+        )
     return found
+
+
+def _check_config(config: Any) -> None:
+    check("the content", config, isinstance(config, dict), "an object")
+    kind = config.get("peft_type")
+    check("peft_type", kind, isinstance(kind, str), "a name of PEFT")
+    rounds = re.fullmatch(r"pissa_niter_(\d+)", start := str(config.get("init_lora_weights")))
+    few = rounds is None or (len(rounds[1]) < 4 and int(rounds[1]) <= MOST_ROUNDS)
+    check("init_lora_weights", start, few, f"at most {MOST_ROUNDS} rounds")
+
+
+def adapter_shapes(directory: str | Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an adapter's tensors by name, from the header of its file alone.
+
+    Raises:
+        ModelError: there is no file of weights in safetensors, or it is damaged.
+    """
+    from safetensors import safe_open
+
+    name = str(directory)
+    if not (Path(directory) / WEIGHTS).is_file():  # a .bin would be a pickle, and a pipe might never end
+        raise ModelError(f"The adapter {name!r} has no {WEIGHTS} that is a file. {_REMEDY}")
+    with explained(name), safe_open(Path(directory) / WEIGHTS, "pt") as file:
+        return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118  # no dict
 
 
 def adapter_loader(directory: str | Path) -> str:
@@ -80,32 +135,118 @@ def put_on(network: Any, directory: str | Path) -> Any:
         ModelError: the files are damaged, or belong to another network.
     """
     import transformers
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import PeftModel
 
-    name = str(directory)
-    if not (Path(directory) / WEIGHTS).is_file():  # a .bin would be a pickle
-        raise ModelError(f"The adapter {name!r} has no {WEIGHTS}. {_REMEDY}")
+    name, shapes = str(directory), adapter_shapes(directory)
+    config = adapter_config(directory)
     # Of indices beyond a matrix, PEFT's sparse tensors would read foreign memory.
     checks: Any = torch.sparse.check_sparse_tensor_invariants
     with explained(name), quiet(transformers), warnings.catch_warnings(), checks(True):
         warnings.simplefilter("ignore")
-        _, tensors = read_tensors(Path(directory) / WEIGHTS)
-        try:
+        _check_patterns(network, config, name)
+        if config["peft_type"] not in _BY_VALUE:
+            shell = _on_shapes(network, name)
+            if config["peft_type"] != "ADALORA":  # whose ranks are cut by values
+                _check_places(shell, shapes, network, name)
+            _check_room(shell, network, name)
+        with _fitting(network, name):
             adapted: Any = PeftModel.from_pretrained(network, name, torch_device="cpu")
-        except (ValueError, RuntimeError) as error:  # other modules, or other shapes
-            reason = re.sub(r":\s*\n\s*", ": ", str(error)).splitlines()[0].partition(". ")[0].rstrip(".")
-            raise ModelError(
-                f"The adapter {name!r} does not fit this {type(network).__name__}: {reason}. Give the model that it was made "
-                "from."
-            ) from error
-        placed = get_peft_model_state_dict(adapted)
-        if differ := sorted(placed.keys() ^ tensors.keys()):
-            raise ModelError(
-                f"The adapter {name!r} does not fit this {type(network).__name__}: {differ[0]!r} is "
-                f"{'in the file and not in the network' if differ[0] in tensors else 'not in the file'}. Give the model that "
-                "it was made from."
-            )
+        _check_places(adapted, shapes, network, name)
         return adapted.merge_and_unload()
+
+
+def _check_patterns(network: nn.Module, config: Mapping[str, Any], name: str) -> None:
+    """Raise ``ModelError`` if an adapter names more than its network has, or its patterns take too long.
+
+    They are tried in a process of their own: nothing stops a pattern that back-tracks in this one.
+    """
+    held = [each for each, _ in (*network.named_modules(), *network.named_parameters())]
+    for key, value in config.items():
+        if isinstance(value, list) and len(value) > len(held) and all(isinstance(each, str) for each in value):
+            raise ModelError(
+                f"The adapter {name!r} names {len(value):,} modules ({key}), and a {type(network).__name__} has {len(held):,}. "
+                "Give the model that it was made from."
+            )
+    patterns = sorted({text for text in _texts(config) if not re.fullmatch(r"[\w.:/@ -]*", text)})
+    if not patterns:
+        return
+    names = json.dumps([patterns, [*held, *(PREFIX + each for each in held)]])
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _MATCHING],
+            input=names,
+            text=True,
+            capture_output=True,
+            timeout=MOST_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(
+            f"The patterns in {CONFIG} of the adapter {name!r}, such as {brief(patterns[0])}, take more than {MOST_SECONDS} "
+            "seconds on the names of the network's layers. List the layers by their names there."
+        ) from error
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def _on_shapes(network: nn.Module, name: str) -> Any:
+    """Return the network with the adapter in it as PEFT makes it, of shapes alone: no size takes any memory."""
+    from peft import PeftConfig, PeftModel
+
+    shared: dict[int, Any] = {id(each): nn.Parameter(each.to("meta")) for each in network.parameters()}
+    shared |= {id(each): each.to("meta") for each in network.buffers()}
+    config = PeftConfig.from_pretrained(name)
+    config.inference_mode = True
+    with _fitting(network, name), torch.device("meta"):
+        return PeftModel(copy.deepcopy(network, shared), config)
+
+
+def _check_room(shell: nn.Module, network: nn.Module, name: str) -> None:
+    """Raise ``ModelError`` if an adapter is far larger than its network: some draw tensors that their files do not hold."""
+    there, wanted = (sum(each.numel() for each in (*net.parameters(), *net.buffers())) for net in (network, shell))
+    if wanted > (1 + MOST_TIMES) * there:
+        raise ModelError(
+            f"The adapter {name!r} would take {wanted - there:,} numbers, and its {type(network).__name__} has {there:,}. Look "
+            f"at the ranks in its {CONFIG}, and give the model that it was made from."
+        )
+
+
+@contextmanager
+def _fitting(network: nn.Module, name: str) -> Iterator[None]:
+    """Raise what PEFT says of other modules or shapes as ``ModelError``."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        reason = re.sub(r":\s*\n\s*", ": ", str(error)).splitlines()[0].partition(". ")[0].rstrip(".")
+        raise ModelError(
+            f"The adapter {name!r} does not fit this {type(network).__name__}: {reason}. Give the model that it was made from."
+        ) from error
+
+
+def _check_places(adapted: Any, shapes: Mapping[str, tuple[int, ...]], network: nn.Module, name: str) -> None:
+    """Raise ``ModelError`` unless the adapter's tensors are those of the file, in their shapes."""
+    from peft import get_peft_model_state_dict
+
+    placed = {key: tuple(tensor.shape) for key, tensor in get_peft_model_state_dict(adapted).items()}
+    for key in sorted(placed.keys() | shapes.keys()):
+        if placed.get(key) == shapes.get(key):
+            continue
+        fault = f"should have shape {placed.get(key)}, got {shapes.get(key)}"
+        if key not in placed or key not in shapes:
+            fault = f"is {'in the file and not in the network' if key in shapes else 'not in the file'}"
+        raise ModelError(
+            f"The adapter {name!r} does not fit this {type(network).__name__}: {key!r} {fault}. Give the model that it was "
+            "made from."
+        )
 
 
 @contextmanager
@@ -122,12 +263,11 @@ def merged_directory(directory: str, model: str, *, whole: bool = True) -> Itera
     """
     import transformers
 
-    loader, extra = adapter_loader(directory), {}
-    with explained(directory):
-        _, tensors = read_tensors(Path(directory) / WEIGHTS) if (Path(directory) / WEIGHTS).is_file() else ({}, {})
-    heads = [tensor for name, tensor in tensors.items() if re.search(_HEAD, name)]
+    loader, extra, tensors = adapter_loader(directory), {}, adapter_shapes(directory)
+    heads = [shape for name, shape in tensors.items() if re.search(_HEAD, name) and shape]
     if "Classification" in loader and heads:
-        extra["num_labels"] = len(heads[0])
+        check_labels(heads[0][0], f"The adapter {directory!r}", _REMEDY)
+        extra["num_labels"] = heads[0][0]
     network, missing = read_weights(locate(model), loader, model, **extra)
     if whole and (random := [name for name in missing if f"{PREFIX}{name}" not in tensors]):
         raise UsageError(

@@ -20,17 +20,21 @@ Json = dict[str, Any]
 _REMEDY = "Put back what it was when the stream was trained."
 
 
-def bound_to(tasks: Iterable[TaskDefinition], binding: Binding, shared_labels: bool) -> Json:
+def bound_to(
+    tasks: Iterable[TaskDefinition], binding: Binding, shared_labels: bool, task_inference: str = "last"
+) -> Json:
     """Return what answers depend on, as JSON.
 
     Args:
         tasks: the tasks of the stream, in order.
         binding: of the model.
         shared_labels: whether all tasks' labels have one readout.
+        task_inference: how the task of a row is found out; ``last``: it is not. (The layer of ``lda`` is in its own file.)
     """
     return {
         "binding": binding.json,
         "shared_labels": shared_labels,
+        "task_inference": task_inference,
         "tasks": {task.name: _reading(task, binding.readout) for task in tasks},
     }
 
@@ -67,6 +71,8 @@ def check_bound(source: Source, now: Binding) -> None:
         for key in dict.fromkeys((*reading, *tasks[name])):
             _compare(source, f"{key} of task {name!r}", reading.get(key), tasks[name].get(key))
     _compare(source, "readout of all tasks' labels together", bound.get("shared_labels"), source.shared_labels)
+    if "task_inference" in bound:  # of units that say it
+        _compare(source, "task_inference", bound["task_inference"], source.task_inference)
 
 
 def _compare(source: Source, what: str, expected: Any, got: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forgetfree.errors import ModelError, UsageError, first_line
-from forgetfree.files import StrPath, new_directory
+from forgetfree.files import StrPath, is_full, new_directory
 from forgetfree.models.checkpoint import quiet
 from forgetfree.serve.apply import WrittenModel
 
@@ -111,6 +111,8 @@ def _export(model: Any, tokenizer: Any, file: Path, *, apart: bool) -> None:
                 verbose=False,
             )
     except Exception as error:  # of whatever the exporter meets in the network's code
+        if is_full(error):
+            raise
         raise ModelError(
             f"PyTorch's exporter cannot write {type(model).__name__} as ONNX: {first_line(error.__cause__ or error)}. Leave "
             "--format out, and export what is written by optimum."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -12,12 +13,14 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+import h11
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forgetfree import __version__
 from forgetfree.display import brief
@@ -43,7 +46,7 @@ class Limits:
         queue: texts that wait to be answered.
         batch: texts that are answered together, if they come in several requests.
         wait: how long the first of a batch waits for others, in seconds.
-        seconds: how long the body of a request may take to come.
+        seconds: how long the headers of a request may take to come, and as long its body.
     """
 
     body: int = 2**20
@@ -394,6 +397,55 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class TimelyProtocol(H11Protocol):
+    """HTTP/1.1 that closes a connection whose headers do not come to their end in time: uvicorn waits for them for ever.
+
+    Args:
+        seconds: how long they may take.
+        how: what uvicorn gives.
+    """
+
+    def __init__(self, *, seconds: float, **how: Any) -> None:
+        super().__init__(**how)
+        self._seconds = seconds
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for headers."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request, and wait for the rest of its headers."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:  # the headers are here
+            self._unwatch()
+        elif self._late is None:
+            self._late = self.loop.call_later(self._seconds, self._end)
+
+    def _unwatch(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _end(self) -> None:
+        self._late = None
+        if self.conn.trailing_data[0] and not self.transport.is_closing():  # else nothing was asked
+            text = f"The headers did not come to their end within {self._seconds:g} seconds. Send the request again, whole."
+            body = json.dumps({"error": text}).encode()
+            lines = ("HTTP/1.1 408 Request Timeout", "content-type: application/json", f"content-length: {len(body)}")
+            self.transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode() + body)
+        self.transport.close()
 
 
 class _BodyLimit:

@@ -719,6 +719,8 @@ CASES = [
     Case("serve run --port http", "--port must be a whole number, got 'http'."),
     Case("serve run --host 192.0.2.1", "The server cannot listen on 192.0.2.1, port 0: "),
     Case("serve run --most-texts 0", "--most-texts must be at least 1, got 0."),
+    Case("serve run --threads 0", "--threads must be from 1 to "),
+    Case("serve run --threads 100000", "the CPU cores of this machine, got 100000."),
     Case("serve run --most-characters -1", "--most-characters must be at least 1, got -1."),
     Case("serve run --most-waiting 0", "--most-waiting must be at least 1, got 0."),
     Case("serve run --allow-origin my.site", "--allow-origin must be such as https://my.site or"),

@@ -1053,3 +1053,14 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_comput
         assert cli.main([*words[: words.index("--out")], *more]) == 2
         assert "cannot be written: Permission denied. Give a directory of your own." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_wait_asleep_unless_the_user_says_otherwise(
+    given: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    assert cli.main(["list", "streams"]) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")

@@ -58,9 +58,10 @@ def test_nodes_compute_under_the_variables_of_this_process_and_learn_no_secrets(
     for name in [name for name in os.environ if not name.startswith("PYTEST")]:
         monkeypatch.delenv(name)
     given = {"OMP_NUM_THREADS": "8", "ONEDNN_MAX_CPU_ISA": "AVX2", "HF_TOKEN": "secret", "WANDB_API_KEY": "secret"}
+    given |= (waiting := {"OMP_WAIT_POLICY": "PASSIVE"})
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    common = {"OMP_NUM_THREADS": "2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    common = {"OMP_NUM_THREADS": "2", "ONEDNN_MAX_CPU_ISA": "AVX2"} | waiting
     assert Place("cpu", 2).variables == common | {"CUDA_VISIBLE_DEVICES": ""}
     assert Place("cuda", 2).variables == common
 

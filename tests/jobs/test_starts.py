@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,15 +15,19 @@ import pytest
 import torch
 from adapters import write_adapter
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 import forgetfree
 from forgetfree import cli
 from forgetfree.core.body import body_of
+from forgetfree.data.sources import load_task
 from forgetfree.errors import ModelError, UsageError
 from forgetfree.jobs.starts import tell_starts
 from forgetfree.learning.training import fine_tune
+from forgetfree.models import peft_directory
 from forgetfree.models.adapter_start import AdapterStart
+from forgetfree.models.fine_tuned_directory import load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.run_results import load_run_results, merge
@@ -236,3 +241,61 @@ def test_what_cannot_be_grafted_and_another_base_are_told(
     (tmp_path / "lora-mlm" / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match="has changed since it was first read"):
         start.theta(pre)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target_modules": "((.*)*)*x"}, "such as '((.*)*)*x', take more than"),
+        ({"rank_pattern": {"((.*)*)*x": 4}}, "such as '((.*)*)*x', take more than"),
+        ({"target_modules": ["query"] * 1000}, "names 1,000 modules (target_modules)"),
+        ({"r": 10**8}, "query.lora_A.weight' should have shape (100000000, 16), got (2, 16)"),
+        ({"rank_pattern": {"query": 10**8}}, "should have shape (100000000, 16), got (2, 16)"),
+        ({"peft_type": "VERA", "r": 10**9}, "is in the file and not in the network"),
+        ({"layer_replication": [[0, 2]] * 500}, "repeats layers of its model"),
+        ({"init_lora_weights": "pissa_niter_1000000000"}, "must be at most 100 rounds"),
+    ],
+)
+def test_an_adapter_that_asks_for_endless_time_or_memory_is_refused(
+    model_directory: ModelDirectory,
+    lora: tuple[Path, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    said: str,
+) -> None:
+    monkeypatch.setattr(peft_directory, "MOST_SECONDS", 0.5)
+    model, file = str(model_directory("bert-pooler")), lora[0] / "adapter_config.json"
+    pre = load_model(model, "linear").model
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ModelError) as caught:
+        AdapterStart.of(str(lora[0]), model).check(pre)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"target_modules": r".*\.(query|value|intermediate\.dense)"}, {"init_lora_weights": "pissa"}, {"use_dora": True}],
+)
+def test_patterns_and_other_kinds_of_lora_are_read(
+    model_directory: ModelDirectory, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    model = model_directory("bert-pooler")
+    write_adapter("classifier", model, tmp_path / "lora", **how)
+    assert AdapterStart.of(str(tmp_path / "lora"), str(model)).check(load_model(str(model), "linear").model) == ()
+
+
+def test_weights_that_are_a_pipe_or_a_head_without_end_are_refused(
+    model_directory: ModelDirectory, lora: tuple[Path, Any]
+) -> None:
+    model, weights = str(model_directory("bert-pooler")), lora[0] / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    (head,) = (name for name in tensors if name.endswith("classifier.weight"))
+    save_file(tensors | {head: torch.zeros(10**9, 0)}, weights)
+    with pytest.raises(ModelError, match="has 1,000,000,000 labels"):
+        AdapterStart.of(str(lora[0]), model).check(load_model(model, "linear").model)
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(ModelError, match=r"no readable adapter_model\.safetensors"):
+        AdapterStart.of(str(lora[0]), model)
+    with pytest.raises(ModelError, match=r"no adapter_model\.safetensors that is a file"):
+        load_fine_tuned(str(lora[0]), model, load_task("sst2", "demo").task)

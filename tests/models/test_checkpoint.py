@@ -134,6 +134,38 @@ def test_a_fine_tuned_model_with_an_extra_layer_is_refused(classifier: Path, mod
     assert "says num_hidden_layers = 0, and a network needs one layer at least" in text
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_labels": 10**9}, {"text_config": {"num_labels": 10**7}}, {"id2label": dict.fromkeys(range(10**5 + 1), "a")}],
+)
+def test_more_labels_than_a_model_has_are_refused_before_they_are_named(
+    copy: ModelDirectory, changes: dict[str, Any]
+) -> None:
+    directory = copy("bert")
+    change_config(directory, **changes)
+    assert "at most 100,000" in message(lambda: load_model(str(directory)))
+    change_config(directory, num_labels=2, text_config=None, id2label=None, label2id={"second layer": 5000})
+    load_model(str(directory))
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_attention_that_is_code_from_elsewhere_is_refused(copy: ModelDirectory, key: str) -> None:
+    directory = copy("bert")
+    for name in ("kernels-community/flash-attn", "flash_attention_2"):
+        change_config(directory, **{key: name})
+        text = message(lambda: load_model(str(directory)))
+        assert repr(name) in text and "eager, sdpa" in text
+    change_config(directory, **{key: "eager"})
+    load_model(str(directory))
+
+
+def test_weights_that_are_a_pipe_are_refused(copy: ModelDirectory) -> None:
+    directory = copy("bert")
+    (directory / "model.safetensors").unlink()
+    os.mkfifo(directory / "model.safetensors")
+    assert str(directory) in message(lambda: load_model(str(directory)))
+
+
 # -- Weights that are none -------------------------------------------------------------------------------
 
 WEIGHT = "encoder.layer.1.output.dense.weight"
@@ -385,10 +417,15 @@ def is_of_adapters(call: ast.Call) -> bool:
     return ast.unparse(call.func) == "PeftModel.from_pretrained"
 
 
+def is_of_weights_or_code(call: ast.Call) -> bool:
+    """PEFT's configurations are JSON alone."""
+    return not is_of_adapters(call) and ast.unparse(call.func) != "PeftConfig.from_pretrained"
+
+
 def test_nothing_in_the_library_trusts_code_or_unpickles() -> None:
     root = Path(forgetfree.__file__).parent
     assert len(calls()) >= 4
-    for file, call in [(file, call) for file, call in calls() if not is_of_adapters(call)]:
+    for file, call in [(file, call) for file, call in calls() if is_of_weights_or_code(call)]:
         words = {keyword.arg: keyword.value for keyword in call.keywords}
         trust = words.get("trust_remote_code")
         assert isinstance(trust, ast.Constant) and trust.value is False, f"{file}:{call.lineno}"

@@ -44,6 +44,16 @@ def test_labels_that_are_turned_round_answer_nothing(run: Path, strategy: str, t
     assert not (tmp_path / "model").exists()
 
 
+def test_another_way_to_find_the_task_answers_nothing(finished_run: MakeRun, tmp_path: Path) -> None:
+    """It stands in config.json alone, and each way gives other answers."""
+    made = finished_run("bert", "fine-tune", stream="qnli,sst2", more=("--set", "scenario=class"))
+    run = Path(shutil.copytree(made, tmp_path / "run"))
+    Predictor.of_run(run)
+    change(run, lambda config: config["options"]["fine-tune"].update(task_inference="router"))
+    with pytest.raises(RunError, match="differ in the task_inference: expected 'last', got 'router'"):
+        Predictor.of_run(run)
+
+
 @each
 def test_tasks_in_another_order_answer_nothing(run: Path, strategy: str) -> None:
     change(run, lambda config: config["tasks"].reverse())

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,46 @@ def test_a_body_that_does_not_come_in_time_is_refused() -> None:
 
     with pytest.raises(HTTPException, match=r"408: The request did not come to its end within 0\.2 seconds"):
         asyncio.run(_BodyLimit(app, 100, 0.2, lambda: False)({}, receive, None))
+
+
+def test_headers_that_do_not_come_in_time_end_the_connection() -> None:
+    """However slowly they trickle in; a whole request, and a second one on its connection, are answered."""
+    import uvicorn
+
+    from forgetfree.serve.server import TimelyProtocol
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def ask() -> None:
+        config = uvicorn.Config(app, http=partial(TimelyProtocol, seconds=0.5), lifespan="off")
+        config.load()
+        state = uvicorn.server.ServerState()
+
+        def protocol() -> Any:
+            return config.http_protocol_class(config=config, server_state=state, app_state={}, _loop=loop)
+
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(protocol, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        silent = await asyncio.open_connection("127.0.0.1", port)
+        slow, whole = await asyncio.open_connection("127.0.0.1", port), await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            whole[1].write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b" 200 " in await whole[0].readuntil(b"\r\n\r\n")
+        slow[1].write(b"GET / HTTP/1.1\r\n")
+        await asyncio.sleep(0.1)
+        slow[1].write(b"X-More: a\r\n")
+        told = await asyncio.wait_for(slow[0].read(), 10)
+        assert b" 408 " in told.splitlines()[0] and b"within 0.5 seconds" in told
+        assert await asyncio.wait_for(silent[0].read(), 10) == b""
+        server.close()
+        for _, writer in (silent, slow, whole):
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(ask())
 
 
 @pytest.mark.slow
