@@ -925,11 +925,19 @@ def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path,
     assert expected in capsys.readouterr().err
 
 
-def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path) -> None:
-    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, tmp_path / "out")) == 0
-    before = (tmp_path / "out" / "results.json").read_bytes()
-    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, tmp_path / "out", "--resume")) == 0
-    assert (tmp_path / "out" / "results.json").read_bytes() == before
+def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """It says that it is finished; the end of a run is its headline and one table, and all of them with --verbose."""
+    out = tmp_path / "out"
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
+    said = capsys.readouterr()
+    assert "Going on" not in said.err and "scores" in said.out and "After the last task" in said.out
+    assert "Time per phase" not in said.out and "Time per phase" in (out / "report.md").read_text()
+    before = (out / "results.json").read_bytes()
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--resume", "--verbose")) == 0
+    assert (out / "results.json").read_bytes() == before
+    said = capsys.readouterr()
+    assert f"Going on in {out}; finished: " in said.err and "not begun" not in said.err
+    assert "Time per phase" in said.out and "Every strategy: 1 seed (0)." in said.out
 
 
 def test_a_directory_of_version_0_2_is_reported_and_not_resumed(
