@@ -286,7 +286,7 @@ def test_a_class_under_development_is_a_strategy(asked: Json) -> None:
     results = forgetfree.run("sst2,qnli", **asked, strategies=[Naive, "continual-ft"], options=own)
     assert results.strategies == ["Naive", "continual-ft"]
     theirs = forgetfree.run("sst2,qnli", **asked, strategies=["continual-ft"])
-    assert (results.matrix("Naive") == theirs.matrix("continual-ft")).all()
+    assert results.matrix("Naive").equals(theirs.matrix("continual-ft"))
     with pytest.raises(UsageError, match=r"Unknown option 'Naive.push'"):
         forgetfree.run("sst2", **asked, strategies=[Naive], options={"Naive": {"push": 1}})
 
@@ -330,7 +330,7 @@ def test_what_no_file_can_name_is_recorded_and_not_repeated_from_the_file(
     assert cli.main(["run", "sst2", *words(asked, "--strategy", "continual-ft", "--resume", "--out", str(out))]) == 2
     assert "was begun from Python with the strategy Naive (a class), optimizer=" in capsys.readouterr().err
     longer = forgetfree.run("sst2", **call, out=out, resume=True, seeds=[0, 1])
-    assert (longer.matrix("Naive") == first.matrix("Naive")).all() and longer.matrix("Naive", 1).shape == (2, 1)
+    assert longer.matrix("Naive").equals(first.matrix("Naive")) and longer.matrix("Naive", 1).shape == (2, 1)
 
 
 def test_data_and_model_in_memory_go_to_what_reads_them(
