@@ -24,7 +24,7 @@ from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, se
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.jobs.run_config import RunConfig, left_behind
 from forgetfree.jobs.torchrun import PARTS, launched
-from forgetfree.options import build
+from forgetfree.options import FLAGGED, build
 from forgetfree.results.config_file import read_config
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
 
 #: Options of ``--set`` that have a flag of their own, too.
-_PLAIN = {
+_HELP = {
     **{"learning_rate": "step size of the optimizer", "batch_size": "rows per update"},
     "precision": "fp32, bf16, on a GPU fp16, or auto: bf16 where it is native",
-    **{name: CommonOptions.__dataclass_fields__[name].metadata["help"] for name in ("test_limit", "cache", "threads")},
 }
+_PLAIN = {name: _HELP.get(name) or CommonOptions.__dataclass_fields__[name].metadata["help"] for name in FLAGGED}
 #: Options that a flag gives, and ``--set`` could give, too.
 _FLAGGED = (*_PLAIN, "steps", "sparsity", "base")
 #: What stands for a value in the help, where it is not ``N``.

@@ -17,6 +17,7 @@ from forgetfree.display import brief
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
+from forgetfree.options import typed
 from forgetfree.results.rendering import CONSTANT, LEARNED_FLOORS, NULL
 from forgetfree.results.schema import check_run
 from forgetfree.results.stored import command_of, find_results, read_stored, to_csv
@@ -329,12 +330,16 @@ def _apart_from_seconds(run: Json) -> Json:
 
 
 def _label(strategy: str, options: Json, variants: Sequence[Json], always: Sequence[str]) -> str:
-    """Return the strategy's name, with those of its options that are not the same in all of its variants, or always told."""
+    """Return the strategy's name, with those of its options that are not the same in all of its variants, or always told.
+
+    Of these, one that is set to nothing goes without saying, unless that is all there is to tell.
+    """
     keys = dict.fromkeys(key for variant in variants for key in variant)
     telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
+    telling = [k for k in telling if k not in options or options[k] is not None] or telling
     if not telling:
         return strategy
-    return f"{strategy} ({', '.join(f'{key}={options.get(key, NULL)}' for key in telling)})"
+    return f"{strategy} ({', '.join(f'{key}={typed(options[key]) if key in options else NULL}' for key in telling)})"
 
 
 def _stated(results: Json, key: str) -> Any:

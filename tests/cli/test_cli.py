@@ -475,7 +475,8 @@ def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Pa
 
 def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, capsys) -> None:
     assert tiny_cli.run(finished, "--resume", "--set", "batch_size=2") == 2
-    assert "these differ: final_union (was true, now None), batch_size (was None, now 2)" in capsys.readouterr().err
+    expected = "these differ: --set final_union (was true, now not given), --batch-size (was not given, now 2)"
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.sampled(share=0.2)
