@@ -1000,6 +1000,16 @@ def test_a_router_needs_a_task_that_is_withheld(tiny_cli: Tiny, tmp_path: Path, 
     assert "task_inference=router is for streams that withhold the task" in " ".join(capsys.readouterr().err.split())
 
 
+def test_the_list_of_kinds_is_the_table_of_the_readme(capsys) -> None:
+    assert cli.main(["list", "kinds"]) == 0
+    shown = capsys.readouterr().out
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = re.findall(r"^\| (.+) \| (.+) \|$", readme.partition("| a row of a task is |")[2], flags=re.M)
+    rows = [row for row in table if "`" in row[1]][:3]
+    assert [f"{row}; columns {columns.replace('`', '')}" in shown for row, columns in rows] == [True] * 3
+    assert all(part in readme for part in shown.splitlines()[-1].partition("refused: ")[2].split(", "))
+
+
 def test_the_full_list_says_what_a_run_takes_and_what_a_recipe_sets(capsys) -> None:
     assert cli.main(["list", "strategies", "--verbose"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
