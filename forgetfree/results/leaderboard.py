@@ -89,16 +89,12 @@ def _row(comparison: Comparison, entry: StrategyRuns) -> tuple[str, ...]:
 
 
 def _tasks(comparison: Comparison) -> str:
-    """Name the tasks of a table, with the test rows of each."""
-    tasks, rows = comparison.tasks, comparison.test_rows
-    settings = [
-        f"{key} {value}"
-        for key in ("scenario", "evaluated_on")
-        if (value := comparison.settings.get(key)) not in (None, USUAL[key])
-    ]
+    """Name the tasks of a table, with the rows that each is scored on, and an unusual scenario."""
+    tasks, rows, settings = comparison.tasks, comparison.test_rows, comparison.settings
+    which = f"{settings.get('evaluated_on', USUAL['evaluated_on'])} rows"
     if len(tasks) > WIDE:
         named = f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}"
-        named += f": {min(rows.values()):,} to {max(rows.values()):,} test rows each" if rows else ""
+        named += f": {min(rows.values()):,} to {max(rows.values()):,} {which} each" if rows else ""
     else:
-        named = ", ".join(f"{task}: {rows[task]:,} test rows" if task in rows else task for task in tasks)
-    return "; ".join([named, *settings])
+        named = ", ".join(f"{task}: {rows[task]:,} {which}" if task in rows else task for task in tasks)
+    return f"{named}; scenario {settings['scenario']}" if "scenario" in settings else named
