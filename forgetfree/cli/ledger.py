@@ -175,7 +175,7 @@ def _one_way(file: Path) -> str:
         return "Restore it from a copy."
     run = file.parents[2] if len(file.parents) > 2 else file.absolute().parents[2]
     again = shlex.join(["forgetfree", "run", "--config", str(run / "config.json"), "--out", str(run), "--resume"])
-    return f"`{again}` makes it again, to the same bits."
+    return f"Run `{again}`, which makes it again, to the same bits."
 
 
 def _config_beside(file: Path) -> Path | None:

@@ -1009,7 +1009,7 @@ def test_verify_tells_one_thing_to_do_about_a_damaged_ledger(finished: Path, tmp
     ledger.write_bytes((finished / ledger.relative_to(run)).read_bytes()[:-9])
     assert cli.main(["ledger", "verify", str(ledger)]) == 1
     said = capsys.readouterr().err
-    assert f"`forgetfree run --config {run / 'config.json'} --out {run} --resume` makes it again" in said
+    assert f"`forgetfree run --config {run / 'config.json'} --out {run} --resume`, which makes it again" in said
     assert "copy" not in said
     shutil.move(ledger, tmp_path / "lone.safetensors")
     assert cli.main(["ledger", "verify", str(tmp_path / "lone.safetensors")]) == 1
