@@ -15,7 +15,7 @@ from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import no_empty_directories, recipe_of, say
 from forgetfree.data.sources import check_form, default_data
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import JobConfig, key_of
 from forgetfree.jobs.engine import Job, failures, resumption
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
@@ -31,6 +31,7 @@ from forgetfree.results.table import Results, load_results
 Json = dict[str, Any]
 
 
+@names_arguments
 def run(
     stream: str | Sequence[str] | None = None,
     *,
@@ -126,6 +127,7 @@ def run(
     return _performed(make, values, out, progress, how)
 
 
+@names_arguments
 def graft(
     task: str,
     *,

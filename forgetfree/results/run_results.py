@@ -188,8 +188,8 @@ def merge(results: Sequence[Json]) -> Comparison:
         for run in result["runs"]:
             metric = metric or (run["metric"], source)
             if run["metric"] != metric[0]:
-                difference = f"metrics are {', '.join(metric[0])} in one and {', '.join(run['metric'])} in the other"
-                raise ReportError(_APART.format(ours=metric[1], theirs=source, difference=difference))
+                metrics = f"metrics are {', '.join(metric[0])} in one and {', '.join(run['metric'])} in the other"
+                raise ReportError(_APART.format(ours=metric[1], theirs=source, difference=metrics))
             own = {key: _stated(result, key) for key in telling} | (run.get("options") or {})
             options = json.dumps(own, sort_keys=True)
             seeds = found.setdefault(run["strategy"], {}).setdefault(options, {})
