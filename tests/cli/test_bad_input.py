@@ -503,7 +503,10 @@ CASES = [
     Case("experiment where --cache new --out data", "--out 'data' is not empty: it holds ag_news"),
     Case("experiment where --resume", "There is nothing to resume in 'out'."),
     Case("experiment where --device tpu", "Unknown --device 'tpu'."),
-    *(Case(f"{job} --quiet --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2", "experiment where")),
+    *(
+        Case(f"{job} --quiet --verbose --log x", "Unknown --log 'x'.")
+        for job in ("run sst2", "graft sst2", "experiment where")
+    ),
     *(
         case
         for job in ("run sst2", "graft sst2", "experiment where", "sweep sst2")
@@ -520,7 +523,7 @@ CASES = [
     Case("sweep sst2 --start sst3=a", "Unknown task in --start 'sst3'. Did you mean 'sst2'?"),
     Case("sweep sst2 --start sst2=model", "--start 'model' is no adapter of PEFT. Expected a directory with"),
     Case("sweep sst2 --log x", "Unknown --log 'x'."),
-    Case("sweep sst2 --resume --quiet", "--resume needs --out DIR.", bare=True),
+    Case("sweep sst2 --resume --quiet --verbose", "--resume needs --out DIR.", bare=True),
     Case("sweep sst2 --config nowhere.toml", "nowhere.toml cannot be read"),
     Case("sweep sst2 --jobs 0", "--jobs must be at least 1, got 0."),
     Case(
