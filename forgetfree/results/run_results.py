@@ -292,15 +292,12 @@ def _differences(ours: Json, theirs: Json) -> Iterator[tuple[str, str]]:
     for key in ("tasks", "scenario", "evaluated_on"):
         a, b = (each.get(key, USUAL.get(key)) for each in (ours, theirs))
         if a != b:
-            a, b = (", ".join(value) if isinstance(value, list) else value for value in (a, b))
-            yield key, f"{key.replace('_', ' ')}: {a} in one and {b} in the other"
+            yield key, f"{key.replace('_', ' ')}: {typed(a)} in one and {typed(b)} in the other"
     models = [each["model"] for each in (ours, theirs)]
-    weights, names = (
-        [model.get("fingerprint") for model in models],
-        " and ".join(str(model.get("name")) for model in models),
-    )
+    weights = [model.get("fingerprint") for model in models]
     held = [_without(model, *_MAY_DIFFER, *(["name"] if all(weights) else [])) for model in models]
     if weights[0] != weights[1]:
+        names = " and ".join(str(model.get("name")) for model in models)
         yield "model", f"the weights of their models, {names}, are not the same"
     elif held[0] != held[1]:
         yield "model", f"of their models, {_unlike(*held)}"
@@ -308,7 +305,7 @@ def _differences(ours: Json, theirs: Json) -> Iterator[tuple[str, str]]:
         yield "readout", _unlike({"readout": ours.get("readout")}, {"readout": theirs.get("readout")})
     data = [_without(each.get("data") or {}, *_MAY_DIFFER) for each in (ours, theirs)]
     rows = [each.get("fingerprints") or {} for each in data]
-    if rows[0] != rows[1]:
+    if rows[0] != rows[1] and all(isinstance(each, dict) for each in rows):
         tasks = [task for task in {**rows[0], **rows[1]} if rows[0].get(task) != rows[1].get(task)]
         yield "data", f"the rows of {', '.join(tasks)} are not the same"
     elif data[0] != data[1]:
