@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from forgetfree.errors import names_arguments
+
 if TYPE_CHECKING:
     from forgetfree.cli.calls import graft as graft
     from forgetfree.cli.calls import run as run
@@ -52,13 +54,16 @@ _HOME = {
     "plan": "forgetfree.cli.plan",
     "run": "forgetfree.cli.calls",
 }
+#: What commands call, too: errors name their flags, and arguments where these are called from here.
+_ALSO_COMMANDS = ("load_model", "load_stream", "plan")
 __all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'forgetfree' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    found = getattr(importlib.import_module(_HOME[name]), name)
+    return names_arguments(found) if name in _ALSO_COMMANDS else found
 
 
 def __dir__() -> list[str]:

@@ -347,7 +347,7 @@ def read_sound(
         raise error(f"There is no {kind} at {path}. Give the path of a {kind}.safetensors.") from fault
     except (SafetensorError, OSError) as fault:
         raise error(
-            f"{path} is not a readable safetensors file ({fault}). It is damaged or cut short: restore it from a copy, or "
+            f"{path} is not a readable safetensors file ({fault}). It is damaged or cut short. Restore it from a copy, or "
             f"{again}."
         ) from fault
     if (found := header.get("format", "none")) != format:

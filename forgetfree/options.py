@@ -27,6 +27,8 @@ T = TypeVar("T")
 Function = Callable[..., Any]
 #: The largest whole number that an option takes.
 _MOST = 2**31 - 1
+#: Options of ``--set`` that have a flag of their own, too.
+FLAGGED = ("learning_rate", "batch_size", "precision", "test_limit", "cache", "threads")
 _BOUNDS = {
     "greater_than": "above",
     "greater_than_equal": "at least",
@@ -38,6 +40,28 @@ _TYPE_NAMES: dict[Any, str] = {
     **{type(None): "none", Mapping[str, Any]: "a table", Function: "package.module:function"},
     Mapping[str, str]: "a table of texts",
 }
+
+
+def flag_of(name: str) -> str:
+    """Return how the command line names what ``--set`` reaches.
+
+    >>> flag_of("learning_rate"), flag_of("lora.rank")
+    ('--learning-rate', '--set lora.rank')
+    """
+    return f"--{name.replace('_', '-')}" if name in FLAGGED else f"--set {name}"
+
+
+def typed(value: Any) -> str:
+    """Return the value of an option as one types it.
+
+    >>> typed(False), typed(None), typed([0, 1]), typed(1e-4)
+    ('false', 'none', '0, 1', '0.0001')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={typed(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(typed, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def option(

@@ -13,11 +13,11 @@ from typing import Any, get_origin, get_type_hints
 
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
-from forgetfree.cli.words import no_empty_directories, print_recipe, say
+from forgetfree.cli.words import no_empty_directories, recipe_of, say
 from forgetfree.data.sources import check_form, default_data
-from forgetfree.errors import RunError, UsageError
+from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import JobConfig, key_of
-from forgetfree.jobs.engine import Job, failures
+from forgetfree.jobs.engine import Job, failures, resumption
 from forgetfree.jobs.environment import caller_untouched, quiet_libraries
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
@@ -31,6 +31,7 @@ from forgetfree.results.table import Results, load_results
 Json = dict[str, Any]
 
 
+@names_arguments
 def run(
     stream: str | Sequence[str] | None = None,
     *,
@@ -126,6 +127,7 @@ def run(
     return _performed(make, values, out, progress, how)
 
 
+@names_arguments
 def graft(
     task: str,
     *,
@@ -214,6 +216,7 @@ def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress
             go_offline_if_cut_off()
         if progress:
             how["progress"] = make_progress(sys.stderr)
+            say(resumption(job.out) if how["resume"] else "")
         failed = failures(job.perform(**how))
         results = load_results(directory)
         if failed and results.scores.empty:
@@ -310,7 +313,7 @@ def _name_of(strategy: type) -> str:
 def _tell(progress: bool, what: str, config: Any) -> None:
     if progress:
         say(what)
-        print_recipe(config.model, config.recipe())
+        say(recipe_of(config))
 
 
 def _joined(stream: Any) -> str:

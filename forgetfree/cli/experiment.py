@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from forgetfree.jobs.engine import Execution
 
 
-def _experiment(config: ExperimentConfig, how: Execution) -> int:
+def _experiment(config: ExperimentConfig, how: Execution, verbose: bool) -> int:
     """Measure what is missing, then print the report."""
     from forgetfree.core.device import find_device
     from forgetfree.jobs import experiments
@@ -27,16 +28,18 @@ def _experiment(config: ExperimentConfig, how: Execution) -> int:
         how.setdefault("jobs", experiments.usual_jobs(find_device(config.device)))
     cache = checked.common.cache or Path(config.out).parent / "fine-tuned"
     say(f"Measuring {config.name} ({paper}) into {config.out}; fine-tuned models: {cache}")
-    return perform(config, how, experiments.run_experiment, _show, model=checked.preset.model, cache=cache)
+    show = partial(_show, verbose=verbose)
+    return perform(config, how, experiments.run_experiment, show, model=checked.preset.model, cache=cache)
 
 
 command = command_of(ExperimentConfig, _experiment)
 
 
-def _show(results: dict[str, Any], out: Path) -> None:
+def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     from forgetfree.jobs.experiments import outcome
-    from forgetfree.results.rendering import render_page
+    from forgetfree.results.rendering import brief_page, render_page
 
     if results["units"]:
-        print(render_page(outcome(results), "rich"))
-        print(escaped(f"Report: {out / 'report.md'}  Figure: {out / results['experiment']}.png"))
+        page = outcome(results)
+        print(render_page(page if verbose else brief_page(page), "rich"))
+        print(escaped(f"Report: {out / 'report.md'} (all tables)  Figure: {out / results['experiment']}.png"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.cli.job import command_of, perform
-from forgetfree.cli.words import print_recipe, say
+from forgetfree.cli.words import recipe_of, say
 from forgetfree.data.sources import check_one
 from forgetfree.display import escaped
 from forgetfree.jobs.graft_config import GraftConfig
@@ -15,26 +16,28 @@ if TYPE_CHECKING:
     from forgetfree.jobs.engine import Execution
 
 
-def _graft(config: GraftConfig, how: Execution) -> int:
+def _graft(config: GraftConfig, how: Execution, verbose: bool) -> int:
     """Graft, then print the report and the files."""
     from forgetfree.jobs.graft_run import run_graft
 
     config.checked()  # before anything is said
     check_one(config.task, config.data, config.columns)
     say(f"Grafting {config.task} into {config.out}")
-    print_recipe(config.model, config.recipe())
-    return perform(config, how, run_graft, _show, model=config.model, cache=config.settings.get("cache"))
+    say(recipe_of(config))
+    show = partial(_show, verbose=verbose)
+    return perform(config, how, run_graft, show, model=config.model, cache=config.settings.get("cache"))
 
 
 command = command_of(GraftConfig, _graft)
 
 
-def _show(results: dict[str, Any], out: Path) -> None:
+def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     from forgetfree.results.graft_report import lay_out_graft
-    from forgetfree.results.rendering import render_page
+    from forgetfree.results.rendering import brief_page, render_page
 
     if results["rows"]:
-        print(render_page(lay_out_graft(results), "rich"))
+        page = lay_out_graft(results)
+        print(render_page(page if verbose else brief_page(page), "rich"))
         for graft in results["grafts"]:
             print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))
-        print(escaped(f"Report: {out / 'report.md'}"))
+        print(escaped(f"Report: {out / 'report.md'} (all tables)"))

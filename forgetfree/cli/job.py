@@ -24,7 +24,7 @@ from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, se
 from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.jobs.run_config import RunConfig, left_behind
 from forgetfree.jobs.torchrun import PARTS, launched
-from forgetfree.options import build
+from forgetfree.options import FLAGGED, build
 from forgetfree.results.config_file import read_config
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
 
 #: Options of ``--set`` that have a flag of their own, too.
-_PLAIN = {
+_HELP = {
     **{"learning_rate": "step size of the optimizer", "batch_size": "rows per update"},
     "precision": "fp32, bf16, on a GPU fp16, or auto: bf16 where it is native",
-    **{name: CommonOptions.__dataclass_fields__[name].metadata["help"] for name in ("test_limit", "cache", "threads")},
 }
+_PLAIN = {name: _HELP.get(name) or CommonOptions.__dataclass_fields__[name].metadata["help"] for name in FLAGGED}
 #: Options that a flag gives, and ``--set`` could give, too.
 _FLAGGED = (*_PLAIN, "steps", "sparsity", "base")
 #: What stands for a value in the help, where it is not ``N``.
@@ -57,7 +57,7 @@ _GROUPS = {
         ("device", "out", "cache", "threads", "test_limit", "config", "resume", "allow_changed", "jobs", "processes"),
         _RUNNING,
     ),
-    **dict.fromkeys(("cluster", "check", "json", "quiet", "log"), _RUNNING),
+    **dict.fromkeys(("cluster", "check", "json", "verbose", "quiet", "log"), _RUNNING),
 }
 #: What the shell completes.
 _NAMES: Mapping[str, Callable[[], Any]] = {
@@ -66,12 +66,12 @@ _NAMES: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def command_of(config: type[Config], carry_out: Callable[[Config, Execution], int]) -> Callable[..., int]:
+def command_of(config: type[Config], carry_out: Callable[[Config, Execution, bool], int]) -> Callable[..., int]:
     """Return a command whose flags are the options of a configuration.
 
     Args:
         config: a dataclass; the first field that not every job has is the argument without a flag.
-        carry_out: does the job, and returns the exit code.
+        carry_out: does the job, prints all tables or only the first at its end, and returns the exit code.
     """
     subject = next(field.name for field in fields(config)[len(fields(JobConfig)) :])
 
@@ -111,7 +111,7 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         with unsaid(bool(given.get("quiet"))):
             try:
                 check_data(asked.data, asked.columns)  # before anything is said
-                return carry_out(asked, how)
+                return carry_out(asked, how, bool(given.get("verbose")))
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(begun):
                     raise
@@ -164,6 +164,7 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
     yield _flag("cluster", str, "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT")
     yield _flag("check", bool, "check all that can be checked, print what would be done and what it costs, and end")
     yield _flag("json", bool, "print that plan as JSON")
+    yield _flag("verbose", bool, "print all tables at the end, not only the first; the report has them in any case")
     yield _flag("quiet", bool, "say nothing but errors and the result")
     yield _flag("log", list[str], "also log losses, rates and scores there, may be given several times", LOGGERS)
     yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
@@ -270,7 +271,7 @@ def perform(
     Returns:
         The exit code.
     """
-    from forgetfree.jobs.engine import failures, holdings
+    from forgetfree.jobs.engine import failures, holdings, resumption
 
     if needs_hub(model, config.data):
         from forgetfree.models.loading import locate
@@ -278,6 +279,7 @@ def perform(
         locate(model)  # before data are downloaded
         go_offline_if_cut_off()
     out = Path(config.out)
+    say(resumption(out) if how["resume"] else "")
     try:
         with no_empty_directories(out, cache):
             results = action(config, **how)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from forgetfree.ledger import Ledger
 
 _REMEDY = "Restore it from a copy: the ledger lies in its run."
+#: How damage is told where it is not known which of the two there is.
+_TWO_WAYS = re.compile(r"Restore it from a copy, or run the stream again\.$")
 File = Annotated[Path, Parameter(name="FILE", help="a ledger.safetensors")]
 FileOrRun = Annotated[
     Path, Parameter(name="FILE|DIR", help="a ledger.safetensors; or a run, whose ledger with the first seed is meant")
@@ -52,7 +56,10 @@ def show(file: FileOrRun, /, *, as_json: AsJson = False, debug: Debug = False) -
 @command.command(help_epilogue="Example: forgetfree ledger verify ledger.safetensors --model minilm")
 def verify(file: File, /, *, model: Model = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Check everything about it."""
-    ledger = _load(file)
+    try:
+        ledger = _load(file)
+    except LedgerError as error:
+        raise LedgerError(_TWO_WAYS.sub(lambda _: _one_way(file), str(error))) from error
     disjointness = "" if ledger.composition == "alone" else "disjointness, "  # those that stand alone may overlap
     checked = [f"layout, bounds, order, {disjointness}dtypes, finiteness, checksum"]
     if run := _verify_run(ledger, file):
@@ -160,14 +167,29 @@ def _load(file: Path) -> Ledger:
     return ledger
 
 
+def _one_way(file: Path) -> str:
+    """Say what to do about a damaged ledger: where its run is there, resuming makes it again, to the same bits."""
+    if _config_beside(file) is None:
+        return "Restore it from a copy."
+    run = file.parents[2] if len(file.parents) > 2 else file.absolute().parents[2]
+    again = shlex.join(["forgetfree", "run", "--config", str(run / "config.json"), "--out", str(run), "--resume"])
+    return f"Run `{again}`, which makes it again, to the same bits."
+
+
+def _config_beside(file: Path) -> Path | None:
+    """Return the config.json of the run that a ledger lies in, if there is one."""
+    config = file.absolute().parents[2] / "config.json"
+    in_unit = file.name == "ledger.safetensors" and file.absolute().parent.name.startswith("seed-")
+    return config if in_unit and config.is_file() else None
+
+
 def _verify_run(ledger: Ledger, path: Path) -> Path | None:
     """Compare the config.json of the run that the ledger lies in, if there is one, with the ledger."""
     from forgetfree.ledger import check_definitions
     from forgetfree.results.config_file import load_run
     from forgetfree.tasks import TaskDefinition
 
-    config = path.absolute().parents[2] / "config.json"
-    if path.name != "ledger.safetensors" or not path.absolute().parent.name.startswith("seed-") or not config.is_file():
+    if (config := _config_beside(path)) is None:
         return None
     tasks = [TaskDefinition.of_fields(fields) for fields in load_run(config.parent, _REMEDY)["tasks"]]
     check_definitions(ledger, {task.name: task for task in tasks}, str(config))

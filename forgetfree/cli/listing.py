@@ -13,10 +13,13 @@ from cyclopts import Parameter
 
 from forgetfree import registry
 from forgetfree.cli.usage import AsJson, Debug
+from forgetfree.data.forms import KINDS, NO_TASK
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
 
-Kind = Literal["strategies", "streams", "tasks", "models", "experiments"]
+Kind = Literal["strategies", "streams", "tasks", "kinds", "models", "experiments"]
+#: What plug-ins add nothing to.
+_OWN = ("kinds", "models", "experiments")
 
 
 def command(
@@ -38,7 +41,7 @@ def command(
     with _imports_unheard(debug):
         rows = _rows(what)
         found = _entries(what, verbose) if as_json else []
-        broken = {} if what in ("models", "experiments") else registry.broken(group)
+        broken = {} if what in _OWN else registry.broken(group)
     if as_json:
         found = [each for each in found if each["name"] not in broken]
         print(
@@ -47,11 +50,15 @@ def command(
         )
         return
     rows |= {name: f"broken: {reason}" for name, reason in broken.items()}
-    notes = registry.shadowed(group).values() if what not in ("models", "experiments") else ()
+    notes = registry.shadowed(group).values() if what not in _OWN else ()
     width = max(map(len, rows))
     for name, summary in rows.items():
         print(escaped(f"{name:{width}}  {summary}".rstrip()))
-    for note in notes:
+    more = {
+        "tasks": "'forgetfree list kinds' prints what a task of your own can be",
+        "kinds": f"these are no tasks yet, and are refused: {NO_TASK}",
+    }
+    for note in (*notes, *filter(None, [more.get(what)])):
         print(escaped(f"note: {note}"))
 
 
@@ -61,6 +68,8 @@ def _rows(what: str) -> dict[str, str]:
         return {name: " → ".join(tasks) for name, tasks in registry.streams().items()}
     if what == "tasks":
         return {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
+    if what == "kinds":
+        return {name: f"{row}; columns {', '.join(columns)}" for name, (row, columns) in KINDS.items()}
     if what == "models":
         return {name: entry.summary for name, entry in registry.MODELS.items()}
     entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
@@ -73,6 +82,8 @@ def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
         return [{"name": name, "tasks": list(tasks)} for name, tasks in registry.streams().items()]
     if what == "tasks":
         return [{"name": name, "kind": t.kind, "labels": list(t.labels)} for name, t in registry.tasks().items()]
+    if what == "kinds":
+        return [{"name": name, "row": row, "columns": list(columns)} for name, (row, columns) in KINDS.items()]
     if what == "models":
         models = registry.MODELS.items()
         return [{"name": name, "summary": model.summary, "recipe": dict(model.recipe)} for name, model in models]

@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
+from forgetfree.cli.words import recipe_of
 from forgetfree.display import counted, escaped
 from forgetfree.jobs.config import JobConfig
+from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.given import Given
 from forgetfree.results.rendering import size
 
@@ -47,10 +49,7 @@ def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:
     for unit in found["units"][:_SHOWN]:
         print(escaped(f"Unit: {unit['unit']}"))
         for phase in unit["phases"]:
-            what = "rows" if phase["phase"] == "evaluate" else "steps"
-            many = "an unknown number of" if phase["steps"] is None else f"{phase['steps']:,}"
-            seconds = "" if phase["seconds"] is None else f", {_time(phase['seconds'])}"
-            print(escaped(f"  {phase['task']}: {phase['phase'].replace('_', '-')}, {many} {what}{seconds}"))
+            print(escaped(f"  {phase['task']}: {phase['phase'].replace('_', '-')}, {_amount(phase)}"))
     if len(found["units"]) > _SHOWN:
         print(f"… and {counted(len(found['units']) - _SHOWN, 'more unit')}")
     seconds = "unknown" if total["seconds"] is None else f"about {_time(total['seconds'])}"
@@ -59,9 +58,20 @@ def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:
     print(
         escaped(f"Disk: about {size(total['disk_bytes'])} of {size(total['disk_free_bytes'])} free at {found['out']}")
     )
+    if not isinstance(config, ExperimentConfig) and (recipe := recipe_of(config)):
+        print(escaped(recipe))
     for note in found["notes"]:
         print(escaped(f"Note: {note}"))
     print("Nothing was written, downloaded or trained.")
+
+
+def _amount(phase: dict[str, Any]) -> str:
+    """Return how much work a phase is, or which unit does it already."""
+    if "shared" in phase:
+        return f"shared with {phase['shared'].partition('/seed-')[0]}"  # of the same seed
+    what = "rows" if phase["phase"] == "evaluate" else "steps"
+    many = "an unknown number of" if phase["steps"] is None else f"{phase['steps']:,}"
+    return f"{many} {what}" + ("" if phase["seconds"] is None else f", {_time(phase['seconds'])}")
 
 
 def _time(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -46,11 +46,7 @@ def command(
     if draw and kind != "experiment":
         raise UsageError("--draw is for the results of experiments: others have no figure. Leave it out.")
     if kind == "run":
-        from forgetfree.results.reports import render
-        from forgetfree.results.run_results import load_run_results, merge, one_file
-
-        runs = [load_run_results(path) for path in paths]
-        _print(one_file(runs) if how == "csv" else render(merge(runs), how), how)
+        _print(_of_runs(paths, how), how)
         return
     if how == "csv" and len(paths) > 1:
         raise UsageError(f"--format csv writes one {kind} into one file. Give one directory.")
@@ -76,6 +72,18 @@ def command(
             _print(to_csv(results) if how == "csv" else render_page(lay_out(results), how), how)
         if draw:
             draw_outcome(results, draw)
+
+
+def _of_runs(paths: Sequence[Path], how: Format) -> str:
+    """Return the tables by task; where other tasks, rows or models forbid them, a leaderboard."""
+    from forgetfree.results.leaderboard import render_leaderboard
+    from forgetfree.results.reports import render
+    from forgetfree.results.run_results import differing, load_run_results, merge, one_file
+
+    runs = [load_run_results(path) for path in paths]
+    if how == "csv":
+        return one_file(runs)
+    return render_leaderboard(runs, how) if differing(runs) else render(merge(runs), how)
 
 
 def _reader(kind: str) -> tuple[Callable[[Path], Any], Callable[[Any], Page]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.cli.job import command_of, perform
-from forgetfree.cli.words import print_recipe, say
+from forgetfree.cli.words import recipe_of, say
 from forgetfree.data.sources import check_stream
 from forgetfree.display import escaped
 from forgetfree.jobs.run_config import RunConfig, strategies_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from forgetfree.jobs.engine import Execution
 
 
-def _run(config: RunConfig, how: Execution) -> int:
+def _run(config: RunConfig, how: Execution, verbose: bool) -> int:
     """Run it; 1 where a strategy failed."""
     from forgetfree.jobs.runner import run
 
@@ -30,17 +31,21 @@ def _run(config: RunConfig, how: Execution) -> int:
     for name, note in registry.shadowed("strategies").items():
         if name in config.strategies:
             say(f"note: {note}")
-    print_recipe(config.model, config.recipe())
-    return perform(config, how, run, _show, model=config.model, cache=config.settings.get("cache"))
+    say(recipe_of(config))
+    show = partial(show_run, verbose=verbose)
+    return perform(config, how, run, show, model=config.model, cache=config.settings.get("cache"))
 
 
-command = command_of(RunConfig, _run)
-
-
-def _show(results: dict[str, Any], out: Path) -> None:
-    from forgetfree.results.reports import render
+def show_run(results: dict[str, Any], out: Path, verbose: bool) -> None:
+    """Print the outcome of a run: its headline and first table, or all, and where the report is."""
+    from forgetfree.results.rendering import brief_page, render_page
+    from forgetfree.results.reports import lay_out
     from forgetfree.results.run_results import merge
 
     if results["runs"]:
-        print(render(merge([results]), "rich"))
-        print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (tables)"))
+        page = lay_out(merge([results]), ended=verbose)
+        print(render_page(page if verbose else brief_page(page), "rich"))
+        print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
+
+
+command = command_of(RunConfig, _run)

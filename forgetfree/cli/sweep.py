@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.cli.job import command_of, perform
-from forgetfree.cli.words import print_recipe, say
+from forgetfree.cli.words import recipe_of, say
 from forgetfree.data.sources import check_stream
 from forgetfree.display import counted, escaped
 from forgetfree.jobs.starts import starts_of
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from forgetfree.jobs.engine import Execution
 
 
-def _sweep(config: SweepConfig, how: Execution) -> int:
+def _sweep(config: SweepConfig, how: Execution, verbose: bool) -> int:
     """Try the settings, then print the trials and the report of the chosen run."""
     from forgetfree.jobs.sweep import run_sweep
 
@@ -27,20 +28,19 @@ def _sweep(config: SweepConfig, how: Execution) -> int:
     say(
         f"Trying {counted(count, 'setting')} of {config.strategy} on validation rows of {config.stream} into {config.out}"
     )
-    print_recipe(config.model, config.run_config(settings[0], config.out, trial=True).recipe())
-    return perform(config, how, run_sweep, _show, model=config.model, cache=config.settings.get("cache"))
+    say(recipe_of(config))
+    show = partial(_show, verbose=verbose)
+    return perform(config, how, run_sweep, show, model=config.model, cache=config.settings.get("cache"))
 
 
 command = command_of(SweepConfig, _sweep)
 
 
-def _show(results: dict[str, Any], out: Path) -> None:
+def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
+    from forgetfree.cli.run import show_run
     from forgetfree.results.rendering import render_page
-    from forgetfree.results.reports import render
-    from forgetfree.results.run_results import merge
     from forgetfree.results.sweep_report import lay_out_sweep
 
     print(render_page(lay_out_sweep(results), "rich"))
-    if results["run"]["runs"]:
-        print(render(merge([results["run"]]), "rich"))
-    print(escaped(f"Report: {out / 'report.md'}  Chosen run: {out / 'chosen' / 'report.md'}"))
+    show_run(results["run"], out / "chosen", verbose)
+    print(escaped(f"Trials: {out / 'report.md'}"))

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,7 +47,9 @@ def unsaid(quiet: bool) -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """Print one line on stderr, for who watches; on a terminal it is wrapped between words."""
+    """Print one line on stderr, for who watches; on a terminal it is wrapped between words. Nothing of an empty text."""
+    if not message:
+        return
     text = escaped(message)
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
@@ -55,13 +57,16 @@ def say(message: str) -> None:
     print(text, file=sys.stderr)
 
 
-def print_recipe(model: str, recipe: Mapping[str, Any]) -> None:
-    """Say what a registered model brings."""
-    if recipe:
-        chosen = " ".join(f"{key}={value}" for key, value in recipe.items())
-        say(f"Recipe of {model}: {chosen} (--set changes any of them)")
-    elif model in MODELS and MODELS[model].recipe:
-        say(f"note: the optimizer that is set drops the recipe of {model}; the defaults are used in its place.")
+def recipe_of(config: Any) -> str:
+    """Say what the model of a run, sweep or graft brings; an empty text where that is nothing."""
+    if chosen := config.recipe():
+        options = " ".join(f"{key}={value}" for key, value in chosen.items())
+        return f"Recipe of {config.model}: {options} (--set changes any of them)"
+    if config.model in MODELS and MODELS[config.model].recipe:
+        return (
+            f"note: the optimizer that is set drops the recipe of {config.model}; the defaults are used in its place."
+        )
+    return ""
 
 
 def free_directory(stream: str) -> str:

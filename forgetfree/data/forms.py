@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+#: By its kind: what a row of a task is, and its columns. README.md has the same table.
+KINDS = {
+    "single": ("a text, and one of two labels or more", ("text", "label")),
+    "pair": ("a pair of texts, and one of two labels or more", ("text_a", "text_b", "label")),
+    "tokens": ("a sentence, and a tag for each of its words", ("tokens", "tags")),
+}
+#: What is told and refused.
+NO_TASK = (
+    "several labels a row, a number to predict, a chat, answers or summaries to write, or parts of a text as in SQuAD"
+)
 #: Said wherever data have another form.
 TASKS = (
-    "A task here has one label a row, for a text or a pair of texts, or a tag for each word of a sentence; see the table in "
-    "README.md, 'Your own data'. "
+    "A task here has one label a row, for a text or a pair of texts, or a tag for each word of a sentence; see "
+    "'forgetfree list kinds'. "
 )
 _REMEDY = "Make such rows, or name other columns."
 #: Keys of what stands in columns of other forms.

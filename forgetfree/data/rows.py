@@ -73,6 +73,7 @@ class TaskRows:
         task: its definition.
         train, validation, test: its rows.
         notes: what a user should know of how they were read.
+        held_out: whether the validation rows were cut from the training rows here, for want of a split of their own.
     """
 
     task: TaskDefinition
@@ -80,6 +81,7 @@ class TaskRows:
     validation: Rows
     test: Rows
     notes: tuple[str, ...] = field(default=(), compare=False)
+    held_out: bool = field(default=False, compare=False)
 
     @cached_property
     def shared(self) -> dict[str, int]:
@@ -104,9 +106,11 @@ class TaskRows:
         if not found:
             return ""
         which = f" of {counted(len(self.test), f'{scored} row')} of task {self.task.name!r} "
+        files = not self.held_out and (scored == "test" or self.shared["train"])
+        remedy = "Remove them from one of the files." if files else "Keep each of these texts once."
         return (
             f"{', and '.join(found).replace(' ', which, 1)} (the same texts, whatever their labels), so scores may be "
-            "higher than on new texts. Remove them from one of the files."
+            f"higher than on new texts. {remedy}"
         )
 
     @property
@@ -142,9 +146,15 @@ class TaskRows:
         held = [[i for i, group in enumerate(groups) if group == k] for k in range(len(self.task.labels))]
         for label, rows in zip(self.task.labels, held, strict=True):
             if len(rows) == 1 and not sentences:
+                remedy = "Add validation rows of that label."
+                if self.held_out:
+                    remedy = (
+                        f"It was held out from the training rows: give about {round(2 / _HELD_OUT_SHARE)} rows of that "
+                    )
+                    remedy += "label, or a validation file."
                 raise DataError(
-                    f"Task {self.task.name!r} has one validation row of label {label!r}, and evaluate_on=validation needs two "
-                    "of each. Add some; where a validation or a test file is missing, they are held out from the training rows."
+                    f"Task {self.task.name!r} has one validation row of label {label!r}, and to choose by validation rows "
+                    f"takes two of each label: one half is scored, and training itself needs the other. {remedy}"
                 )
         kept, scored = (sorted(i for rows in held for i in rows[start::2]) for start in (0, 1))
         return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
@@ -175,6 +185,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     Raises:
         DataError: a split is empty, or a label has no training row.
     """
+    held_out = rows.keys() != set(SPLITS)
     if rows.keys() == {"train"}:
         rows = _in_three(rows["train"], task.name)
     train, tagged = rows["train"], task.kind == "tokens"
@@ -192,8 +203,8 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
             )
         order = list(range(len(train)))
         random.Random(derive_seed(0, "held out", task.name)).shuffle(order)
-        held_out = min(_HELD_OUT_ROWS, max(1, round(len(train) * _HELD_OUT_SHARE)))
-        validation, train = train.take(sorted(order[:held_out])), train.take(sorted(order[held_out:]))
+        count = min(_HELD_OUT_ROWS, max(1, round(len(train) * _HELD_OUT_SHARE)))
+        validation, train = train.take(sorted(order[:count])), train.take(sorted(order[count:]))
     for split, split_rows in (("train", train), ("validation", validation), ("test", test)):
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
@@ -202,7 +213,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
                 f"Task {task.name!r} has no entity in its {split} split: all words are tagged O. Add sentences with entities."
             )
     if tagged:
-        return TaskRows(task, train, validation, test)
+        return TaskRows(task, train, validation, test, held_out=held_out)
     counts = [train.labels.count(label) for label in range(len(task.labels))]
     if 0 in counts:
         empty = counts.index(0)
@@ -210,7 +221,7 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
             f"Task {task.name!r} has no training row of label {empty} ({task.labels[empty]!r}); rows per "
             f"label: {counts}. {remedy}"
         )
-    return TaskRows(task, train, validation, test)
+    return TaskRows(task, train, validation, test, held_out=held_out)
 
 
 def _in_three(rows: Rows, task: str) -> dict[str, Rows]:

@@ -331,19 +331,37 @@ def assemble(out: Path, ended: bool = False) -> Json:
 
 def holdings(out: Path) -> str:
     """Say what a job that was cut short has left behind, and how to go on; an empty text where it left nothing."""
+    if not (units := _by_standing(out)):
+        return ""
+    parts = [f"finished: {_listed(units['finished'])}"]
+    parts += [f"{what}: {_listed(units[what])}" for what in ("goes on", "will start again") if units[what]]
+    return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
+
+
+def resumption(out: Path) -> str:
+    """Say where a job that is resumed goes on; an empty text where nothing was begun."""
+    parts = [f"{what}: {_listed(names)}" for what, names in _by_standing(out).items() if names]
+    return f"Going on in {out}; {'; '.join(parts)}" if parts else ""
+
+
+def _by_standing(out: Path) -> dict[str, list[str]]:
+    """Return the names of a directory's units by how they stand; nothing where there is no job."""
     try:
         config = read_config(out)
     except RunError:
-        return ""
-    units = [(unit, unit.record()) for unit in _units(out, config["units"])]
-    finished = [str(unit) for unit, record in units if record and record["status"] == "done"]
-    begun: dict[str, list[str]] = {"goes on": [], "will start again": []}
-    for unit, record in units:
-        if record is None and unit.is_begun:
-            begun["goes on" if (where := _standing(unit, config)) else "will start again"].append(f"{unit}{where}")
-    parts = [f"finished: {_listed(finished)}"]
-    parts += [f"{what}: {_listed(names)}" for what, names in begun.items() if names]
-    return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
+        return {}
+    units: dict[str, list[str]] = {
+        what: [] for what in ("finished", "goes on", "will start again", "failed, begins again", "not begun")
+    }
+    for unit in _units(out, config["units"]):
+        if record := unit.record():
+            units["finished" if record["status"] == "done" else "failed, begins again"].append(str(unit))
+        elif unit.is_begun:
+            where = _standing(unit, config)
+            units["goes on" if where else "will start again"].append(f"{unit}{where}")
+        else:
+            units["not begun"].append(str(unit))
+    return units
 
 
 def _standing(unit: Unit, config: Json) -> str:

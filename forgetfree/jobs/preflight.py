@@ -4,7 +4,7 @@ A plan is JSON:
 
     model       name, readout, parameters, graftable, local
     tasks       name, rows of each split and tokens a row, as far as the data are here
-    units       unit, and its phases: task, phase, steps (of evaluate: rows), seconds
+    units       unit, and its phases: task, phase, steps (of evaluate: rows), seconds; shared: the unit that does it already
     total       steps by phase, seconds, memory_bytes, disk_bytes, disk_free_bytes
     estimated   how the seconds were found
     notes       what could not be checked, and what may go wrong
@@ -231,7 +231,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     set_threads(asked.common.threads)
     lengths = {name: _lengths(model, each) for name, each in rows.items()}
     rates = _rates(asked, rows, model, device, notes)
-    units, made, total = list[Json](), set[Any](), Counter[Phase]()
+    units, made, total = list[Json](), dict[Any, str](), Counter[Phase]()
     for learner in asked.learners:
         phases = list(_phases(learner, asked, rows, definitions, lengths, rates, made))
         units.append({"unit": learner.unit, "phases": phases})
@@ -315,9 +315,9 @@ def _phases(
     definitions: Mapping[str, TaskDefinition],
     lengths: Mapping[str, list[int]],
     rates: costs.Rates | None,
-    made: set[Any],
+    made: dict[Any, str],
 ) -> Iterator[Json]:
-    """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing."""
+    """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
     options, limit = learner.options, asked.common.test_limit
     for task in learner.tasks:
         count = len(definitions[task].labels) if task in definitions else 2
@@ -329,11 +329,11 @@ def _phases(
         length = min(costs.padded(tokens, options.batch_size), asked.common.max_length)
         phase = partial(_phase, task, rates)
         for name in learner.phases:
-            steps, size = full, options.batch_size
+            steps, size, maker = full, options.batch_size, learner.unit
             if name == "fine_tune":
                 key = task, learner.seed, learner.shots, options.learning_rate, options.optimizer, full
-                steps = 0 if key in made else full and full * learner.repeats
-                made.add(key)
+                maker = made.setdefault(key, learner.unit)
+                steps = full and full * learner.repeats if maker == learner.unit else 0
             elif name == "train" and getattr(options, "region_steps", None) is not None:
                 steps = options.region_steps  # type: ignore[attr-defined]
             elif name == "localize" and full:
@@ -342,7 +342,8 @@ def _phases(
             if steps and getattr(options, "composition", "") == "auto" and task != learner.tasks[0]:  # tried both ways
                 both = name == "train" or (name == "localize" and options.localize_at == "union")  # type: ignore[attr-defined]
                 steps *= 1 + both
-            yield phase(name, steps, (steps or 0) * size * length)
+            shared = {} if maker == learner.unit else {"shared": maker}
+            yield phase(name, steps, (steps or 0) * size * length) | shared
         if given is not None:
             answered = round(min(len(given.test), limit or len(given.test)) * learner.evaluations)
             if "localize" in learner.phases:

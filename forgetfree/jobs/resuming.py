@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.core.device import kind_of_device
 from forgetfree.errors import RunError, UsageError
+from forgetfree.jobs.config import key_of
 from forgetfree.jobs.environment import versions
 from forgetfree.json_file import check, check_fields, read_json
-from forgetfree.options import name_of_function
+from forgetfree.options import flag_of, name_of_function, typed
 from forgetfree.results.config_file import load_run
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_al
     for key in growing:
         held = before[key] if isinstance(before.get(key), list) else []
         if names_all and any(each not in now[key] for each in held):
-            differ.append(f"{key} (give all there are: {', '.join(map(str, held))})")
+            differ.append(f"--{key_of(key)} (give all there are: {', '.join(map(str, held))})")
         lists[key] = now[key] if names_all else [*held, *(each for each in now[key] if each not in held)]
     if differ:
         raise UsageError(
@@ -125,18 +126,21 @@ def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_al
     return now | lists
 
 
-def _differing(before: Json, now: Json, growing: Collection[str]) -> list[str]:
-    """List the options that differ. Where data and models lie does not count: what they hold is compared."""
-    found = []
+def _differing(
+    before: Json, now: Json, growing: Collection[str], name: Callable[[str], str] | None = None
+) -> list[str]:
+    """List the options that differ, as they are typed. Where data and models lie does not count: what they hold is compared."""
+    found, name = [], name or (lambda key: key if key == "stream" else f"--{key_of(key).replace('_', '-')}")
     for key in dict.fromkeys((*before, *now)):
         if key == "start":  # see `_BESIDE`
             continue
         was, is_now = before.get(key), now.get(key)
         recipe = bool({str(was), str(is_now)} & registry.MODELS.keys())  # a registered model may bring one
         if isinstance(was, dict) and isinstance(is_now, dict):
-            found += _differing(was, is_now, growing)
+            found += _differing(was, is_now, growing, flag_of)
         elif was != is_now and key not in growing and key != "data" and (key != "model" or recipe):
-            found.append(f"{key} (was {was}, now {is_now})")
+            told = ("not given" if each is None else typed(each) for each in (was, is_now))
+            found.append("{} (was {}, now {})".format(name(key), *told))
     return found
 
 

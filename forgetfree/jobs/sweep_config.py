@@ -95,6 +95,10 @@ class SweepConfig(StreamConfig):
         shared = {field.name: getattr(self, field.name) for field in fields(StreamConfig)}
         return RunConfig(**{**shared, "strategies": (self.strategy,), "settings": settings, "out": out})
 
+    def recipe(self) -> dict[str, Any]:
+        """Return the model's recipe, as the first setting leaves it."""
+        return self.run_config(self.grid()[0], self.out, trial=True).recipe()
+
     def checked(self) -> list[Setting]:
         """Return the settings at the corners of what is tried: without ``trials``, all of them.
 

@@ -54,8 +54,8 @@ def check_binding(ledger: Ledger, now: Binding, where: str) -> None:
     """
     if ledger.binding and (differ := ledger.binding.differences(now)):
         raise LedgerError(
-            f"{where} would not answer as it did: {'; '.join(differ)}. Use the model's own config.json and tokenizer, and the "
-            "options that the stream was trained with."
+            f"{where} would not answer as it did: {'; '.join(differ)}. Use the model as it was when the stream was "
+            "trained."
         )
 
 

@@ -6,15 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forgetfree.display import counted
+from forgetfree.options import FLAGGED, typed
 from forgetfree.results.rendering import WIDE
 from forgetfree.results.run_results import Comparison
 from forgetfree.results.unit_files import fault_of_answers
 
+#: What is told of the set-up in words; what else was set stands as it was typed.
+_SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)
+#: What nobody typed.
+_UNTOLD = ("parts",)
+
 
 def notes(comparison: Comparison) -> Iterable[str]:
     """Yield them in order."""
-    if comparison.settings:
-        yield f"Set-up: {', '.join(f'{_words(key)} {value}' for key, value in comparison.settings.items())}."
+    settings = {key: typed(value) for key, value in comparison.settings.items() if key not in _UNTOLD}
+    if setup := [f"{key.replace('_', ' ')} {settings.pop(key)}" for key in _SETUP if key in settings]:
+        yield f"Set-up: {', '.join(setup)}."
+    if settings:
+        yield f"Also set: {' '.join(f'{key}={value}' for key, value in settings.items())}."
     if rows := _test_rows(comparison.test_rows):
         yield rows
     seeds = [(entry.label, [run["seed"] for run in entry.runs]) for entry in comparison.strategies]
@@ -68,8 +77,3 @@ def _test_rows(rows: Mapping[str, int]) -> str:
 
 def _count_seeds(seeds: Sequence[int]) -> str:
     return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
-
-
-def _words(option: str) -> str:
-    """Return an option as words; the class in ``module:Class.option`` keeps its name."""
-    return option if ":" in option else option.replace("_", " ")

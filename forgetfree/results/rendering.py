@@ -25,7 +25,19 @@ from forgetfree.display import escaped
 from forgetfree.errors import UnknownNameError
 
 __all__ = [
-    *("CONSTANT", "FORMATS", "NULL", "Page", "Table", "cell", "notebook_html", "percent", "render_html", "render_page"),
+    *(
+        "CONSTANT",
+        "FORMATS",
+        "NULL",
+        "Page",
+        "Table",
+        "brief_page",
+        "cell",
+        "notebook_html",
+        "percent",
+        "render_html",
+        "render_page",
+    ),
     *("shown", "size", "transposed", "with_best", "without_columns"),
 ]
 
@@ -80,12 +92,22 @@ class Page:
     tables: tuple[Table, ...]
     headline: str = ""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notes of what did not go as it was asked for."""
+        return tuple(note for note in self.notes if note.startswith(("Broken", "Failed", "Unfinished")))
+
 
 def render_page(page: Page, format: str) -> str:
     """Return a page as text in any format but ``json``; see `render`."""
     if format not in _RENDERERS:
         raise UnknownNameError("report format", format, FORMATS)
     return _RENDERERS[format](shown(page))
+
+
+def brief_page(page: Page) -> Page:
+    """Return the outcome alone: headline, what went wrong, and the first table; without a headline, all notes stay."""
+    return replace(page, notes=page.warnings if page.headline else page.notes, tables=page.tables[:1])
 
 
 def shown(page: Page) -> Page:

@@ -45,7 +45,7 @@ def sections_of(comparison: Comparison) -> list[Section]:
     if not comparison.strategies:
         return []
     found = (
-        *(_forgetting(comparison), _costs(comparison), _matrices(comparison), _curves(comparison)),
+        *(_curves(comparison), _forgetting(comparison), _costs(comparison), _matrices(comparison)),
         *(_calibration(comparison), _places(comparison), _overlaps(comparison), _losses(comparison)),
     )
     return [section for section in found if section.pictures]
@@ -84,8 +84,15 @@ def _curves(comparison: Comparison) -> Section:
         panels = [(f"{tasks[0]} (the first task)", lambda runs: runs[:, :, 0], None), ("tasks so far", _so_far, None)]
         text = "The first task, and the mean of all tasks learned so far, after each task of the stream"
     pictures = [key_to([entry.label for entry in entries], "scores")]
+    shown = [values(runs) for _, values, _ in panels for runs in matrices] + [
+        np.array([floor]) for *_, floor in panels if floor
+    ]
+    low, high = min(map(np.nanmin, shown)), max(map(np.nanmax, shown))
     for number, (task, values, floor) in enumerate(panels):
         with canvas() as ax:
+            ax.set_ylim(
+                low - 0.05 * (high - low) - 1, high + 0.05 * (high - low) + 1
+            )  # a fall looks alike in all panels
             for runs, style in zip(matrices, styles(len(entries)), strict=True):
                 scores = values(runs)
                 x = np.arange(scores.shape[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.errors import RunError
+from forgetfree.options import typed
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.inline import style_sheet
 from forgetfree.results.rendering import Page, Table, render_html
@@ -39,10 +39,11 @@ def _configuration(source: Path) -> Iterator[Table]:
         return
     asked: Mapping[str, Any] = config["run"]
     rows = [("command to repeat it", command_of(asked, directory))]
-    rows += [(key, _text(value)) for key, value in asked.items() if value not in (None, "", [], {})]
-    rows += [(f"version of {name}", str(value)) for name, value in config.get("versions", {}).items()]
+    named = ((key if key == "stream" else f"--{key.replace('_', '-')}", value) for key, value in asked.items())
+    rows += [(name, typed(value)) for name, value in named if value not in (None, "", [], {})]
+    rows += [(f"version of {name}", typed(value)) for name, value in config.get("versions", {}).items()]
     machine = config.get("machine")
-    rows += [(name, str(value)) for name, value in machine.items()] if isinstance(machine, dict) else []
+    rows += [(name, typed(value)) for name, value in machine.items()] if isinstance(machine, dict) else []
     yield Table(f"Configuration of {source}", ("option", "value"), tuple(rows))
 
 
@@ -58,17 +59,9 @@ def command_of(asked: Mapping[str, Any], directory: Path) -> str:
         flag = f"--{key.replace('_', '-')}"
         if isinstance(value, Mapping):
             held = of_each(located, value, directory) if key == "start" else value
-            words += [word for name, one in held.items() for word in (flag, f"{name}={_text(one)}")]
+            words += [word for name, one in held.items() for word in (flag, f"{name}={typed(one)}")]
         elif isinstance(value, list):
             words += [word for each in value for word in (flag, str(each))]
         elif key != "stream" and value not in (None, ""):
             words += [flag, located(value, directory) if key in ("model", "data") else str(value)]
     return " ".join(map(shlex.quote, [*words, "--out", os.path.join("runs", "again")]))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_text(each)}" for key, each in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +17,7 @@ from forgetfree.display import brief
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
+from forgetfree.options import typed
 from forgetfree.results.rendering import CONSTANT, LEARNED_FLOORS, NULL
 from forgetfree.results.schema import check_run
 from forgetfree.results.stored import command_of, find_results, read_stored, to_csv
@@ -24,13 +25,28 @@ from forgetfree.results.sweep_report import CHOSEN, load_sweep_results
 from forgetfree.results.unit_files import made_of
 from forgetfree.results.unit_record import is_own
 
-__all__ = ["Comparison", "StrategyRuns", "kept_bytes", "load_run_results", "merge", "one_file", "with_timings"]
+__all__ = [
+    "Comparison",
+    "StrategyRuns",
+    "differing",
+    "kept_bytes",
+    "load_run_results",
+    "merge",
+    "one_file",
+    "same_rows",
+    "with_timings",
+]
 
 Json = dict[str, Any]
 #: What files that do not say it mean, and reports pass over.
 USUAL: Json = {"scenario": "task", "evaluated_on": "test", "starts": "θ_pre"}
 #: What of the set-up may differ between runs that stand side by side; their rows say it.
 _MAY_DIFFER = ("shots", "steps", "max_length", "graftable", "starts")
+#: Why a table by task cannot be made, and what is to be done.
+_APART = (
+    "{ours} and {theirs} cannot be compared task by task: {difference}. Report on them separately, or on all of them by "
+    "`forgetfree report`, which then makes a leaderboard."
+)
 #: In STRATEGY/seed-S/: how long each task took to learn.
 SECONDS_PER_TASK = "seconds-per-task.json"
 
@@ -162,15 +178,8 @@ def merge(results: Sequence[Json]) -> Comparison:
     )
     first = results[0]
     for result, source in zip(results, sources, strict=True):
-        for key in ("tasks", "scenario", "evaluated_on", "model", "readout", "data"):
-            ours, theirs = (each.get(key, USUAL.get(key)) for each in (first, result))
-            if key == "data":
-                ours, theirs = (
-                    {k: v for k, v in (each or {}).items() if k not in _MAY_DIFFER} for each in (ours, theirs)
-                )
-            if key == "model" and first["model"].get("fingerprint"):  # which tells a model wherever it lies
-                ours, theirs = ({**each["model"], "name": ""} for each in (first, result))
-            _require_same(key, ours, theirs, sources[0], source)
+        if difference := next(_differences(first, result), None):
+            raise ReportError(_APART.format(ours=sources[0], theirs=source, difference=difference[1]))
     telling = _telling(results)
     # strategy → its options as JSON → seed → (run, where it was found)
     found: dict[str, dict[str, dict[int, tuple[Json, str]]]] = {}
@@ -178,7 +187,9 @@ def merge(results: Sequence[Json]) -> Comparison:
     for result, source in zip(results, sources, strict=True):
         for run in result["runs"]:
             metric = metric or (run["metric"], source)
-            _require_same("metric", metric[0], run["metric"], metric[1], source)
+            if run["metric"] != metric[0]:
+                metrics = f"metrics are {', '.join(metric[0])} in one and {', '.join(run['metric'])} in the other"
+                raise ReportError(_APART.format(ours=metric[1], theirs=source, difference=metrics))
             own = {key: _stated(result, key) for key in telling} | (run.get("options") or {})
             options = json.dumps(own, sort_keys=True)
             seeds = found.setdefault(run["strategy"], {}).setdefault(options, {})
@@ -264,23 +275,51 @@ def _floors_by_seed(results: Sequence[Json]) -> dict[str, Json]:
 # ---- merging --------------------------------------------------------------------------------------------
 
 
-def _require_same(key: str, ours: Any, theirs: Any, our_source: str, their_source: str) -> None:
-    difference = _first_difference(key, ours, theirs)
-    if difference:
-        raise ReportError(
-            f"{our_source} and {their_source} cannot be compared: {difference}. Report on them separately."
-        )
+def same_rows(ours: Json, theirs: Json) -> bool:
+    """Say whether two runs were scored on the same rows of the same tasks, whatever model learned them."""
+    return not {"tasks", "scenario", "evaluated_on", "data", "metric"}.intersection(differing([ours, theirs]))
 
 
-def _first_difference(key: str, ours: Any, theirs: Any) -> str | None:
-    """Return where two JSON values first differ, as a dotted key and both values; None if they are equal."""
-    if ours == theirs:
-        return None
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        names = {**ours, **theirs}
-        inner = (_first_difference(f"{key}.{name}", ours.get(name), theirs.get(name)) for name in names)
-        return next(filter(None, inner), f"{key} differs")
-    return f"{key} is {brief(ours)} in one and {brief(theirs)} in the other"
+def differing(results: Sequence[Json]) -> list[str]:
+    """List what keeps runs from being compared task by task; nothing where all of them can be."""
+    first, metrics = results[0], {tuple(run["metric"]) for result in results for run in result["runs"]}
+    found = dict.fromkeys(key for result in results for key, _ in _differences(first, result))
+    return [*found, *(["metric"] if len(metrics) > 1 else [])]
+
+
+def _differences(ours: Json, theirs: Json) -> Iterator[tuple[str, str]]:
+    """Yield in which respects two runs differ so that they cannot be compared, and how, in the user's words."""
+    for key in ("tasks", "scenario", "evaluated_on"):
+        a, b = (each.get(key, USUAL.get(key)) for each in (ours, theirs))
+        if a != b:
+            yield key, f"{key.replace('_', ' ')}: {typed(a)} in one and {typed(b)} in the other"
+    models = [each["model"] for each in (ours, theirs)]
+    weights = [model.get("fingerprint") for model in models]
+    held = [_without(model, *_MAY_DIFFER, *(["name"] if all(weights) else [])) for model in models]
+    if weights[0] != weights[1]:
+        names = " and ".join(str(model.get("name")) for model in models)
+        yield "model", f"the weights of their models, {names}, are not the same"
+    elif held[0] != held[1]:
+        yield "model", f"of their models, {_unlike(*held)}"
+    if ours.get("readout") != theirs.get("readout"):
+        yield "readout", _unlike({"readout": ours.get("readout")}, {"readout": theirs.get("readout")})
+    data = [_without(each.get("data") or {}, *_MAY_DIFFER) for each in (ours, theirs)]
+    rows = [each.get("fingerprints") or {} for each in data]
+    if rows[0] != rows[1] and all(isinstance(each, dict) for each in rows):
+        tasks = [task for task in {**rows[0], **rows[1]} if rows[0].get(task) != rows[1].get(task)]
+        yield "data", f"the rows of {', '.join(tasks)} are not the same"
+    elif data[0] != data[1]:
+        yield "data", f"of their data, {_unlike(*data)}"
+
+
+def _without(held: Json, *keys: str) -> Json:
+    return {key: value for key, value in held.items() if key not in keys}
+
+
+def _unlike(ours: Json, theirs: Json) -> str:
+    """Name the first key at which two objects differ, and both values."""
+    key = next(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
+    return f"{key.replace('_', ' ')} is {brief(ours.get(key))} in one and {brief(theirs.get(key))} in the other"
 
 
 def _apart_from_seconds(run: Json) -> Json:
@@ -288,12 +327,16 @@ def _apart_from_seconds(run: Json) -> Json:
 
 
 def _label(strategy: str, options: Json, variants: Sequence[Json], always: Sequence[str]) -> str:
-    """Return the strategy's name, with those of its options that are not the same in all of its variants, or always told."""
+    """Return the strategy's name, with those of its options that are not the same in all of its variants, or always told.
+
+    Of these, one that is set to nothing goes without saying, unless that is all there is to tell.
+    """
     keys = dict.fromkeys(key for variant in variants for key in variant)
     telling = [k for k in keys if k in always or any(other.get(k) != options.get(k) for other in variants)]
+    telling = [k for k in telling if k not in options or options[k] is not None] or telling
     if not telling:
         return strategy
-    return f"{strategy} ({', '.join(f'{key}={options.get(key, NULL)}' for key in telling)})"
+    return f"{strategy} ({', '.join(f'{key}={typed(options[key]) if key in options else NULL}' for key in telling)})"
 
 
 def _stated(results: Json, key: str) -> Any:

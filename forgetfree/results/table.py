@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 #: The metric of a task's own: accuracy, or F1 where the task is measured by it.
 SCORE = "score"
+#: The first row of a learning matrix.
+BEFORE = "before training"
 _REMEDY = "Restore it from a copy, or go on with --resume."
 
 
@@ -215,7 +217,7 @@ class Results:
         """Return the strategies of runs, in the order given."""
         return list(self.scores["strategy"].unique()) if "strategy" in self.units else []
 
-    def matrix(self, strategy: str, seed: int = 0, metric: str = SCORE) -> npt.NDArray[np.float64]:
+    def matrix(self, strategy: str, seed: int = 0, metric: str = SCORE) -> pd.DataFrame:
         """Return the learning matrix of one run.
 
         Args:
@@ -224,8 +226,8 @@ class Results:
             metric: ``score`` (accuracy, or F1 where the task is measured by it), or ``ece``.
 
         Returns:
-            Shape (T+1, T), fractions: row 0 before training, row i after learning task i; NaN where a task was not evaluated
-            before it was learned.
+            Shape (T+1, T), fractions: a row `BEFORE` training and one ``after`` each task, by its name; a column for each
+            ``task`` that was evaluated. NaN where it was not evaluated before it was learned.
 
         Raises:
             UnknownNameError: no such strategy or metric.
@@ -245,7 +247,7 @@ class Results:
                 f"There is no whole matrix of {metric} of {strategy} with seed {seed}: there are seeds "
                 f"{', '.join(map(str, seeds))}. Finish the run with --resume, or name another."
             )
-        return table.to_numpy()
+        return table.set_axis(pd.Index([BEFORE, *self.tasks], name="after"), axis="index")
 
     def summary(self) -> pd.DataFrame:
         """Return mean and standard deviation (n − 1) over seeds.
@@ -270,7 +272,7 @@ class Results:
         for strategy, seed in runs:
             matrix, ece = self.matrix(strategy, seed), self.matrix(strategy, seed, "ece")
             known = [name for name, other in runs if other == seed and name.partition(" (")[0] == REFERENCE]
-            reference = np.diagonal(self.matrix(known[0], seed), offset=-1) if len(known) == 1 else None
+            reference = np.diagonal(self.matrix(known[0], seed).to_numpy(), offset=-1) if len(known) == 1 else None
             rows.append({"strategy": strategy, **metrics.summarize(matrix, ece, reference)})
         table = pd.DataFrame(rows).astype({name: float for name in rows[0] if name != "strategy"})
         return table.groupby("strategy", sort=False).agg(["mean", "std"])
@@ -306,7 +308,7 @@ class Results:
                 if strategy not in self.strategies:
                     raise UnknownNameError("strategy in these results:", strategy, self.strategies)
             raise ReportError(f"{a} and {b} have no seed in common. Run both with the same seeds.")
-        ends = [np.array([self.matrix(name, seed, metric)[-1] for seed in seeds]) for name in (a, b)]
+        ends = [np.array([self.matrix(name, seed, metric).iloc[-1] for seed in seeds]) for name in (a, b)]
         rows = [_compared(*(end[:, i] for end in ends)) for i in range(len(self.tasks))]
         rows.append(_compared(*(end.mean(axis=1) for end in ends)))
         return pd.DataFrame(rows, index=pd.Index([*self.tasks, "all tasks"], name="task"))

@@ -187,7 +187,7 @@ CASES = [
         "list",
         "The following arguments are required: WHAT. See 'forgetfree list --help'.",
     ),
-    Case("list planets", "Unknown argument 'planets'. Known: experiments, models, strategies, streams, tasks."),
+    Case("list planets", "Unknown argument 'planets'. Known: experiments, kinds, models, strategies, streams, tasks."),
     Case("list stratgies", "Did you mean 'strategies'?"),
     Case("list tasks --verbose", "--verbose goes with 'list strategies', got 'list tasks'. Leave it out."),
     Case("list tasks --debgu", "Unknown flag of 'forgetfree list' '--debgu'. Did you mean '--debug'?"),
@@ -503,7 +503,10 @@ CASES = [
     Case("experiment where --cache new --out data", "--out 'data' is not empty: it holds ag_news"),
     Case("experiment where --resume", "There is nothing to resume in 'out'."),
     Case("experiment where --device tpu", "Unknown --device 'tpu'."),
-    *(Case(f"{job} --quiet --log x", "Unknown --log 'x'.") for job in ("run sst2", "graft sst2", "experiment where")),
+    *(
+        Case(f"{job} --quiet --verbose --log x", "Unknown --log 'x'.")
+        for job in ("run sst2", "graft sst2", "experiment where")
+    ),
     *(
         case
         for job in ("run sst2", "graft sst2", "experiment where", "sweep sst2")
@@ -520,7 +523,7 @@ CASES = [
     Case("sweep sst2 --start sst3=a", "Unknown task in --start 'sst3'. Did you mean 'sst2'?"),
     Case("sweep sst2 --start sst2=model", "--start 'model' is no adapter of PEFT. Expected a directory with"),
     Case("sweep sst2 --log x", "Unknown --log 'x'."),
-    Case("sweep sst2 --resume --quiet", "--resume needs --out DIR.", bare=True),
+    Case("sweep sst2 --resume --quiet --verbose", "--resume needs --out DIR.", bare=True),
     Case("sweep sst2 --config nowhere.toml", "nowhere.toml cannot be read"),
     Case("sweep sst2 --jobs 0", "--jobs must be at least 1, got 0."),
     Case(

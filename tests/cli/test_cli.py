@@ -475,7 +475,8 @@ def test_graftable_tensors_can_be_chosen_by_pattern(tiny_cli: Tiny, tmp_path: Pa
 
 def test_resume_refuses_another_configuration(tiny_cli: Tiny, finished: Path, capsys) -> None:
     assert tiny_cli.run(finished, "--resume", "--set", "batch_size=2") == 2
-    assert "these differ: final_union (was true, now None), batch_size (was None, now 2)" in capsys.readouterr().err
+    expected = "these differ: --set final_union (was true, now not given), --batch-size (was not given, now 2)"
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.sampled(share=0.2)
@@ -925,11 +926,19 @@ def test_a_run_of_another_version_is_not_resumed(tiny_cli: Tiny, tmp_path: Path,
     assert expected in capsys.readouterr().err
 
 
-def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path) -> None:
-    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, tmp_path / "out")) == 0
-    before = (tmp_path / "out" / "results.json").read_bytes()
-    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, tmp_path / "out", "--resume")) == 0
-    assert (tmp_path / "out" / "results.json").read_bytes() == before
+def test_resuming_a_finished_run_leaves_its_results_as_they_are(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
+    """It says that it is finished; the end of a run is its headline and one table, and all of them with --verbose."""
+    out = tmp_path / "out"
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out)) == 0
+    said = capsys.readouterr()
+    assert "Going on" not in said.err and "scores" in said.out and "After the last task" in said.out
+    assert "Time per phase" not in said.out and "Time per phase" in (out / "report.md").read_text()
+    before = (out / "results.json").read_bytes()
+    assert cli.main(one_seed(tiny_cli.data, tiny_cli.model, out, "--resume", "--verbose")) == 0
+    assert (out / "results.json").read_bytes() == before
+    said = capsys.readouterr()
+    assert f"Going on in {out}; finished: " in said.err and "not begun" not in said.err
+    assert "Time per phase" in said.out and "Every strategy: 1 seed (0)." in said.out
 
 
 def test_a_directory_of_version_0_2_is_reported_and_not_resumed(
@@ -989,6 +998,33 @@ def test_a_recipe_may_be_for_one_strategy_alone(monkeypatch: pytest.MonkeyPatch)
 def test_a_router_needs_a_task_that_is_withheld(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     assert tiny_cli.run(tmp_path / "out", "--set", "task_inference=router") == 2
     assert "task_inference=router is for streams that withhold the task" in " ".join(capsys.readouterr().err.split())
+
+
+def test_verify_tells_one_thing_to_do_about_a_damaged_ledger(finished: Path, tmp_path: Path, capsys) -> None:
+    """In its run, the command that makes it again; elsewhere, a copy."""
+    run = tmp_path / "run"
+    ledger = run / "grafting-continual" / "seed-0" / "ledger.safetensors"
+    ledger.parent.mkdir(parents=True)
+    shutil.copy(finished / "config.json", run)
+    ledger.write_bytes((finished / ledger.relative_to(run)).read_bytes()[:-9])
+    assert cli.main(["ledger", "verify", str(ledger)]) == 1
+    said = capsys.readouterr().err
+    assert f"`forgetfree run --config {run / 'config.json'} --out {run} --resume`, which makes it again" in said
+    assert "copy" not in said
+    shutil.move(ledger, tmp_path / "lone.safetensors")
+    assert cli.main(["ledger", "verify", str(tmp_path / "lone.safetensors")]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("Restore it from a copy.\n") and "again" not in said
+
+
+def test_the_list_of_kinds_is_the_table_of_the_readme(capsys) -> None:
+    assert cli.main(["list", "kinds"]) == 0
+    shown = capsys.readouterr().out
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = re.findall(r"^\| (.+) \| (.+) \|$", readme.partition("| a row of a task is |")[2], flags=re.M)
+    rows = [row for row in table if "`" in row[1]][:3]
+    assert [f"{row}; columns {columns.replace('`', '')}" in shown for row, columns in rows] == [True] * 3
+    assert all(part in readme for part in shown.splitlines()[-1].partition("refused: ")[2].split(", "))
 
 
 def test_the_full_list_says_what_a_run_takes_and_what_a_recipe_sets(capsys) -> None:

@@ -182,7 +182,7 @@ def test_the_report_shows_means_over_seeds_and_where_the_region_lies(
     graft: GraftCommand, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # every message has a line
-    out = graft(*TWICE)
+    out = graft(*TWICE, "--verbose")
     printed = capsys.readouterr()
     report = (out / "report.md").read_text()
     for text in (printed.out, report):

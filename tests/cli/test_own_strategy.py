@@ -55,7 +55,7 @@ def test_a_class_of_a_file_runs_is_resumed_and_used(
     results = json.loads(Path("out/results.json").read_text())
     pulls = {each["strategy"]: each["options"].get("pull") for each in results["runs"]}
     assert pulls == {NAME: 0.5, "continual-ft": None}
-    assert f"{NAME}.pull 0.5" in capsys.readouterr().out
+    assert f"{NAME}.pull=0.5" in Path("out/report.html").read_text()
 
     (Path("out") / NAME / "seed-0" / "unit.json").unlink()
     assert cli.main(["run", *run, *given, "--resume"]) == 0

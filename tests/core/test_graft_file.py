@@ -208,7 +208,7 @@ def test_a_file_cut_short_is_refused(file: Path) -> None:
     sound = file.read_bytes()
     for length in [*range(0, len(sound), 499), len(sound) - 1]:
         file.write_bytes(sound[:length])
-        with pytest.raises(GraftError, match=r"not a readable safetensors file.*restore it from a copy"):
+        with pytest.raises(GraftError, match=r"not a readable safetensors file.*Restore it from a copy"):
             Graft.load(file)
 
 

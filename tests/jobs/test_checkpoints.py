@@ -24,7 +24,7 @@ from forgetfree.errors import RunError, UsageError
 from forgetfree.files import locked
 from forgetfree.jobs import checkpoints, environment, resuming, unit
 from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
-from forgetfree.jobs.engine import holdings
+from forgetfree.jobs.engine import holdings, resumption
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.runner import run
 from forgetfree.jobs.signals import STOP, terminable
@@ -285,6 +285,7 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
         run(config(strategy, "cut"))
     where = "in the midst of task 2 of 2" if task == "qnli" else "in the midst of task 1 of 2"
     assert f"goes on: {strategy} seed 0 {where}" in holdings(tmp_path / "cut")
+    assert f"goes on: {strategy} seed 0 {where}" in resumption(tmp_path / "cut")
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
         run(config(strategy, "cut"), resume=True)

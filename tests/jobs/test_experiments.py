@@ -596,7 +596,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(
     assert calls == [0, 1, 1]
     assert without_times(results_of(out)) == without_times(results_of(measured("where")))
     assert cli.main(arguments("where", data, model, out, "--resume", "--set", "steps=3")) == 2
-    assert "these differ: steps (was 2, now 3)." in capsys.readouterr().err
+    assert "these differ: --set steps (was 2, now 3)." in capsys.readouterr().err
     other = tmp_path / "other"
     shutil.copytree(data, other)
     (other / "sst2" / "test.jsonl").write_text((data / "sst2" / "validation.jsonl").read_text())
@@ -628,7 +628,7 @@ def test_more_seeds_and_tasks_are_added_to_what_was_measured(
     assert {row["task"] for row in rows_of(results_of(out))} == {"sst2", "qnli"}
     assert cli.main([*one_seed, "--resume"]) == 2  # what was measured is not taken out
     error = capsys.readouterr().err
-    assert "tasks (give all there are: sst2, qnli), seeds (give all there are: 0, 1)" in error
+    assert "--task (give all there are: sst2, qnli), --seed (give all there are: 0, 1)" in error
     older = results_of(out)  # written before there was a choice
     for option in ("max_length", "evaluate_on"):
         del older["setting"][option]
@@ -722,7 +722,7 @@ def test_a_stream_is_not_lengthened_by_resuming(
     shutil.copytree(measured("continual"), out)
     more = ["--resume", "--task", "mnli"]
     assert cli.main(arguments("continual", data, model_directory("bert"), out, *more)) == 2
-    assert "tasks (was ['qnli', 'ag_news', 'sst2'], now ['qnli', 'ag_news', 'sst2', 'mnli'])" in capsys.readouterr().err
+    assert "--task (was qnli, ag_news, sst2, now qnli, ag_news, sst2, mnli)" in capsys.readouterr().err
 
 
 def test_tasks_without_data_are_left_out_and_named(data, model_directory, tmp_path: Path) -> None:

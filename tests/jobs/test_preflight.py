@@ -120,6 +120,19 @@ def test_it_is_printed_for_people(usual: list[str], capsys: pytest.CaptureFixtur
     assert "an estimate by 2 training steps of this model" in said
 
 
+def test_a_fine_tuned_model_is_shared_and_a_recipe_stands_after_the_plan(
+    usual: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--strategy", "fine-tune", "--strategy", "grafting-continual", "--check"]
+    own = {"--model": "minilm", "--out": str(tmp_path / "out")}
+    places = [own.get(usual[i - 1], word) if i else word for i, word in enumerate(usual)]
+    assert cli.main(["run", "sst2", *words, *places, "--steps", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "sst2: fine-tune, 2 steps" in said and "sst2: fine-tune, shared with fine-tune\n" in said
+    assert ", 0 steps" not in said
+    assert said.index("Disk: ") < said.index("Recipe of minilm: ") < said.index("Nothing was written")
+
+
 def test_regions_that_take_more_than_there_is_are_noted(plan: Plan) -> None:
     words = ["run", "qnli,ag_news,sst2", "--strategy", "grafting-continual", "--steps", "1"]
     assert plan(*words, "--sparsity", "0.3")["notes"] == []

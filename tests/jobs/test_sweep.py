@@ -69,8 +69,10 @@ def test_the_chosen_setting_is_an_ordinary_run_on_test_rows(
     alone = read(tmp_path / "run" / "results.json")
     assert [run["matrix"] for run in chosen["runs"]] == [run["matrix"] for run in alone["runs"]]
     assert chosen["evaluated_on"] == "test" and chosen["data"]["test_rows"] != results["data"]["test_rows"]
-    note = next(line for line in (swept / "chosen" / "report.md").read_text().splitlines() if "Set-up" in line)
-    assert all(f"{key.replace('_', ' ')} {value}" in note.replace("\\", "") for key, value in setting.items())
+    notes = (swept / "chosen" / "report.md").read_text().replace("\\", "").partition("\n## ")[0]
+    assert all(
+        f"{key}={value}" in notes or f"{key.replace('_', ' ')} {value}" in notes for key, value in setting.items()
+    )
 
 
 @pytest.mark.sampled(share=0.2)

@@ -94,8 +94,8 @@ def test_a_notebook_trains_by_two_processes_what_the_command_line_trains_by_one(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"processes": 0}, "--processes must be at least 1, got 0"),
-        ({"processes": 2, "jobs": 2}, "--processes 2 trains one unit at a time, got --jobs 2"),
+        ({"processes": 0}, "processes must be at least 1, got 0"),
+        ({"processes": 2, "jobs": 2}, "processes=2 trains one unit at a time, got jobs=2"),
         ({"processes": 2, "parts": 3}, "parts must be a power of two"),
         (
             {"processes": 2, "optimizer": lambda moved: torch.optim.Adam(moved)},

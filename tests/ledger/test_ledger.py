@@ -508,7 +508,7 @@ def test_a_file_cut_short_anywhere_is_refused(file: Path) -> None:
     sound = file.read_bytes()
     for length in [*range(0, len(sound), 97), len(sound) - 1]:
         file.write_bytes(sound[:length])
-        with pytest.raises(LedgerError, match=r"not a readable safetensors file.*restore it from a copy"):
+        with pytest.raises(LedgerError, match=r"not a readable safetensors file.*Restore it from a copy"):
             Ledger.load(file)
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from handmade import TASKS, Json, ledger_of, results_of, run_of, write
 
+from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError
+from forgetfree.results.leaderboard import lay_out_leaderboard
 from forgetfree.results.metrics import summarize
 from forgetfree.results.rendering import FORMATS, Page, Table
 from forgetfree.results.reports import lay_out, render
@@ -421,30 +423,62 @@ def test_two_outcomes_of_one_seed_are_refused() -> None:
     [
         (
             {"tasks": ["mrpc", "qnli"]},
-            r"tasks is \['qnli', 'mrpc'\] in one and \['mrpc', 'qnli'\] in the other",
+            r"tasks: qnli, mrpc in one and mrpc, qnli in the other",
         ),
         (
             {"model": {"name": "minilm", "fingerprint": "m2"}},
-            r"model\.fingerprint is 'm1' in one and 'm2' in",
+            r"the weights of their models, minilm and minilm, are not the same",
         ),
         ({"readout": "linear"}, r"readout is 'prompt' in one and 'linear' in the other"),
         (
             {"data": {"fingerprints": {"qnli": "q1", "mrpc": "p2"}, "shots": 16}},
-            r"data\.fingerprints\.mrpc is 'p1' in one and 'p2' in the other",
+            r"the rows of mrpc are not the same",
         ),
     ],
 )
 def test_what_must_not_be_compared_is_refused_by_name(more: Json, message: str) -> None:
     run = run_of("a", 0, [0.6, 0.7])
     results = [results_of(run, source="x"), results_of(run, source="y"), results_of(run, **more, source="z")]
-    with pytest.raises(ReportError, match=rf"^x and z cannot be compared: {message}.*\. Report on them separat"):
+    with pytest.raises(
+        ReportError, match=rf"^x and z cannot be compared task by task: {message}\. Report on them separat"
+    ):
         merge(results)
 
 
 def test_different_metrics_are_refused() -> None:
     other = run_of("b", 0, [0.6, 0.7], metric=["accuracy", "accuracy"])
-    with pytest.raises(ReportError, match=r"^x and y cannot be compared: metric is \['accuracy', 'f1'\] in one"):
+    with pytest.raises(ReportError, match=r"^x and y cannot be compared task by task: metrics are accuracy, f1 in one"):
         merge([results_of(run_of("a", 0, [0.6, 0.7]), source="x"), results_of(other, source="y")])
+
+
+def test_what_cannot_be_compared_by_task_is_a_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table for each set of test rows: in it the best average first, with floor, forgetting, bytes and seconds.
+
+    a: (60 + 70) / 2 = 65, floor (62 + 50) / 2 = 56, forgot 80 - 60 = 20; another model's a: 75 and nothing.
+    """
+    floors, more = {"constant": [0.62, 0.5]}, {"fingerprints": {"qnli": "q1", "mrpc": "p1"}, "shots": 16}
+    here = results_of(run_of("a", 0, [0.6, 0.7], kept_bytes=[10, 2000]), floors=floors, data=more)
+    other = results_of(run_of("a", 0, [0.8, 0.7]), model={"name": "larger", "fingerprint": "m2"}, data=more)
+    rows = {"fingerprints": {"qnli": "q2", "mrpc": "p2"}, "test_rows": {"qnli": 40, "mrpc": 60}}
+    elsewhere = results_of(run_of("b", 0, [0.8, 0.9]), run_of("b", 1, [0.8, 0.7]), data=rows)
+    places = [str(write(tmp_path / name, held)) for name, held in (("x", here), ("y", other), ("z", elsewhere))]
+    page = lay_out_leaderboard([load_run_results(place) for place in places])
+    assert [table.title.partition(" (")[0] for table in page.tables] == [
+        "qnli, mrpc",
+        "qnli: 40 test rows, mrpc: 60 test rows",
+    ]
+    assert page.tables[0].rows == (
+        ("a", places[1], "larger", "1", "75.0", "—", "0.0", "—", "1.8"),
+        ("a", places[0], "minilm", "1", "65.0", "56.0", "20.0", "2 kB", "1.8"),
+    )
+    assert page.tables[1].rows[0][3:5] == ("2", "80.0 (7.1)")
+    assert page.notes[0].endswith("they differ in: model, data.")
+    assert main(["report", *places]) == 0
+    assert "75.0" in capsys.readouterr().out
+    assert main(["report", *places, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["comparisons"]) == 3
+    assert main(["report", *places, "--format", "csv"]) == 1
+    assert "cannot be compared task by task: the weights" in capsys.readouterr().err
 
 
 def test_nothing_to_merge_is_refused() -> None:
@@ -494,6 +528,19 @@ def test_runs_that_differ_in_shots_or_steps_stand_side_by_side_and_say_it() -> N
     assert [entry.label for entry in merge([many]).strategies] == ["a", "c"]
     with pytest.raises(ReportError, match=r"^One CSV file holds one set-up and one configuration"):
         one_file([directory(16, 9, "b"), directory(64, 9, "c")])
+
+
+def test_the_set_up_is_told_as_it_was_typed_and_what_nobody_typed_is_not() -> None:
+    """``parts`` is made of --processes, and an option that is set to nothing goes without saying."""
+    typed = {"learning_rate": "0.001", "dropout": False, "mask_batch_size": "512", "parts": "4"}
+    page = page_of(run_of("a", 0, [0.6, 0.7]), set=typed)
+    assert page.notes[:2] == (
+        "Set-up: model minilm, readout prompt, shots 16, learning rate 0.001.",
+        "Also set: dropout=false mask_batch_size=512.",
+    )
+    runs = [run_of("a", 0, [0.6, 0.7], options={"parts": parts, "dropout": not parts}) for parts in (None, 4)]
+    merged = merge([results_of(runs[0], source="x"), results_of(runs[1], source="y")])
+    assert [entry.label for entry in merged.strategies] == ["a (dropout=true)", "a (dropout=false, parts=4)"]
 
 
 def test_one_file_of_several_directories_has_the_floors_of_all_their_seeds(tmp_path: Path) -> None:
@@ -699,7 +746,7 @@ def test_without_sound_timings_there_is_no_growth_table(tmp_path: Path, content:
 
 def test_scenarios_are_not_compared() -> None:
     runs = [run_of("continual-ft", 0, [0.6, 0.7])]
-    with pytest.raises(ReportError, match="scenario is 'task' in one and 'class' in the other"):
+    with pytest.raises(ReportError, match="scenario: task in one and class in the other"):
         merge([results_of(*runs), results_of(*runs, scenario="class")])
 
 

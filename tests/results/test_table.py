@@ -47,8 +47,12 @@ def test_scores_are_one_number_a_row(four_runs: Path) -> None:
 
 def test_a_matrix_has_a_row_before_training_and_one_after_each_task(four_runs: Path) -> None:
     results = forgetfree.load_results(four_runs)
-    assert results.matrix("ewc", seed=1).tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
-    assert results.matrix("ewc", metric="ece").tolist() == [[0.2, 0.2], [0.2, 0.2], [0.1, 0.3]]
+    matrix = results.matrix("ewc", seed=1)
+    assert matrix.to_numpy().tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
+    assert (matrix.index.name, list(matrix.index)) == ("after", ["before training", *TASKS])
+    assert (matrix.columns.name, list(matrix.columns)) == ("task", TASKS)
+    assert matrix.loc["mrpc", "qnli"] == 0.7
+    assert results.matrix("ewc", metric="ece").to_numpy().tolist() == [[0.2, 0.2], [0.2, 0.2], [0.1, 0.3]]
     assert (results.tasks, results.strategies) == (TASKS, ["fine-tune", "ewc"])
 
 
@@ -144,7 +148,7 @@ def test_the_table_is_that_of_the_report() -> None:
     held = json.loads((GOLDEN / "run" / "results.json").read_text())
     for run in held["runs"]:
         for name, metric in (("matrix", "score"), ("ece", "ece")):
-            assert results.matrix(run["strategy"], run["seed"], metric).tolist() == run[name]
+            assert results.matrix(run["strategy"], run["seed"], metric).to_numpy().tolist() == run[name]
     summary = results.summary()
     for name in results.strategies:
         known = [run["summary"] for run in held["runs"] if run["strategy"] == name]
@@ -216,7 +220,7 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
         units = forgetfree.load_results(tmp_path / "out").scores
         assert units.equals(whole[(whole.strategy == "ewc") & (whole.seed == 0)].reset_index(drop=True))
     one = forgetfree.load_results(tmp_path / "out" / "ewc" / "seed-1" / "scores.csv")
-    assert one.matrix("ewc", seed=1).tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
+    assert one.matrix("ewc", seed=1).to_numpy().tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
 
 
 def test_a_unit_without_its_scores_is_named(tmp_path: Path) -> None:
