@@ -20,7 +20,7 @@ def _graft(config: GraftConfig, how: Execution) -> int:
     from forgetfree.jobs.graft_run import run_graft
 
     config.checked()  # before anything is said
-    check_one(config.task, config.data, config.columns)
+    check_one(config.task, config.data, config.read_options)
     say(f"Grafting {config.task} into {config.out}")
     print_recipe(config.model, config.recipe())
     return perform(config, how, run_graft, _show, model=config.model, cache=config.settings.get("cache"))

@@ -12,19 +12,19 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, TextIO
 
-from forgetfree.display import escaped
+from forgetfree.display import escaped, escaped_lines
 from forgetfree.errors import UsageError
 from forgetfree.registry import MODELS
 
 #: The longest message, in characters.
-_LONGEST = 4000
+_LONGEST = 6000
 #: Where errors are told while nothing else is.
 _errors: TextIO | None = None
 
 
 def fail(message: str, code: int) -> int:
-    """Say what went wrong, in one paragraph or a list of them, and return the exit code."""
-    text = "\n- ".join(map(escaped, message.split("\n- ")))  # the lines of `SeveralFaultsError`
+    """Say what went wrong, in one paragraph or a list of them, with a table where there is one, and return the exit code."""
+    text = "\n- ".join(map(escaped_lines, message.split("\n- ")))  # the lines of `SeveralFaultsError`
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
     print(f"forgetfree: error: {text}", file=_errors or sys.stderr)

@@ -68,6 +68,60 @@ class Columns:
 RECOGNISED = Columns()
 
 
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a user says of how the rows of all tasks are read.
+
+    Attributes:
+        texts: names of columns; ``TASK.COLUMN`` is a column of one task.
+        labels: the same.
+        skip_bad_rows: whether rows that cannot be used are left out, and not refused.
+    """
+
+    texts: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    skip_bad_rows: bool = False
+
+    @classmethod
+    def of(
+        cls, texts: str | Sequence[str] | None, labels: str | Sequence[str] | None, skip_bad_rows: bool = False
+    ) -> ReadOptions:
+        """Make them of what a call gives."""
+        listed = [() if each is None else (each,) if isinstance(each, str) else tuple(each) for each in (texts, labels)]
+        return cls(*listed, skip_bad_rows)
+
+    def columns(self, task: str, tasks: Iterable[str] = ()) -> Columns:
+        """Return the columns that are named for a task: for it alone, or else for all.
+
+        Args:
+            task: its name.
+            tasks: the names of the others, whose columns it has nothing to do with.
+
+        Raises:
+            UsageError: these are not one or two different names of texts, and one of a label.
+        """
+        names = sorted(
+            {task, *tasks}, key=len, reverse=True
+        )  # of tasks a and a.b, a.b.text is the column of the second
+
+        def chosen(given: Sequence[str]) -> tuple[str, ...]:
+            owner = {name: next((each for each in names if name.startswith(f"{each}.")), None) for name in given}
+            own = tuple(name.removeprefix(f"{task}.") for name in given if owner[name] == task)
+            return own or tuple(name for name in given if owner[name] is None)
+
+        texts, labels = chosen(self.texts), chosen(self.labels)
+        if len(labels) > 1:
+            raise UsageError(
+                f"label_column must be one column for task {task!r}, got {', '.join(map(repr, labels))}. Name one, or "
+                "TASK.COLUMN for one task alone."
+            )
+        return Columns.of(texts, *labels or (None,))
+
+
+#: Nothing is said.
+AS_FOUND = ReadOptions()
+
+
 def choose(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) -> tuple[Columns, str]:
     """Return a table's columns of texts and label, and what to say of them; nothing where they were named or are ours.
 

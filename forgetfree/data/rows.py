@@ -7,7 +7,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -73,6 +73,7 @@ class TaskRows:
         task: its definition.
         train, validation, test: its rows.
         notes: what a user should know of how they were read.
+        left_out: by split, how many bad rows were left out, see `BadRows.summary`.
     """
 
     task: TaskDefinition
@@ -80,6 +81,7 @@ class TaskRows:
     validation: Rows
     test: Rows
     notes: tuple[str, ...] = field(default=(), compare=False)
+    left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def shared(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
-from forgetfree.jobs.environment import tell_shared_rows
+from forgetfree.jobs.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.resuming import described
@@ -142,6 +142,7 @@ class GraftJob(Job[GraftConfig]):
                     "steps": self.config.steps,
                     "fingerprint": task.fingerprint,
                     "test_rows": len(test),
+                    **left_out_of([self.rows]),
                 },
                 "metric": metric,
                 "floors": {"constant": constant_score(test.labels.numpy(), metric, task.sentences(test))},
@@ -158,7 +159,7 @@ class GraftJob(Job[GraftConfig]):
     def rows(self) -> TaskRows:
         """Return the task and all its rows."""
         return load_task(
-            self.config.task, self.given.data_or(self.config.data), self.common.evaluate_on, self.config.columns
+            self.config.task, self.given.data_or(self.config.data), self.common.evaluate_on, self.config.read_options
         )
 
     def _subject(self, seed: int) -> _Subject:

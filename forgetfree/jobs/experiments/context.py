@@ -12,7 +12,7 @@ from typing import Any
 
 from forgetfree.core.base_regions import BaseKind, budget
 from forgetfree.core.regions import Region, biases
-from forgetfree.data.columns import RECOGNISED, Columns
+from forgetfree.data.columns import AS_FOUND, ReadOptions
 from forgetfree.data.rows import TaskRows, put_together
 from forgetfree.data.sampling import representative
 from forgetfree.data.sources import load_task
@@ -53,11 +53,11 @@ class ExperimentContext:
         store: StateStore,
         cache: Path,
         monitor: Monitor | None = None,
-        columns: Columns = RECOGNISED,
+        options: ReadOptions = AS_FOUND,
         merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.preset, self.data, self.device, self.cache = preset, data, device, cache
-        self.monitor, self.columns, self.merged = monitor or Monitor(), columns, merged
+        self.monitor, self.options, self.merged = monitor or Monitor(), options, merged
         self._store = store
         self._tasks: dict[str, TaskRows] = {}
 
@@ -68,7 +68,7 @@ class ExperimentContext:
                 task, [self.rows(each) for each in self.merged[task] if not self.missing([each])]
             )
         if task not in self._tasks:
-            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.columns)
+            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.options)
         return self._tasks[task]
 
     @cached_property
