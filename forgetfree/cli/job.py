@@ -17,7 +17,7 @@ from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.cli.words import fail, free_directory, no_empty_directories, say, unsaid
-from forgetfree.data.sources import check_data, default_data, tasks_of_files
+from forgetfree.data.sources import check_data, check_headers, default_data, tasks_of_files
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
@@ -94,12 +94,14 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         from forgetfree.jobs.progress import Progress, make_progress
 
         check_loggers(given.get("log", ()))
+        asked = build(config, values, config.command)
+        check_headers(asked.names, asked.data, asked.read_options)  # before torch is imported
         if given.get("check"):
             from forgetfree.cli.plan import show_plan
 
             quiet_libraries()
             with unsaid(bool(given.get("quiet") or given.get("json"))):
-                show_plan(build(config, values, config.command), bool(given.get("resume")), bool(given.get("json")))
+                show_plan(asked, bool(given.get("resume")), bool(given.get("json")))
             return 0
         progress = Progress() if given.get("quiet") else make_progress(sys.stderr)
         how: Any = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
@@ -107,7 +109,7 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution], in
         if processes is not None:
             how["processes"] = processes
         quiet_libraries()
-        asked, begun = build(config, values, config.command), Path(str(values["out"])) / "config.json"
+        begun = Path(str(values["out"])) / "config.json"
         new = not how["resume"] and not os.path.lexists(begun)
         with unsaid(bool(given.get("quiet"))):
             try:

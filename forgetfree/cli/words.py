@@ -17,7 +17,7 @@ from forgetfree.errors import UsageError
 from forgetfree.registry import MODELS
 
 #: The longest message, in characters.
-_LONGEST = 6000
+_LONGEST = 4000
 #: Where errors are told while nothing else is.
 _errors: TextIO | None = None
 
@@ -25,8 +25,9 @@ _errors: TextIO | None = None
 def fail(message: str, code: int) -> int:
     """Say what went wrong, in one paragraph or a list of them, with a table where there is one, and return the exit code."""
     text = "\n- ".join(map(escaped_lines, message.split("\n- ")))  # the lines of `SeveralFaultsError`
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+    most = 2 * _LONGEST if "\n  " in text else _LONGEST  # with a table
+    if len(text) > most:
+        text = f"{text[: most // 2]} … {text[-most // 2 :]}"
     print(f"forgetfree: error: {text}", file=_errors or sys.stderr)
     return code
 

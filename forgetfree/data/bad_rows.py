@@ -162,7 +162,7 @@ def _told(bad: Sequence[BadRow], counts: Mapping[str, int], count: int) -> str:
     if len(bad) == 1:
         return f"{escaped(bad[0].message)} {out}"
     head = ("file", "row", "column", "what", "text")
-    lines = [(_tail(each.file), f"{each.row}", each.column, each.what, each.text) for each in bad[:_PRINTED]]
+    lines = [(_tail(each.file), f"{each.row}", each.column[:_NAME], each.what, each.text) for each in bad[:_PRINTED]]
     cells = [tuple(map(escaped, line)) for line in (head, *lines)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]

@@ -17,9 +17,9 @@ from forgetfree.data.labels import learn_labels
 from forgetfree.data.row_notes import notes_of_labels, notes_of_rows
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.source_json import described, infer, read_source
-from forgetfree.data.table_files import find_table, format_of, read_table, split_of
+from forgetfree.data.table_files import find_table, format_of, head_of, read_table, split_of
 from forgetfree.data.tables import Table
-from forgetfree.data.tagged import is_tagged, read_tagged
+from forgetfree.data.tagged import check_tagged, is_tagged, read_tagged
 from forgetfree.display import counted
 from forgetfree.errors import DataError
 from forgetfree.tasks import SPLITS, Kind, version_of
@@ -52,8 +52,7 @@ def _has_files(folder: Path) -> bool:
 
 def read_folder(name: str, folder: Path, asked: Columns, skip_bad_rows: bool = False) -> TaskRows:
     """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded."""
-    base, version = version_of(folder.name)
-    given = read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
+    given = _given(folder)
     if is_saved(folder):
         tables, note = read_saved(folder)
         return read_task(name, tables, given, folder, asked, note, skip_bad_rows)
@@ -79,6 +78,44 @@ def read_folder(name: str, folder: Path, asked: Columns, skip_bad_rows: bool = F
             faults.attempt(read_task, *arguments)
         faults.report()
     return read_task(*arguments)
+
+
+def check_folder(name: str, folder: Path, asked: Columns) -> None:
+    """Raise as `check_header` does for the files of a task's folder."""
+    if not is_saved(folder):
+        check_header(
+            name, {split: path for split in SPLITS if (path := find_table(folder, split))}, _given(folder), asked
+        )
+
+
+def _given(folder: Path) -> dict[str, Any]:
+    """Return what ``source.json`` says of a task; of a version without one, that of the task."""
+    base, version = version_of(folder.name)
+    return read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
+
+
+def check_header(name: str, paths: Mapping[str, Path], given: Mapping[str, Any], asked: Columns) -> None:
+    """Raise ``DataError`` for what the first lines of a task's files say is wrong, before all rows are read.
+
+    Args:
+        name: of the task.
+        paths: its files, by split.
+        given: what its ``source.json`` says.
+        asked: the columns that the user named.
+    """
+    faults = DataFaults()
+    found = {split: faults.attempt(head_of, path) for split, path in paths.items()}
+    heads = {split: head for split, head in found.items() if head is not None}
+    if (train := heads.get("train")) is not None:
+        registered = registry.tasks().get(version_of(name)[0])
+        asked = asked.over(given)
+        if is_tagged(given, train, registered, asked):
+            for head in heads.values():
+                faults.attempt(check_tagged, head, asked)
+        elif chosen := faults.attempt(_chosen, train, asked, registered.kind if registered else None):
+            for head in heads.values():
+                faults.attempt(head.check_columns, chosen[0])
+    faults.report()
 
 
 def read_task(

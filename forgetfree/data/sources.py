@@ -21,7 +21,7 @@ from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.columns import AS_FOUND, Columns, ReadOptions
 from forgetfree.data.in_memory import configurations, is_path, is_snapshot, tables_of
 from forgetfree.data.labels import Labels
-from forgetfree.data.reading import holds_a_task, is_one_task, read_folder, read_task
+from forgetfree.data.reading import check_folder, check_header, holds_a_task, is_one_task, read_folder, read_task
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table
@@ -177,6 +177,20 @@ def check_data(data: Data, options: ReadOptions) -> None:
     _open_source(data, options)
 
 
+def check_headers(names: Sequence[str], data: Data, options: ReadOptions) -> None:
+    """Raise ``DataError`` for all that the headers of files say is wrong, quickly; what else is wrong is told later."""
+    faults = DataFaults()
+    try:
+        source = _open_source(data, options)
+        held = dict.fromkeys(name if source.holds(name) else version_of(name)[0] for name in names)
+        _check_several(list(held), source)
+        for name in filter(source.holds, held):
+            faults.attempt(source.check_header, name)
+    except UsageError:
+        return
+    faults.report()
+
+
 def check_tasks(names: Sequence[str], data: Data) -> None:
     """Raise ``UsageError`` if several tasks would be read from the rows of one, or ``data`` are not there."""
     _check_several(names, _open_source(data, AS_FOUND))
@@ -251,6 +265,10 @@ class _Directory:
             )
         return read_folder(name, folder, self._options.columns(name, self.names()), self._options.skip_bad_rows)
 
+    def check_header(self, name: str) -> None:
+        if (self.root / name).is_dir():
+            check_folder(name, self.root / name, self._options.columns(name, self.names()))
+
 
 class _OneTask:
     """The source ``--data FILE``, or a folder that is itself a task: of any name that the user gives it.
@@ -279,6 +297,13 @@ class _OneTask:
             return read_folder(name, self.path, **how)
         return read_task(name, {"train": read_table(self.path)}, {}, self.path.parent, **how)
 
+    def check_header(self, name: str) -> None:
+        columns = self._options.columns(name, self.names())
+        if self.path.is_dir():
+            check_folder(name, self.path, columns)
+        else:
+            check_header(name, {"train": self.path}, {}, columns)
+
 
 class _Named:
     """The source ``data={"NAME": ROWS}`` of Python; and several files."""
@@ -296,10 +321,20 @@ class _Named:
     def load(self, name: str) -> TaskRows:
         rows, columns = self._rows[name], self._options.columns(name, self.names())
         if is_path(rows):
-            options = ReadOptions.of(columns.texts, columns.label, self._options.skip_bad_rows)
-            return _open_source(os.fspath(rows), options).load(name)
+            return self._place(name).load(name)
         tables, note = tables_of(f"data[{name!r}]", rows)
         return read_task(name, tables, {}, Path(), columns, note, self._options.skip_bad_rows)
+
+    def check_header(self, name: str) -> None:
+        if is_path(self._rows.get(name)):
+            self._place(name).check_header(name)
+
+    def _place(self, name: str) -> _Source:
+        """Return the source of a task whose rows are given by a path."""
+        columns = self._options.columns(name, self.names())
+        return _open_source(
+            os.fspath(self._rows[name]), ReadOptions.of(columns.texts, columns.label, self._options.skip_bad_rows)
+        )
 
 
 class _Hub:
@@ -312,6 +347,9 @@ class _Hub:
 
     def holds(self, name: str) -> bool:
         return name in self.names()
+
+    def check_header(self, name: str) -> None:
+        """The hub's columns are known."""
 
     def load(self, name: str) -> TaskRows:
         from datasets import load_dataset
@@ -374,6 +412,9 @@ class _Embedded:
 
     def holds(self, name: str) -> bool:
         return name in self.names()
+
+    def check_header(self, name: str) -> None:
+        """Its columns are known."""
 
     def load(self, name: str) -> TaskRows:
         if name not in self.names():

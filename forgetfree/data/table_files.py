@@ -42,6 +42,8 @@ MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
 MOST_TEXT_ROWS, MOST_COLUMNS = 5_000_000, 4096
 #: Rows of csv that are put into columns together; and the most texts of a column that are compared to hold each once.
 _ROWS_AT_A_TIME, _FEW = 10_000, 1000
+#: Of how many bytes the encoding of a header is found out.
+_HEAD = 2**20
 
 
 def format_of(name: str) -> tuple[str, str]:
@@ -101,6 +103,37 @@ def read_table(path: Path) -> Table:
         raise DataError(f"{path} cannot be read: {first_line(error)}. Put a file there.") from error
     except Exception as error:
         raise DataError(f"{path} cannot be read as {format}: {first_line(error)}. Write the file again.") from error
+
+
+def head_of(path: Path) -> Table | None:
+    """Return the columns of a file that names them before its rows, with its first row or none.
+
+    Returns:
+        ``None`` for files of other formats, and for those that can only be judged when they are read whole.
+
+    Raises:
+        DataError: the names are not as they must be.
+    """
+    _, format = format_of(path.name)
+    try:
+        if not path.is_file():
+            return None
+        if format == "parquet":
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(path) as file:
+                rows = next(file.iter_batches(batch_size=1), file.schema_arrow.empty_table()).to_pylist()
+                return Table(
+                    str(path), {name: [row[name] for row in rows] for name in file.schema_arrow.names}, [1][: len(rows)]
+                )
+        form = text_form(path, _HEAD) if format in _SIGN else None
+    except Exception:  # whoever reads the file tells it
+        return None
+    if form is None:
+        return None
+    with closing(_records(path, form, refuse, delimiter=form.separator)) as records:
+        _, names = next(records, (0, list[str]()))
+    return Table(str(path), {name: [] for name in names}, []) if names else None
 
 
 def _check_size(path: Path | str, found: int, unit: str, most: int) -> None:

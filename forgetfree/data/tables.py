@@ -106,12 +106,7 @@ class Table:
         Raises:
             DataError: a column is missing or empty.
         """
-        for column in (*columns.texts, *filter(None, [columns.label])):
-            if column not in self.columns:
-                raise DataError(
-                    f"{self.where} has no column {column!r}, which the training rows have; found "
-                    f"{', '.join(map(repr, self.columns)) or 'none'}. Rename or add the column."
-                )
+        self.check_columns(columns)
         for column in columns.texts:
             cells = self.columns[column]
             for i, cell in enumerate(cells):
@@ -119,6 +114,15 @@ class Table:
                     self.bad.add(self._fault(column, i, "no text", "a text"))
             if len(cells) and not any(not isinstance(cell, str) or cell.strip() for cell in cells):
                 raise DataError(f"{self.where}: column {column!r} is empty in every row. Write the texts into it.")
+
+    def check_columns(self, columns: Columns) -> None:
+        """Raise ``DataError`` if a column is missing."""
+        for column in (*columns.texts, *filter(None, [columns.label])):
+            if column not in self.columns:
+                raise DataError(
+                    f"{self.where} has no column {column!r}, which the training rows have; found "
+                    f"{', '.join(map(repr, self.columns)) or 'none'}. Rename or add the column."
+                )
 
     def _place(self, column: str, i: int, labels: Labels, task: str) -> int:
         """Return the number of a row's label."""

@@ -85,12 +85,32 @@ def read_tagged(
     return replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
 
 
+def check_tagged(table: Table, asked: Columns) -> None:
+    """Raise ``DataError`` if the column of the words or that of the tags is missing."""
+    _columns(table, asked)
+
+
+def _columns(table: Table, asked: Columns) -> list[str]:
+    """Return the columns of words and tags."""
+    found = list[str]()
+    for names in (asked.texts or _WORDS, (asked.label,) if asked.label else _TAGS):
+        name = next((name for name in names if name in table.columns), None)
+        if name is None:
+            held = ", ".join(map(repr, table.columns)) or "none"
+            raise DataError(
+                f"{table.where} has no column {names[0]!r}: expected tokens, with the words of a sentence, and tags, with one "
+                f"for each word; found {held}. Rename or add the column, or name others with --text-column and --label-column."
+            )
+        found.append(name)
+    return found
+
+
 class _Sentences:
     """The words and tags of one table, as BIO: by the place of each row that is good."""
 
     def __init__(self, table: Table, given: Mapping[str, Any], asked: Columns) -> None:
         self._table = table
-        words, column = self._column(asked.texts or _WORDS), self._column((asked.label,) if asked.label else _TAGS)
+        words, column = _columns(table, asked)
         self._tags = column
         names = table.label_names.get(column) or given.get("label_names") or ()
         self.words, self.tags, self.note = dict[int, list[str]](), dict[int, list[str]](), ""
@@ -126,16 +146,6 @@ class _Sentences:
                 self._fault(i, column, "words and tags differ", f"a tag for {of}", counted(len(written), "tag"))
             )
         return written
-
-    def _column(self, names: Sequence[str]) -> str:
-        for name in names:
-            if name in self._table.columns:
-                return name
-        found = ", ".join(map(repr, self._table.columns)) or "none"
-        raise DataError(
-            f"{self._table.where} has no column {names[0]!r}: expected tokens, with the words of a sentence, and tags, with "
-            f"one for each word; found {found}. Rename or add the column, or name others with --text-column and --label-column."
-        )
 
     def _cell(self, column: str, i: int) -> list[Any]:
         value = plain(self._table.columns[column][i])

@@ -53,11 +53,11 @@ class ExperimentContext:
         store: StateStore,
         cache: Path,
         monitor: Monitor | None = None,
-        options: ReadOptions = AS_FOUND,
+        read_options: ReadOptions = AS_FOUND,
         merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.preset, self.data, self.device, self.cache = preset, data, device, cache
-        self.monitor, self.options, self.merged = monitor or Monitor(), options, merged
+        self.monitor, self.read_options, self.merged = monitor or Monitor(), read_options, merged
         self._store = store
         self._tasks: dict[str, TaskRows] = {}
 
@@ -68,7 +68,7 @@ class ExperimentContext:
                 task, [self.rows(each) for each in self.merged[task] if not self.missing([each])]
             )
         if task not in self._tasks:
-            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.options)
+            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.read_options)
         return self._tasks[task]
 
     @cached_property
