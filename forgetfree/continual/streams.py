@@ -104,7 +104,10 @@ def load_stream(
     )
     tell_note(loaded.note)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)
-    return make_stream(name, tasks, loaded, **common)
+    made = make_stream(name, tasks, loaded, **common)
+    for task in made.tasks:
+        tell_note(task.note)
+    return made
 
 
 def make_stream(

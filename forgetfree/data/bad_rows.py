@@ -132,7 +132,7 @@ class DataFaults:
             alike = "" if len(bad) == 1 else f" All {len(bad):,} rows are like this one."
             self._others[escaped(bad.faults[0].message) + alike] = None
         else:
-            self._bad += bad.faults
+            self._bad += sorted(bad.faults, key=lambda fault: fault.row)
             self._counts.update(bad.counts)
             self._count += len(bad)
 

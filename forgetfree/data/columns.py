@@ -176,8 +176,8 @@ def choose_texts(where: str, names: Iterable[str], asked: Columns, kind: Kind | 
             pair = "For a pair of texts give --text-column twice. " if "," in name else ""
             raise DataError(
                 f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}.{nearest(name, found)} "
-                f"{pair}Name one of these with --{option.replace('_', '-')}, or for one task alone as {option} in its "
-                "source.json."
+                f"{pair}Name one of these with --{option.replace('_', '-')}; for one task alone as TASK.COLUMN, or as "
+                f"{option} in its source.json."
             )
     if asked.texts and kind and len(asked.texts) != (2 if kind == "pair" else 1):
         raise DataError(

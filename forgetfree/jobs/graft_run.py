@@ -126,6 +126,7 @@ class GraftJob(Job[GraftConfig]):
         bench, given, base_file = subject.bench, subject.given, self.config.base_file
         task, test, metric = bench.task, bench.task.test, bench.task.definition.metric
         tell_note(bench.loaded.note)
+        tell_note(task.note)
         found, about = described(self.config.model, self.asked()["model"], bench.loaded, [task])
         fine_tuned = {"architecture": given.architecture, "fingerprint": given.fingerprint} if given else None
         return found | {

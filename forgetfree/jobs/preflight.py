@@ -233,7 +233,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     asked, rows, definitions = found.asked, found.rows, found.definitions
     model, device, notes = found.model, found.device, found.notes
     set_threads(asked.common.threads)
-    lengths = {name: _lengths(model, each) for name, each in rows.items()}
+    lengths = {name: _lengths(model, each, notes) for name, each in rows.items()}
     rates = _rates(asked, rows, model, device, notes)
     units, made, total = list[Json](), set[Any](), Counter[Phase]()
     for learner in asked.learners:
@@ -286,11 +286,16 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     }
 
 
-def _lengths(model: _Model, rows: TaskRows) -> list[int]:
+def _lengths(model: _Model, rows: TaskRows, notes: list[str]) -> list[int]:
     """Return the lengths of a sample of training rows in tokens; without the model's tokenizer, 4 tokens for 3 words."""
     sample = rows.train.take(evenly(len(rows.train), costs.SAMPLE))
     if model.loaded is not None:
-        return [len(ids) for ids in model.loaded.encoder(rows.task)(sample)]
+        encoder = model.loaded.encoder(rows.task)
+        lengths = [len(ids) for ids in encoder(sample)]
+        if cut := encoder.cut_note("training row", len(sample)):
+            all_rows = len(sample) == len(rows.train)
+            notes.append(f"Task {rows.task.name!r}{'' if all_rows else ', of a sample'}: {cut}")
+        return lengths
     texts = zip(sample.first, sample.second, strict=True) if sample.second else ((text,) for text in sample.first)
     return [2 + round(4 / 3 * sum(len(text.split()) for text in each)) for each in texts]
 

@@ -108,7 +108,8 @@ class RunJob(Job[RunConfig]):
         sentences = [task.sentences(task.test) for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
-        tell_note(stream.loaded.note)
+        for note in (stream.loaded.note, *(task.note for task in stream.tasks)):
+            tell_note(note)
         starts = tell_starts(stream.starts, stream.model, self.checked.classes)
         begun: Json = {"starts": starts} if starts else {}
         return {
