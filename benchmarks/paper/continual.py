@@ -80,7 +80,7 @@ class Continual(Experiment):
         config = RunConfig(
             stream=",".join(preset.tasks),
             model=preset.model,
-            data=context.data,
+            data=context.data if isinstance(context.data, str) else tuple(context.data),
             text_columns=context.read_options.texts,
             label_columns=context.read_options.labels,
             skip_bad_rows=context.read_options.skip_bad_rows,

@@ -49,7 +49,7 @@ class Columns:
         Raises:
             UsageError: these are not one or two different names of texts, and another of a label.
         """
-        names = () if texts is None else (texts,) if isinstance(texts, str) else tuple(texts)
+        names = _listed_names(texts)
         given = [*names, *([] if label is None else [label])]
         if len(names) > 2 or len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
             raise UsageError(
@@ -66,6 +66,10 @@ class Columns:
 
 #: Nothing is named: all is recognised.
 RECOGNISED = Columns()
+
+
+def _listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,7 @@ class ReadOptions:
         cls, texts: str | Sequence[str] | None, labels: str | Sequence[str] | None, skip_bad_rows: bool = False
     ) -> ReadOptions:
         """Make them of what a call gives."""
-        listed = [() if each is None else (each,) if isinstance(each, str) else tuple(each) for each in (texts, labels)]
-        return cls(*listed, skip_bad_rows)
+        return cls(_listed_names(texts), _listed_names(labels), skip_bad_rows)
 
     def columns(self, task: str, tasks: Iterable[str] = ()) -> Columns:
         """Return the columns that are named for a task: for it alone, or else for all.

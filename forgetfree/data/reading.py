@@ -184,8 +184,8 @@ def read_task(
         elif found := faults.attempt(table.rows, columns, labels, name):
             rows[split], row_numbers[split] = found
     for split, table in tables.items():
-        good = len(rows[split]) if split in rows else len(table.good().numbers)
-        faults.add(table.bad, good, skip_bad_rows)
+        left = len(rows[split]) if split in rows else len(table.good().numbers)
+        faults.add(table.bad, left, skip_bad_rows)
     faults.report()
     assert labels is not None
     task = described(registered or infer(name, kind, labels.names), given, folder)

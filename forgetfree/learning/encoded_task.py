@@ -117,13 +117,13 @@ def encode_task(
 
     groups = set(train.groups) if train.tagged else range(len(definition.labels))
     test = rows.test.take(representative(rows.test.groups, test_limit))
-    parts = [encode(part) for part in (train, rows.validation, test)]
+    encoded = encode(train), encode(rows.validation), encode(test)
     cut = encoder.cut_note("row", len(train) + len(rows.validation) + len(test))
     return EncodedTask(
         definition,
         label,
         shots or min(MOST_SHOTS, *(Counter(train.groups)[group] for group in groups)),
-        *parts,
+        *encoded,
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
         f"Task {definition.name!r}: {cut}" if cut else "",

@@ -15,7 +15,7 @@ from forgetfree.core.regions import Region, biases
 from forgetfree.data.columns import AS_FOUND, ReadOptions
 from forgetfree.data.rows import TaskRows, put_together
 from forgetfree.data.sampling import representative
-from forgetfree.data.sources import load_task
+from forgetfree.data.sources import Data, load_task
 from forgetfree.errors import MetricError, ModelError, NoDataError, RunError, TrainingError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.jobs.experiments.preset import Preset
@@ -48,7 +48,7 @@ class ExperimentContext:
     def __init__(
         self,
         preset: Preset,
-        data: str,
+        data: Data,
         device: str,
         store: StateStore,
         cache: Path,
