@@ -24,6 +24,16 @@ def escaped(text: str) -> str:
     return _UNSHOWN.sub(lambda found: _SHORT.get(found[0]) or f"\\u{ord(found[0]):04x}", text)
 
 
+def escaped_lines(text: str) -> str:
+    r"""Return ``text`` `escaped`, but for the line breaks before indented lines: those of a table in a message.
+
+    >>> print(escaped_lines("two\nlines\n  row 1"))
+    two\nlines
+      row 1
+    """
+    return "\n  ".join(map(escaped, text.split("\n  ")))
+
+
 def is_text(value: Any) -> bool:
     """Return whether a value is a text with a UTF-8 form, so without half of a surrogate pair."""
     if not isinstance(value, str):

@@ -7,7 +7,8 @@
     │   ├── RareLabelError       a label has fewer training rows than shots
     │   └── SeveralFaultsError   several of these, one a line
     ├── DataError                a data file does not hold what a task needs
-    │   └── NoDataError          there is no data for a task
+    │   ├── NoDataError          there is no data for a task
+    │   └── BadDataError         bad rows, and whatever else is wrong with the data of all tasks
     ├── ModelError               a model cannot be loaded or lacks what the readout needs
     ├── RegionError              indices that do not fit their parameter space
     ├── GraftError               a graft is damaged, says too little, or does not belong to this model
@@ -32,10 +33,10 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from forgetfree.display import brief, escaped
+from forgetfree.display import brief, escaped, escaped_lines
 
 
 class ForgetfreeError(Exception):
@@ -92,11 +93,16 @@ class RareLabelError(UsageError):
 
 
 class SeveralFaultsError(UsageError):
-    """Several things are wrong with what was asked for; ``faults`` has a paragraph for each."""
+    """Several things are wrong with what was asked for, or one.
 
-    def __init__(self, faults: Iterable[str]) -> None:
-        self.faults = tuple(faults)
-        Exception.__init__(self, "\n- ".join([f"{len(self.faults)} faults:", *map(escaped, self.faults)]))
+    Args:
+        faults: a paragraph for each.
+        rows: the bad rows of data among them, see `BadDataError`.
+    """
+
+    def __init__(self, faults: Iterable[str], rows: Iterable[Any] = ()) -> None:
+        self.faults, self.rows = tuple(faults), tuple(rows)
+        Exception.__init__(self, _listed(self.faults))
 
 
 class DataError(ForgetfreeError):
@@ -105,6 +111,37 @@ class DataError(ForgetfreeError):
 
 class NoDataError(DataError):
     """There is no data for a task."""
+
+
+class BadDataError(DataError):
+    """Data with faults, told together.
+
+    Args:
+        faults: a paragraph for each; those of all bad rows are one, with a table in indented lines.
+        rows: the bad rows, each a `forgetfree.data.bad_rows.BadRow`.
+        others: those of the paragraphs that are of no rows.
+        counts: how many rows have which fault.
+        count: how many rows are bad; ``rows`` has at most 10,000 faults of a table.
+    """
+
+    def __init__(
+        self,
+        faults: Iterable[str],
+        rows: Iterable[Any] = (),
+        others: Iterable[str] = (),
+        counts: Mapping[str, int] | None = None,
+        count: int = 0,
+    ) -> None:
+        self.faults, self.rows, self.others = tuple(faults), tuple(rows), tuple(others)
+        self.counts, self.count = dict(counts or {}), count
+        Exception.__init__(self, _listed(self.faults))
+
+
+def _listed(faults: Sequence[str]) -> str:
+    """Return the only fault, or a list of all."""
+    if len(faults) == 1:
+        return escaped_lines(*faults)
+    return "\n- ".join([f"{len(faults)} faults:", *map(escaped_lines, faults)])
 
 
 class ModelError(ForgetfreeError):

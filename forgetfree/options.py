@@ -38,7 +38,7 @@ _BOUNDS = {
 _TYPE_NAMES: dict[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
     **{type(None): "none", Mapping[str, Any]: "a table", Function: "package.module:function"},
-    Mapping[str, str]: "a table of texts",
+    **{Mapping[str, str]: "a table of texts", tuple[str, ...]: "a list of texts"},
 }
 
 
@@ -143,8 +143,9 @@ def read_value(value: Any, hint: Any) -> Any:
     """Return what a text, or each of several, says; what says nothing of the type stays, to be reported later."""
     from pydantic import TypeAdapter, ValidationError
 
-    if isinstance(value, list) and typing.get_origin(hint) is tuple:
-        return tuple(read_value(each, typing.get_args(hint)[0]) for each in value)
+    several = [each for each in (hint, *typing.get_args(hint)) if typing.get_origin(each) is tuple]
+    if isinstance(value, list) and several:
+        return tuple(read_value(each, typing.get_args(several[0])[0]) for each in value)
     if not isinstance(value, str):
         return value
     if type(None) in _choices(hint) and value.lower() in ("none", "null"):

@@ -80,9 +80,10 @@ class Continual(Experiment):
         config = RunConfig(
             stream=",".join(preset.tasks),
             model=preset.model,
-            data=context.data,
-            text_columns=context.columns.texts,
-            label_column=context.columns.label,
+            data=context.data if isinstance(context.data, str) else tuple(context.data),
+            text_columns=context.read_options.texts,
+            label_columns=context.read_options.labels,
+            skip_bad_rows=context.read_options.skip_bad_rows,
             readout=preset.readout,
             shots=shots,
             seeds=(unit["seed"],),

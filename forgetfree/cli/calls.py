@@ -14,7 +14,7 @@ from typing import Any, get_origin, get_type_hints
 from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import no_empty_directories, recipe_of, say
-from forgetfree.data.sources import check_form, default_data
+from forgetfree.data.sources import check_form, default_data, tasks_of_files
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import JobConfig, key_of
 from forgetfree.jobs.engine import Job, failures, resumption
@@ -97,6 +97,8 @@ def run(
     """
     if stream is None and isinstance(data, Mapping):
         stream = list(data)
+    elif stream is None and _is_place(data):
+        stream = tasks_of_files(_place(data))
     chosen = [strategies] if isinstance(strategies, str | type) else list(strategies)
     classes = {_name_of(each): each for each in chosen if isinstance(each, type) and registry.name_of(each) is None}
     names = [_name_of(each) if isinstance(each, type) else each for each in chosen]
@@ -246,7 +248,7 @@ def _common(model: Any, data: Any, readout: str, steps: Any, seeds: Any, device:
     check_form(data)
     return {
         "model": _named(model, f"a {type(model).__name__}{registry.IN_MEMORY}"),
-        "data": _named(data, "in memory"),
+        "data": _place(data) if _is_place(data) else "in memory",
         "readout": readout,
         "steps": steps,
         "seeds": _listed(seeds),
@@ -277,7 +279,7 @@ def _parts(processes: int | None) -> Json:
 def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type]) -> Given:
     return Given(
         strategies=classes,
-        data=None if data is None or _is_name(data) else data,
+        data=None if data is None or _is_place(data) else data,
         model=None if _is_name(model) else model,
         tokenizer=tokenizer,
     )
@@ -326,6 +328,15 @@ def _listed(values: Any) -> list[Any]:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str | Path)
+
+
+def _is_place(data: Any) -> bool:
+    """Return whether data are named, by one name or the paths of several files."""
+    return _is_name(data) or isinstance(data, list | tuple)
+
+
+def _place(data: Any) -> str | list[str]:
+    return str(data) if _is_name(data) else [str(each) for each in data]
 
 
 def _named(value: Any, otherwise: str) -> str:

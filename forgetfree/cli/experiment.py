@@ -23,7 +23,7 @@ def _experiment(config: ExperimentConfig, how: Execution, verbose: bool) -> int:
 
     paper, checked = experiments.load_experiment(config.name).paper, config.checked()
     for task in config.tasks:  # before anything is said
-        check_one(task, config.data, config.columns)
+        check_one(task, config.data, config.read_options)
     if "cluster" not in how:
         how.setdefault("jobs", experiments.usual_jobs(find_device(config.device)))
     cache = checked.common.cache or Path(config.out).parent / "fine-tuned"

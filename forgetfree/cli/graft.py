@@ -21,7 +21,7 @@ def _graft(config: GraftConfig, how: Execution, verbose: bool) -> int:
     from forgetfree.jobs.graft_run import run_graft
 
     config.checked()  # before anything is said
-    check_one(config.task, config.data, config.columns)
+    check_one(config.task, config.data, config.read_options)
     say(f"Grafting {config.task} into {config.out}")
     say(recipe_of(config))
     show = partial(_show, verbose=verbose)

@@ -7,6 +7,7 @@ import queue
 import re
 import threading
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from forgetfree.cli.words import say
@@ -18,7 +19,7 @@ from forgetfree.registry import IN_MEMORY
 _PATIENCE = 2.5
 
 
-def needs_hub(model: str, data: str = "") -> bool:
+def needs_hub(model: str, data: Any = "") -> bool:
     """Whether one of them is read from the hub."""
     here = model == "minilm" or Path(model).is_dir() or is_place(model) or model.endswith(IN_MEMORY)
     return data == "hub" or not here

@@ -17,7 +17,7 @@ from forgetfree import registry
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import Debug, lacks
 from forgetfree.cli.words import fail, free_directory, no_empty_directories, say, unsaid
-from forgetfree.data.sources import check_data, default_data, only_task
+from forgetfree.data.sources import check_data, check_headers, default_data, tasks_of_files
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
@@ -79,8 +79,9 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution, boo
         given: Json = {name: str(value) if isinstance(value, Path) else value for name, value in typed.items()}
         _check_flags(config.command, subject, subjects, given)
         values = _values(config, given | dict(zip([subject], subjects, strict=False)))
-        if subject != "name" and (held := only_task(values.get("data", default_data()))):
-            values.setdefault(subject, *held)
+        held = tasks_of_files(values.get("data", default_data())) if subject != "name" else ()
+        if len(held) == 1 or (held and subject == "stream"):
+            values.setdefault(subject, ",".join(held))
         if not values.get(subject):
             raise _lacks_subject(config.command, subject, given)
         processes = launched() or given.get("processes")
@@ -93,12 +94,14 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution, boo
         from forgetfree.jobs.progress import Progress, make_progress
 
         check_loggers(given.get("log", ()))
+        asked = build(config, values, config.command)
+        check_headers(asked.names, asked.data, asked.read_options)  # before torch is imported
         if given.get("check"):
             from forgetfree.cli.plan import show_plan
 
             quiet_libraries()
             with unsaid(bool(given.get("quiet") or given.get("json"))):
-                show_plan(build(config, values, config.command), bool(given.get("resume")), bool(given.get("json")))
+                show_plan(asked, bool(given.get("resume")), bool(given.get("json")))
             return 0
         progress = Progress() if given.get("quiet") else make_progress(sys.stderr)
         how: Any = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
@@ -106,11 +109,11 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution, boo
         if processes is not None:
             how["processes"] = processes
         quiet_libraries()
-        asked, begun = build(config, values, config.command), Path(str(values["out"])) / "config.json"
+        begun = Path(str(values["out"])) / "config.json"
         new = not how["resume"] and not os.path.lexists(begun)
         with unsaid(bool(given.get("quiet"))):
             try:
-                check_data(asked.data, asked.columns)  # before anything is said
+                check_data(asked.data, asked.read_options)  # before anything is said
                 return carry_out(asked, how, bool(given.get("verbose")))
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(begun):
@@ -151,9 +154,9 @@ def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
     what = Parameter(help=options.pop(subject), completer=_completer(subject))
     yield Argument(subject, Argument.VAR_POSITIONAL, annotation=Annotated[str, what])
     for name, text in options.items():
-        several = get_origin(hints[name]) in (tuple, Mapping)
+        several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
-        yield _flag(key_of(name), list[str] if several else str, text, *kinds)
+        yield _flag(key_of(name), list[str] if several else bool if hints[name] is bool else str, text, *kinds)
     for name, text in _PLAIN.items():
         yield _flag(name, str, text)
     yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
@@ -197,6 +200,8 @@ def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
         file = _without_others(file, given)
     if "start" in given:
         given = {**given, "start": _pairs("start", given["start"], "TASK=DIR", "sst2=my-lora")}
+    if len(given.get("data", ())) == 1:  # several files are a list of them
+        given = {**given, "data": given["data"][0]}
     line = {**given, "set": _pairs("set", given.get("set", ()), "key=value", "batch_size=16")}
     for key in _PLAIN:  # the others are compared when all is checked
         if key in given and key in line["set"]:

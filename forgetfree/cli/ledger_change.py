@@ -15,7 +15,7 @@ from forgetfree.cli.words import check_new_file, fail, no_empty_directories, uns
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import LedgerError, UsageError
 from forgetfree.jobs.environment import quiet_libraries
-from forgetfree.results.config_file import load_run, located
+from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.unit_record import check_own
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def revise(
         )
     quiet_libraries()
     held = load_run(run)["run"]
-    if needs_hub(model or located(held["model"], run), data or located(held["data"], run)):
+    if needs_hub(model or located(held["model"], run), data or of_each(located, held["data"], run)):
         go_offline_if_cut_off()
     from forgetfree.jobs import revision
     from forgetfree.jobs.engine import failures, holdings

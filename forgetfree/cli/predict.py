@@ -20,7 +20,7 @@ from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
 from forgetfree.data.columns import PAIR, Columns
-from forgetfree.display import escaped
+from forgetfree.display import counted, escaped
 from forgetfree.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,6 +136,12 @@ def command(
             show(row, answer)
             empty += not any(text.strip() for text in row.texts)
         sys.stdout.flush()
+    if (cut := predictor.cut_rows) and not routed:
+        what = "text is" if cut == 1 else "texts are"
+        say(
+            f"warning: {cut:,} {what} longer than max_length={predictor.loaded.max_length} allows: "
+            f"{counted(predictor.cut_tokens, 'token')} cut off and not read."
+        )
     if empty:
         say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing.")
 

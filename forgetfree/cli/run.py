@@ -25,7 +25,7 @@ def _run(config: RunConfig, how: Execution, verbose: bool) -> int:
 
     config = replace(config, strategies=strategies_of(config.strategies))
     config.checked()  # before anything is said
-    check_stream(config.stream, config.data, config.columns)
+    check_stream(config.stream, config.data, config.read_options)
     starts_of(config.starts, config.model, None)
     say(f"Running {config.stream} into {config.out}")
     for name, note in registry.shadowed("strategies").items():

@@ -22,7 +22,7 @@ def _sweep(config: SweepConfig, how: Execution, verbose: bool) -> int:
     from forgetfree.jobs.sweep import run_sweep
 
     settings = config.checked()  # before anything is said
-    check_stream(config.stream, config.data, config.columns)
+    check_stream(config.stream, config.data, config.read_options)
     starts_of(config.starts, config.model, None)
     count = len(settings) if config.trials is None else config.trials
     say(

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forgetfree.data.bad_rows import refuse
 from forgetfree.data.columns import PAIR, RECOGNISED, Columns, choose_texts
 from forgetfree.data.conll import ENDINGS as CONLL
-from forgetfree.data.table_files import PACKED, csv_records, format_of, lines_of, read_table, said_of
-from forgetfree.display import escaped
+from forgetfree.data.table_files import PACKED, csv_records, format_of, lines_of, read_table, text_form
+from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
 from forgetfree.tasks import Kind
@@ -88,8 +89,6 @@ def rows_of_file(
             f"text may be packed ({', '.join(PACKED[1:])}). Rename it, or write < {path}."
         )
     try:
-        if said := said_of(path):
-            print(escaped(f"note: {said}."), file=sys.stderr)
         yield from _read(path, kind, asked, kept)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
@@ -100,7 +99,9 @@ def rows_of_file(
 def _read(path: Path, kind: Kind | None, asked: Columns, kept: Sequence[str]) -> Iterator[Asked]:
     if is_plain(path):
         size = 2 if kind == "pair" else 1 if kind else None
-        yield from (Asked(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path))
+        form = text_form(path)
+        _tell(form.note)
+        yield from (Asked(row_of_line(line.rstrip("\r\n"), size)) for line in lines_of(path, form))
         return
     names: tuple[str, ...] = ()
     for number, record in _records(path):
@@ -113,6 +114,11 @@ def _read(path: Path, kind: Kind | None, asked: Columns, kept: Sequence[str]) ->
             )
         texts = tuple(_text(f"{path}, row {number}", name, record.get(name), kind) for name in names)
         yield Asked(texts, {name: _as_json(record[name]) for name in kept})
+
+
+def _tell(note: str) -> None:
+    """Say how a file is written, where that is to be known."""
+    tell_note(f"{note}." if note else "")
 
 
 def is_plain(path: Path) -> bool:
@@ -145,15 +151,20 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     format = format_of(path.name)[1]
     if format in ("json", "parquet", *CONLL):
         table = read_table(path)
+        if table.bad:
+            refuse(table.bad.faults[0])
+        _tell(table.note)
         for number, *row in zip(table.numbers, *table.columns.values(), strict=True):
             yield number, dict(zip(table.columns, row, strict=True))
         return
+    form = text_form(path)
+    _tell(form.note)
     if format != "jsonl":
-        rows = csv_records(path)
+        rows = csv_records(path, form)
         names = next(rows, [])
         yield from enumerate((dict(zip(names, row, strict=True)) for row in rows), 1)
         return
-    for number, line in enumerate(lines_of(path), 1):
+    for number, line in enumerate(lines_of(path, form), 1):
         if not line.strip():
             continue
         try:

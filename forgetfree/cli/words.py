@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, TextIO
 
-from forgetfree.display import escaped
+from forgetfree.display import escaped, escaped_lines
 from forgetfree.errors import UsageError
 from forgetfree.registry import MODELS
 
@@ -23,10 +23,11 @@ _errors: TextIO | None = None
 
 
 def fail(message: str, code: int) -> int:
-    """Say what went wrong, in one paragraph or a list of them, and return the exit code."""
-    text = "\n- ".join(map(escaped, message.split("\n- ")))  # the lines of `SeveralFaultsError`
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+    """Say what went wrong, in one paragraph or a list of them, with a table where there is one, and return the exit code."""
+    text = "\n- ".join(map(escaped_lines, message.split("\n- ")))  # the lines of `SeveralFaultsError`
+    most = 2 * _LONGEST if "\n  " in text else _LONGEST  # with a table
+    if len(text) > most:
+        text = f"{text[: most // 2]} … {text[-most // 2 :]}"
     print(f"forgetfree: error: {text}", file=_errors or sys.stderr)
     return code
 

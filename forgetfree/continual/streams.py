@@ -19,7 +19,7 @@ from torch import nn
 
 from forgetfree.continual.benchmark_streams import benchmark_stream, tensor_stream
 from forgetfree.continual.stream import BenchmarkModel, Stream, StreamModel
-from forgetfree.data.columns import Columns
+from forgetfree.data.columns import ReadOptions
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.examples import OneLength
 from forgetfree.data.rows import TaskRows, tell
@@ -39,7 +39,8 @@ def load_stream(
     model: str | nn.Module = "minilm",
     tokenizer: Any = None,
     text_column: str | Sequence[str] | None = None,
-    label_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    skip_bad_rows: bool = False,
     readout: str = "auto",
     shots: int | None = None,
     or_fewer: bool = False,
@@ -55,15 +56,16 @@ def load_stream(
     Args:
         stream: a registered stream such as ``qnli-agnews-sst2``, or task names: separated by commas, or as a list; default:
             the tasks of ``data``, in order.
-        data: ``hub``, ``demo``, a directory or a file of rows; default: ``FORGETFREE_DATA`` if set, else ``hub``. Or the rows
-            of each task, by name: a path, a ``datasets.Dataset`` or ``DatasetDict``, a pandas ``DataFrame``, a list of dicts,
-            or a dict of splits of these. For a model that reads tensors, see
-            `forgetfree.continual.benchmark_streams.tensor_stream`.
+        data: ``hub``, ``demo``, a directory, a file of rows, or a list of files, each a task of its name; default:
+            ``FORGETFREE_DATA`` if set, else ``hub``. Or the rows of each task, by name: a path, a ``datasets.Dataset`` or
+            ``DatasetDict``, a pandas ``DataFrame``, a list of dicts, or a dict of splits of these. For a model that reads
+            tensors, see `forgetfree.continual.benchmark_streams.tensor_stream`.
         model: ``minilm``, a directory in Hugging Face layout, or a hub name; or a ``PreTrainedModel``, which is copied; or any
             network that reads tensors and ends in a linear layer.
         tokenizer: of a ``PreTrainedModel``.
-        text_column: the column of the texts, two for pairs; default: recognised by common names.
-        label_column: the column of the labels; default: ``label``, or recognised.
+        text_column: the column of the texts, two for pairs; ``TASK.COLUMN`` for one task; default: by common names.
+        label_column: the column of the labels; ``TASK.COLUMN`` for one task; default: ``label``, or by common names.
+        skip_bad_rows: leave out rows that cannot be used, which are refused otherwise.
         readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
         shots: training rows per label, or sentences per kind of entity; default: all.
         or_fewer: accept labels with fewer rows, and take all of those.
@@ -91,7 +93,9 @@ def load_stream(
         return tensor_stream(names, data, model, graftable=graftable, evaluate_on=evaluate_on, **common)
     if data is not None:
         check_form(data)
-    tasks = load_tasks(stream, data or default_data(), evaluate_on, Columns.of(text_column, label_column))
+    tasks = load_tasks(
+        stream, data or default_data(), evaluate_on, ReadOptions.of(text_column, label_column, skip_bad_rows)
+    )
     tell(tasks)
     definitions = [rows.task for rows in tasks]
     readout = readout_for(readout, definitions)
@@ -100,7 +104,10 @@ def load_stream(
     )
     tell_note(loaded.note)
     name = stream if isinstance(stream, str) else ",".join(rows.task.name for rows in tasks)
-    return make_stream(name, tasks, loaded, **common)
+    made = make_stream(name, tasks, loaded, **common)
+    for task in made.tasks:
+        tell_note(task.note)
+    return made
 
 
 def make_stream(

@@ -49,7 +49,7 @@ class Columns:
         Raises:
             UsageError: these are not one or two different names of texts, and another of a label.
         """
-        names = () if texts is None else (texts,) if isinstance(texts, str) else tuple(texts)
+        names = _listed_names(texts)
         given = [*names, *([] if label is None else [label])]
         if len(names) > 2 or len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
             raise UsageError(
@@ -66,6 +66,63 @@ class Columns:
 
 #: Nothing is named: all is recognised.
 RECOGNISED = Columns()
+
+
+def _listed_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a user says of how the rows of all tasks are read.
+
+    Attributes:
+        texts: names of columns; ``TASK.COLUMN`` is a column of one task.
+        labels: the same.
+        skip_bad_rows: whether rows that cannot be used are left out, and not refused.
+    """
+
+    texts: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    skip_bad_rows: bool = False
+
+    @classmethod
+    def of(
+        cls, texts: str | Sequence[str] | None, labels: str | Sequence[str] | None, skip_bad_rows: bool = False
+    ) -> ReadOptions:
+        """Make them of what a call gives."""
+        return cls(_listed_names(texts), _listed_names(labels), skip_bad_rows)
+
+    def columns(self, task: str, tasks: Iterable[str] = ()) -> Columns:
+        """Return the columns that are named for a task: for it alone, or else for all.
+
+        Args:
+            task: its name.
+            tasks: the names of the others, whose columns it has nothing to do with.
+
+        Raises:
+            UsageError: these are not one or two different names of texts, and one of a label.
+        """
+        names = sorted(
+            {task, *tasks}, key=len, reverse=True
+        )  # of tasks a and a.b, a.b.text is the column of the second
+
+        def chosen(given: Sequence[str]) -> tuple[str, ...]:
+            owner = {name: next((each for each in names if name.startswith(f"{each}.")), None) for name in given}
+            own = tuple(name.removeprefix(f"{task}.") for name in given if owner[name] == task)
+            return own or tuple(name for name in given if owner[name] is None)
+
+        texts, labels = chosen(self.texts), chosen(self.labels)
+        if len(labels) > 1:
+            raise UsageError(
+                f"label_column must be one column for task {task!r}, got {', '.join(map(repr, labels))}. Name one, or "
+                "TASK.COLUMN for one task alone."
+            )
+        return Columns.of(texts, *labels or (None,))
+
+
+#: Nothing is said.
+AS_FOUND = ReadOptions()
 
 
 def choose(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) -> tuple[Columns, str]:
@@ -122,8 +179,8 @@ def choose_texts(where: str, names: Iterable[str], asked: Columns, kind: Kind | 
             pair = "For a pair of texts give --text-column twice. " if "," in name else ""
             raise DataError(
                 f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}.{nearest(name, found)} "
-                f"{pair}Name one of these with --{option.replace('_', '-')}, or for one task alone as {option} in its "
-                "source.json."
+                f"{pair}Name one of these with --{option.replace('_', '-')}; for one task alone as TASK.COLUMN, or as "
+                f"{option} in its source.json."
             )
     if asked.texts and kind and len(asked.texts) != (2 if kind == "pair" else 1):
         raise DataError(

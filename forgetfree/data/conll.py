@@ -10,30 +10,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from forgetfree.data.bad_rows import BadRow, BadRows
 from forgetfree.data.labels import shown
 from forgetfree.data.tables import Table
-from forgetfree.errors import DataError
 
 #: How the names of such files end.
 ENDINGS = ("conll", "bio", "iob", "iob2", "txt")
 _TAG = re.compile(r"O|[A-Z]-\S+")
 _BREAK = "-DOCSTART-"
+_FORM = (
+    "Write a word, a tab and O, B-X or I-X on a line, and a blank line between sentences; a table of texts is named .csv, .tsv "
+    "or .jsonl."
+)
 
 
 def read_conll(where: str, lines: Iterable[str]) -> Table:
     """Return the table of a file's sentences, with columns ``tokens`` and ``tags``; a row's number is its first line's.
 
+    A sentence is bad where a line of it has no tag, or not as many columns as the lines before it.
+
     Args:
         where: the file, for messages.
         lines: of it.
-
-    Raises:
-        DataError: a line has no tag, or not as many columns as those before it; the message says which.
     """
     tokens: list[list[str]] = []
     tags: list[list[str]] = []
     numbers: list[int] = []
-    columns, begins = 0, True
+    columns, begins, bad = 0, True, BadRows()
     for number, line in enumerate(lines, 1):
         cells = line.strip("\r\n").rstrip("\t ").split("\t") if "\t" in line.strip() else line.split()
         if not cells or cells[0] == _BREAK:
@@ -42,18 +45,18 @@ def read_conll(where: str, lines: Iterable[str]) -> Table:
         is_tagged = len(cells) > 1 and _TAG.fullmatch(cells[-1]) is not None
         if cells[0].startswith("#") and not is_tagged:
             continue
-        if not is_tagged or (columns and len(cells) != columns):
-            expected = f"{columns} columns, as in the lines before" if columns and is_tagged else "a word and its tag"
-            raise DataError(
-                f"{where}, line {number}: expected {expected}, got {shown(line.strip())}. Write a word, a tab and O, B-X or "
-                "I-X on a line, and a blank line between sentences; a table of texts is named .csv, .tsv or .jsonl."
-            )
-        columns = len(cells)
         if begins:
             tokens.append([])
             tags.append([])
             numbers.append(number)
             begins = False
+        if not is_tagged or (columns and len(cells) != columns):
+            expected = f"{columns} columns, as in the lines before" if columns and is_tagged else "a word and its tag"
+            text, what = shown(line.strip()), "other columns" if is_tagged else "no tag"
+            fault = f"{where}, line {number}: expected {expected}, got {text}. {_FORM}"
+            bad.add(BadRow(where, numbers[-1], "", what, text, fault))
+            continue
+        columns = len(cells)
         tokens[-1].append(cells[0])
         tags[-1].append(cells[-1])
-    return Table(where, {"tokens": tokens, "tags": tags}, numbers)
+    return Table(where, {"tokens": tokens, "tags": tags}, numbers, bad=bad).good()

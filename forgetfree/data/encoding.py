@@ -22,6 +22,7 @@ from torch import Tensor
 from forgetfree.core.examples import Batch
 from forgetfree.core.readout_model import LOWEST
 from forgetfree.data.rows import Rows, rarest_entities
+from forgetfree.display import counted
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
 
@@ -208,6 +209,8 @@ class Encoder:
         if self.pieces is not None:
             self._parts = [self._part(piece, inside=i > 0) for i, piece in enumerate(self.pieces)]
         self._max_length = max_length
+        #: How many rows were cut so far, and how many tokens they lost.
+        self.cut_rows, self.cut_tokens = 0, 0
         if self.room(2) < 2:
             raise ModelError(
                 f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes "
@@ -232,7 +235,7 @@ class Encoder:
         return [self._prompted([column[i] for column in columns]) for i in range(len(rows))]
 
     def _plain(self, texts: list[list[int]]) -> list[int]:
-        texts = truncate(texts, self.room(len(texts)))
+        texts = self._truncated(texts)
         body = texts[0] if len(texts) == 1 else texts[0] + self.middle + texts[1]
         # An empty text of a tokenizer without special tokens (GPT-2) still needs a token to be read at.
         ids: list[int] = self.opening + body + self.closing
@@ -240,10 +243,37 @@ class Encoder:
 
     def _prompted(self, texts: list[list[int]]) -> list[int]:
         assert self._parts is not None
-        filled = iter(truncate(texts, self.room(len(texts))))
+        filled = iter(self._truncated(texts))
         body = [token for part in self._parts for token in (next(filled) if isinstance(part, Slot) else part)]
         ids: list[int] = self.opening + body + self.closing
         return ids
+
+    def _truncated(self, texts: list[list[int]]) -> list[list[int]]:
+        """Return the texts of a row within the room that there is."""
+        room = self.room(len(texts))
+        self.count(sum(map(len, texts)) - room)
+        return truncate(texts, room)
+
+    def count(self, over: int) -> None:
+        """Count a row that has ``over`` more tokens than there is room for, if it is above 0."""
+        if over > 0:
+            self.cut_rows += 1
+            self.cut_tokens += over
+
+    def cut_note(self, what: str, count: int) -> str:
+        """Return what to say of the rows that were cut; nothing where there are none.
+
+        Args:
+            what: a row is called.
+            count: how many rows were encoded.
+        """
+        if not self.cut_rows:
+            return ""
+        are = f"{self.cut_rows:,} of {counted(count, what)} {'is' if self.cut_rows == 1 else 'are'}"
+        return (
+            f"{are} longer than max_length={self._max_length} allows: {counted(self.cut_tokens, 'token')} of "
+            f"{'it' if self.cut_rows == 1 else 'them'} {'is' if self.cut_tokens == 1 else 'are'} cut off and not read."
+        )
 
     def room(self, texts: int) -> int:
         """Return the number of tokens left for the texts."""

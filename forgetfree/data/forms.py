@@ -61,5 +61,6 @@ def other_form(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return an array of numpy, as a DataFrame of a parquet file holds them, as a list."""
-    return value.tolist() if getattr(value, "ndim", 0) == 1 else value
+    """Return a number of numpy or torch as one of Python, and an array of one dimension as a list; else the value."""
+    is_array = type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 2) < 2
+    return value.tolist() if is_array else value

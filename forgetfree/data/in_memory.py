@@ -7,10 +7,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forgetfree.data import table_files
+from forgetfree.data.forms import plain
 from forgetfree.data.table_files import of_arrow, of_records, split_of
 from forgetfree.data.tables import Table
 from forgetfree.display import first_twice
@@ -66,12 +68,12 @@ def _table(where: str, rows: Any) -> Table:
         return _of_dataset(where, rows)
     if pandas is not None and isinstance(rows, pandas.DataFrame):
         _check_once(where, [str(name) for name in rows.columns])
-        plain = rows.astype(object).where(rows.notna(), None)
-        return Table(where, {str(name): plain[name].tolist() for name in rows.columns}, range(len(rows)))
+        cells = rows.astype(object).where(rows.notna(), None)
+        return Table(where, {str(name): cells[name].tolist() for name in rows.columns}, range(len(rows)))
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
         table = of_records(where, rows, range(len(rows)))
-        columns = {name: [_plain(value) for value in values] for name, values in table.columns.items()}
-        return Table(where, columns, table.numbers)
+        columns = {name: [plain(value) for value in values] for name, values in table.columns.items()}
+        return replace(table, columns=columns)
     raise DataError(
         f"{where}: expected a datasets.Dataset or DatasetDict, a pandas.DataFrame, a list of rows, each a dict, or a dict of "
         f"splits of these, got a {type(rows).__name__}. Give one of them, or the path of a file."
@@ -92,7 +94,7 @@ def _transformed(stored: Table, dataset: Any) -> Table:
     try:
         for batch in dataset.iter(batch_size=2048):
             for name, values in batch.items():
-                columns.setdefault(name, []).extend(map(_plain, values))
+                columns.setdefault(name, []).extend(map(plain, values))
     except Exception as error:  # whatever a user's function raises
         raise DataError(
             f"{stored.where}: its transform failed: {type(error).__name__}: {first_line(error)}. Mend it, or take it off with "
@@ -127,11 +129,6 @@ def _named(table: Table, features: Mapping[str, Any]) -> Table:
 def _check_once(where: str, names: Sequence[str]) -> None:
     if (name := first_twice(names)) is not None:
         raise DataError(f"{where} has column {name!r} twice. Rename or remove one of them.")
-
-
-def _plain(value: Any) -> Any:
-    """Return a number of numpy or torch as one of Python."""
-    return value.item() if type(value).__module__ in ("numpy", "torch") and getattr(value, "ndim", 1) == 0 else value
 
 
 # -- Folders ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from forgetfree.data.forms import TASKS
@@ -15,6 +16,8 @@ from forgetfree.errors import DataError
 
 #: The most digits of a label: all such numbers fit into 64 bits.
 _DIGITS = 18
+#: Labels of fewer characters are remembered.
+_SHORT = 100
 #: Where more labels than these have, on average, fewer than two rows, the column holds something else.
 _MANY = 20
 
@@ -29,6 +32,10 @@ def written(value: Any) -> int | str:
         return value
     if isinstance(value, bool):
         return str(value).lower()
+    return _known(value) if isinstance(value, str) and len(value) < _SHORT else _read(value)
+
+
+def _read(value: Any) -> int | str:
     text = value.strip() if isinstance(value, str) else str(value)
     if not isinstance(value, str | int | float) or not text or (isinstance(value, float) and math.isnan(value)):
         raise ValueError("")
@@ -42,6 +49,10 @@ def written(value: Any) -> int | str:
             "A number that is not whole is a value to predict, and tasks here have classes: name one for each range. "
         )
     return text.lower() if text.lower() in ("false", "true") else text
+
+
+#: Texts that are nearly always read before: labels come again and again.
+_known = lru_cache(maxsize=4096)(_read)
 
 
 @dataclass(frozen=True)

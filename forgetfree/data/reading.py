@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
+from forgetfree.data.bad_rows import DataFaults, left_out
 from forgetfree.data.columns import Columns, choose
-from forgetfree.data.doubts import doubts_of_labels, doubts_of_rows
 from forgetfree.data.forms import other_form
 from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
 from forgetfree.data.labels import learn_labels
-from forgetfree.data.rows import TaskRows, complete
+from forgetfree.data.row_notes import notes_of_labels, notes_of_rows
+from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.source_json import described, infer, read_source
-from forgetfree.data.table_files import find_table, format_of, read_table, split_of
+from forgetfree.data.table_files import find_table, format_of, head_of, read_table, split_of
 from forgetfree.data.tables import Table
-from forgetfree.data.tagged import is_tagged, read_tagged
+from forgetfree.data.tagged import check_tagged, is_tagged, read_tagged
 from forgetfree.display import counted
 from forgetfree.errors import DataError
 from forgetfree.tasks import SPLITS, Kind, version_of
@@ -49,36 +50,82 @@ def _has_files(folder: Path) -> bool:
     return any(format and split_of(stem) for stem, format in named)
 
 
-def read_folder(name: str, folder: Path, asked: Columns) -> TaskRows:
+def read_folder(name: str, folder: Path, asked: Columns, skip_bad_rows: bool = False) -> TaskRows:
     """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded."""
-    base, version = version_of(folder.name)
-    given = read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
+    given = _given(folder)
     if is_saved(folder):
-        tables, said = read_saved(folder)
-        return read_task(name, tables, given, folder, asked, said)
-    paths = {split: find_table(folder, split) for split in SPLITS}
-    if not any(paths.values()) and is_snapshot(folder):
-        tables, said = read_snapshot(folder, name)
-        return read_task(name, tables, given, folder, asked, said)
-    if paths["train"] is None:
+        tables, note = read_saved(folder)
+        return read_task(name, tables, given, folder, asked, note, skip_bad_rows)
+    paths = {split: path for split in SPLITS if (path := find_table(folder, split))}
+    if not paths and is_snapshot(folder):
+        tables, note = read_snapshot(folder, name)
+        return read_task(name, tables, given, folder, asked, note, skip_bad_rows)
+    if "train" not in paths:
         raise DataError(
             f"Task {name!r} has no train split: expected {folder}/train.parquet, .jsonl or .csv, found "
             f"{', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}. Add the file."
         )
-    for split, path in paths.items():
-        if path is None:
+    for split in SPLITS:
+        if split not in paths:
             _check_left_out(name, folder, split)
-    tables = {split: read_table(path) for split, path in paths.items() if path is not None}
-    others = [
-        f"{path.name} is the {split} split"
-        for split, path in paths.items()
-        if path is not None and format_of(path.name)[0] != split
-    ]
-    return read_task(name, tables, given, folder, asked, "; ".join(others))
+    faults = DataFaults()
+    found = {split: faults.attempt(read_table, path) for split, path in paths.items()}
+    tables = {split: table for split, table in found.items() if table is not None}
+    others = [f"{path.name} is the {split} split" for split, path in paths.items() if format_of(path.name)[0] != split]
+    arguments = (name, tables, given, folder, asked, "; ".join(others), skip_bad_rows)
+    if len(tables) < len(paths):
+        if "train" in tables:
+            faults.attempt(read_task, *arguments)
+        faults.report()
+    return read_task(*arguments)
+
+
+def check_folder(name: str, folder: Path, asked: Columns) -> None:
+    """Raise as `check_header` does for the files of a task's folder."""
+    if not is_saved(folder):
+        check_header(
+            name, {split: path for split in SPLITS if (path := find_table(folder, split))}, _given(folder), asked
+        )
+
+
+def _given(folder: Path) -> dict[str, Any]:
+    """Return what ``source.json`` says of a task; of a version without one, that of the task."""
+    base, version = version_of(folder.name)
+    return read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
+
+
+def check_header(name: str, paths: Mapping[str, Path], given: Mapping[str, Any], asked: Columns) -> None:
+    """Raise ``DataError`` for what the first lines of a task's files say is wrong, before all rows are read.
+
+    Args:
+        name: of the task.
+        paths: its files, by split.
+        given: what its ``source.json`` says.
+        asked: the columns that the user named.
+    """
+    faults = DataFaults()
+    found = {split: faults.attempt(head_of, path) for split, path in paths.items()}
+    heads = {split: head for split, head in found.items() if head is not None}
+    if (train := heads.get("train")) is not None:
+        registered = registry.tasks().get(version_of(name)[0])
+        asked = asked.over(given)
+        if is_tagged(given, train, registered, asked):
+            for head in heads.values():
+                faults.attempt(check_tagged, head, asked)
+        elif chosen := faults.attempt(_chosen, train, asked, registered.kind if registered else None):
+            for head in heads.values():
+                faults.attempt(head.check_columns, chosen[0])
+    faults.report()
 
 
 def read_task(
-    name: str, tables: Mapping[str, Table], given: Mapping[str, Any], folder: Path, asked: Columns, said: str = ""
+    name: str,
+    tables: Mapping[str, Table],
+    given: Mapping[str, Any],
+    folder: Path,
+    asked: Columns,
+    note: str = "",
+    skip_bad_rows: bool = False,
 ) -> TaskRows:
     """Return a task with its rows, from the tables of its splits.
 
@@ -88,20 +135,25 @@ def read_task(
         given: what ``source.json`` says.
         folder: where that is.
         asked: the columns that the user named.
-        said: what the user should know of the tables.
+        note: what the user should know of the tables.
+        skip_bad_rows: whether rows that cannot be used are left out, and not refused.
 
     Raises:
         DataError: the tables do not hold what the task needs.
     """
     for table in tables.values():
-        if not table.columns and not table.numbers:
+        if not table.columns and not table.numbers and not table.bad:
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
     train = tables["train"]
-    said = "; ".join(filter(None, [said, *(table.said for table in tables.values())]))
+    note = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
     registered = registry.tasks().get(version_of(name)[0])
     asked = asked.over(given)
     if is_tagged(given, train, registered, asked):
-        return read_tagged(name, tables, given, registered, asked, said)
+        return read_tagged(name, tables, given, registered, asked, note, skip_bad_rows)
+    faults = DataFaults()
+    if not train.columns:  # of all rows none could be read
+        faults.add(train.bad, 0)
+        faults.report()
     columns, recognised = _chosen(train, asked, registered.kind if registered else None)
     assert columns.label is not None
     kind: Kind = "pair" if len(columns.texts) == 2 else "single"
@@ -117,26 +169,41 @@ def read_task(
     if not given.get("label_names") and numbered:
         given = {**given, "label_names": numbered}
     names = [str(label) for label in given.get("label_names") or (registered.labels if registered else ())]
-    cells, row_numbers = read["train"].cells(columns.label, names), read["train"].numbers
-    labels = learn_labels(train.where, cells, names, row_numbers, bool(numbered))
+    written = zip(read["train"].cells(columns.label, names), read["train"].numbers, strict=True)
+    good = [(cell, number) for cell, number in written if cell is not None]
+    cells, numbers = [cell for cell, _ in good], [number for _, number in good]
+    labels = None
+    if len(set(cells)) > 1 or not train.bad:  # else it is bad rows that lack the other labels
+        labels = faults.attempt(learn_labels, train.where, cells, names, numbers, bool(numbered))
+    rows, row_numbers = dict[str, Rows](), dict[str, Sequence[int]]()
+    for split, table in read.items():
+        if labels is None:
+            faults.attempt(table.check_texts, columns)
+        elif unlabelled[split] and not len(table.numbers):
+            continue
+        elif found := faults.attempt(table.rows, columns, labels, name):
+            rows[split], row_numbers[split] = found
+    for split, table in tables.items():
+        left = len(rows[split]) if split in rows else len(table.good().numbers)
+        faults.add(table.bad, left, skip_bad_rows)
+    faults.report()
+    assert labels is not None
     task = described(registered or infer(name, kind, labels.names), given, folder)
-    rows = {
-        split: table.rows(columns, labels, name)
-        for split, table in read.items()
-        if len(table.numbers) or not unlabelled[split]
-    }
     whole = complete(task, rows)
-    pieces = [said, recognised, labels.said]
-    pieces += doubts_of_labels(cells, labels, row_numbers) + doubts_of_rows(rows["train"], row_numbers)
+    pieces = [note, recognised, labels.said]
+    pieces += notes_of_labels(cells, labels, numbers) + notes_of_rows(rows["train"], row_numbers["train"])
     pieces += [
         f"{counted(count, f'{split} row')} without a label (-1) left out"
         for split, count in unlabelled.items()
         if count
     ]
+    bad = {split: table.bad for split, table in tables.items() if table.bad}
+    pieces.append(left_out(bad.items()))
     if rows.keys() == {"train"}:
         pieces.append(whole.cut)
-    note = "; ".join(filter(None, pieces))
-    return replace(whole, notes=(f"Task {name!r} ({train.where}): {note}.",) if note else ())
+    told = "; ".join(filter(None, pieces))
+    counts = {split: each.summary for split, each in bad.items()}
+    return replace(whole, notes=(f"Task {name!r} ({train.where}): {told}.",) if told else (), left_out=counts)
 
 
 def _chosen(train: Table, asked: Columns, kind: Kind | None) -> tuple[Columns, str]:

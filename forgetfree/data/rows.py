@@ -7,7 +7,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -74,6 +74,7 @@ class TaskRows:
         train, validation, test: its rows.
         notes: what a user should know of how they were read.
         held_out: whether the validation rows were cut from the training rows here, for want of a split of their own.
+        left_out: by split, how many bad rows were left out, see `BadRows.summary`.
     """
 
     task: TaskDefinition
@@ -82,6 +83,7 @@ class TaskRows:
     test: Rows
     notes: tuple[str, ...] = field(default=(), compare=False)
     held_out: bool = field(default=False, compare=False)
+    left_out: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def shared(self) -> dict[str, int]:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.data.columns import RECOGNISED, Columns
+from forgetfree.data.bad_rows import DataFaults
+from forgetfree.data.columns import AS_FOUND, Columns, ReadOptions
 from forgetfree.data.in_memory import configurations, is_path, is_snapshot, tables_of
 from forgetfree.data.labels import Labels
-from forgetfree.data.reading import holds_a_task, is_one_task, read_folder, read_task
+from forgetfree.data.reading import check_folder, check_header, holds_a_task, is_one_task, read_folder, read_task
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
 from forgetfree.data.tables import Table
@@ -30,6 +31,8 @@ from forgetfree.tasks import EvaluatedOn, TaskDefinition, in_versions, slots, ve
 
 #: The environment variable with the directory that ``--data`` is by default.
 DATA_VARIABLE = "FORGETFREE_DATA"
+#: What ``--data`` names: hub, demo, a directory or a file; or several files.
+Data = str | Sequence[str]
 
 
 def default_data() -> str:
@@ -46,30 +49,47 @@ def default_data() -> str:
 
 def load_tasks(
     stream: str | Sequence[str] | None,
-    data: str | Mapping[str, Any],
+    data: Data | Mapping[str, Any],
     evaluate_on: EvaluatedOn = "test",
-    columns: Columns = RECOGNISED,
+    options: ReadOptions = AS_FOUND,
 ) -> list[TaskRows]:
     """Load the tasks of a stream with their rows.
 
     Args:
         stream: a registered stream, or task names: separated by commas, or as a list; none: all tasks of ``data``, in order.
             One that is named again is its next version, such as ``sst2@2``: with rows of that name, or else those of the task.
-        data: ``hub``, ``demo``, a directory, a file of rows; or the rows of each task, by name: see
-            `forgetfree.data.in_memory.tables_of`, or the path of what holds them.
+        data: ``hub``, ``demo``, a directory, a file of rows, or several files, each a task of its name; or the rows of each
+            task, by name: see `forgetfree.data.in_memory.tables_of`, or the path of what holds them.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
-        columns: where texts and labels are; what is not given is recognised.
+        options: where texts and labels are, which else are recognised; and whether bad rows are left out.
 
     Raises:
         UsageError: the stream is empty or names a plug-in that is broken, or the directory does not exist.
         UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what its task needs.
+        BadDataError: with all faults of all tasks, if there are several.
     """
-    source = _open_source(data, columns)
-    held = _held(stream, data, source)
-    tasks = [_named(name, source.load(rows)).evaluated_on(evaluate_on) for name, rows in held.items()]
-    check_versions([rows.task for rows in tasks])
+    tasks, faults = read_tasks(stream, data, evaluate_on, options)
+    faults.report()
     return tasks
+
+
+def read_tasks(
+    stream: str | Sequence[str] | None,
+    data: Any,
+    evaluate_on: EvaluatedOn = "test",
+    options: ReadOptions = AS_FOUND,
+) -> tuple[list[TaskRows], DataFaults]:
+    """Return the tasks of a stream that can be read, and what is wrong with the others; see `load_tasks`."""
+    source, faults = _open_source(data, options), DataFaults()
+
+    def load(name: str, held: str) -> TaskRows:
+        return _named(name, source.load(held)).evaluated_on(evaluate_on)
+
+    found = [faults.attempt(load, *names) for names in _held(stream, data, source).items()]
+    tasks = [rows for rows in found if rows is not None]
+    faults.attempt(check_versions, [rows.task for rows in tasks])
+    return tasks, faults
 
 
 def check_versions(tasks: Sequence[TaskDefinition]) -> None:
@@ -85,16 +105,16 @@ def check_versions(tasks: Sequence[TaskDefinition]) -> None:
             )
 
 
-def check_stream(stream: str, data: str, columns: Columns) -> None:
+def check_stream(stream: str, data: Data, options: ReadOptions) -> None:
     """Raise as `load_tasks` does where a stream names what ``data`` do not hold; no rows are read."""
-    _held(stream, data, _open_source(data, columns))
+    _held(stream, data, _open_source(data, options))
 
 
-def _held(stream: str | Sequence[str] | None, data: str | Mapping[str, Any], source: _Source) -> dict[str, str]:
+def _held(stream: str | Sequence[str] | None, data: Any, source: _Source) -> dict[str, str]:
     """Return the names under which a source holds the tasks of a stream, by their names in the stream."""
     streams = registry.streams()
     if stream is None:
-        names = tuple(data) if isinstance(data, Mapping) else only_task(data)
+        names = tuple(data) if isinstance(data, Mapping) else tasks_of_files(data)
     elif isinstance(stream, str):
         parts = [part.strip() for part in stream.split(",")]
         if any(parts) and not all(parts[:-1]):  # one comma at the end is no fault
@@ -122,9 +142,9 @@ def _named(name: str, rows: TaskRows) -> TaskRows:
 
 def load_task(
     name: str,
-    data: str,
+    data: Data,
     evaluate_on: EvaluatedOn = "test",
-    columns: Columns = RECOGNISED,
+    options: ReadOptions = AS_FOUND,
 ) -> TaskRows:
     """Load one task with its rows.
 
@@ -132,45 +152,61 @@ def load_task(
         name: the name of a task, registered or in ``data``.
         data: ``hub``, ``demo``, a directory, or a file of rows.
         evaluate_on: which rows to use as test rows, see `TaskRows.evaluated_on`.
-        columns: where texts and labels are; what is not given is recognised.
+        options: see `load_tasks`.
 
     Raises:
         UsageError: the name is a stream's, or of a plug-in that is broken, or the directory does not exist.
         UnknownNameError: neither the registry nor ``data`` knows a name.
         DataError: a file does not hold what the task needs.
     """
-    source = _open_source(data, columns)
+    source = _open_source(data, options)
     _check_one(name, source)
     return source.load(name).evaluated_on(evaluate_on)
 
 
-def only_task(data: str) -> tuple[str, ...]:
-    """Return the name of the task that a file of rows holds: the file's, without its endings; nothing for other data."""
-    stem, format = format_of(Path(data).name)
-    return (stem,) if format and Path(data).is_file() else ()
+def tasks_of_files(data: Data) -> tuple[str, ...]:
+    """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
+    files = [data] if isinstance(data, str) else data
+    if isinstance(data, str) and not Path(data).is_file():
+        return ()
+    return tuple(stem for stem, format in (format_of(Path(file).name) for file in files) if format)
 
 
-def check_data(data: str, columns: Columns) -> None:
+def check_data(data: Data, options: ReadOptions) -> None:
     """Raise ``UsageError`` if ``data`` are not there, or are none whose columns can be named."""
-    _open_source(data, columns)
+    _open_source(data, options)
 
 
-def check_tasks(names: Sequence[str], data: str) -> None:
+def check_headers(names: Sequence[str], data: Data, options: ReadOptions) -> None:
+    """Raise ``DataError`` for all that the headers of files say is wrong, quickly; what else is wrong is told later."""
+    faults = DataFaults()
+    try:
+        source = _open_source(data, options)
+        held = dict.fromkeys(name if source.holds(name) else version_of(name)[0] for name in names)
+        _check_several(list(held), source)
+        for name in filter(source.holds, held):
+            faults.attempt(source.check_header, name)
+    except UsageError:
+        return
+    faults.report()
+
+
+def check_tasks(names: Sequence[str], data: Data) -> None:
     """Raise ``UsageError`` if several tasks would be read from the rows of one, or ``data`` are not there."""
-    _check_several(names, _open_source(data, RECOGNISED))
+    _check_several(names, _open_source(data, AS_FOUND))
 
 
-def check_task(name: str, data: str, streams: Collection[str] = ()) -> None:
+def check_task(name: str, data: Data, streams: Collection[str] = ()) -> None:
     """Raise `UnknownNameError` unless the registry, or ``data``, knows a task of this name; nothing is downloaded.
 
     ``streams`` are names to suggest, too.
     """
-    _check_known(name, _open_source(data, RECOGNISED), streams)
+    _check_known(name, _open_source(data, AS_FOUND), streams)
 
 
-def check_one(name: str, data: str, columns: Columns) -> None:
+def check_one(name: str, data: Data, options: ReadOptions) -> None:
     """Raise as `load_task` does where a name is not that of one task in ``data``; no rows are read."""
-    _check_one(name, _open_source(data, columns))
+    _check_one(name, _open_source(data, options))
 
 
 def _check_one(name: str, source: _Source) -> None:
@@ -192,7 +228,7 @@ def _check_several(names: Sequence[str], source: _Source) -> None:
 
 def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> None:
     """Raise unless the registry or ``source`` has a task of this name; ``streams`` are names to suggest, too."""
-    closed = isinstance(source, _OneTask | _InMemory)  # a directory may get the data of a registered task
+    closed = isinstance(source, _OneTask | _Named)  # a directory may get the data of a registered task
     known = {*source.names(), *(() if closed else registry.tasks())}
     if name in known or source.holds(name):
         return
@@ -208,8 +244,8 @@ def _check_known(name: str, source: _Source, streams: Collection[str] = ()) -> N
 class _Directory:
     """The source ``--data DIR``: a folder for each task."""
 
-    def __init__(self, root: Path, asked: Columns) -> None:
-        self.root, self._asked = root, asked
+    def __init__(self, root: Path, options: ReadOptions) -> None:
+        self.root, self._options = root, options
         self.hint = f"To add a task, put it under {root}/NAME as train, validation and test files."
 
     def names(self) -> list[str]:
@@ -227,7 +263,11 @@ class _Directory:
                 f"{', '.join(self.names()) or 'no tasks'}. Add the folder, or give another directory to "
                 "--data."
             )
-        return read_folder(name, folder, self._asked)
+        return read_folder(name, folder, self._options.columns(name, self.names()), self._options.skip_bad_rows)
+
+    def check_header(self, name: str) -> None:
+        if (self.root / name).is_dir():
+            check_folder(name, self.root / name, self._options.columns(name, self.names()))
 
 
 class _OneTask:
@@ -236,8 +276,8 @@ class _OneTask:
     A hub snapshot with several configurations is one task of each of their names.
     """
 
-    def __init__(self, path: Path, asked: Columns) -> None:
-        self.path, self._asked = path, asked
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self.path, self._options = path, options
         found = configurations(path) if path.is_dir() and is_snapshot(path) else []
         self._names = found if len(found) > 1 else []
         held = ", ".join(self._names) or "one task, which may have any name without a comma or a slash"
@@ -252,17 +292,24 @@ class _OneTask:
         )
 
     def load(self, name: str) -> TaskRows:
+        how: Any = {"asked": self._options.columns(name, self.names()), "skip_bad_rows": self._options.skip_bad_rows}
         if self.path.is_dir():
-            return read_folder(name, self.path, self._asked)
-        table = read_table(self.path)
-        return read_task(name, {"train": table}, {}, self.path.parent, self._asked)
+            return read_folder(name, self.path, **how)
+        return read_task(name, {"train": read_table(self.path)}, {}, self.path.parent, **how)
+
+    def check_header(self, name: str) -> None:
+        columns = self._options.columns(name, self.names())
+        if self.path.is_dir():
+            check_folder(name, self.path, columns)
+        else:
+            check_header(name, {"train": self.path}, {}, columns)
 
 
-class _InMemory:
-    """The source ``data={"NAME": ROWS}`` of Python."""
+class _Named:
+    """The source ``data={"NAME": ROWS}`` of Python; and several files."""
 
-    def __init__(self, rows: Mapping[str, Any], asked: Columns) -> None:
-        self._rows, self._asked = rows, asked
+    def __init__(self, rows: Mapping[str, Any], options: ReadOptions) -> None:
+        self._rows, self._options = rows, options
         self.hint = f"The data given hold {', '.join(rows) or 'no task'}."
 
     def names(self) -> list[str]:
@@ -272,11 +319,22 @@ class _InMemory:
         return name in self._rows
 
     def load(self, name: str) -> TaskRows:
-        rows = self._rows[name]
+        rows, columns = self._rows[name], self._options.columns(name, self.names())
         if is_path(rows):
-            return _open_source(os.fspath(rows), self._asked).load(name)
-        tables, said = tables_of(f"data[{name!r}]", rows)
-        return read_task(name, tables, {}, Path(), self._asked, said)
+            return self._place(name).load(name)
+        tables, note = tables_of(f"data[{name!r}]", rows)
+        return read_task(name, tables, {}, Path(), columns, note, self._options.skip_bad_rows)
+
+    def check_header(self, name: str) -> None:
+        if is_path(self._rows.get(name)):
+            self._place(name).check_header(name)
+
+    def _place(self, name: str) -> _Source:
+        """Return the source of a task whose rows are given by a path."""
+        columns = self._options.columns(name, self.names())
+        return _open_source(
+            os.fspath(self._rows[name]), ReadOptions.of(columns.texts, columns.label, self._options.skip_bad_rows)
+        )
 
 
 class _Hub:
@@ -289,6 +347,9 @@ class _Hub:
 
     def holds(self, name: str) -> bool:
         return name in self.names()
+
+    def check_header(self, name: str) -> None:
+        """The hub's columns are known."""
 
     def load(self, name: str) -> TaskRows:
         from datasets import load_dataset
@@ -322,8 +383,10 @@ class _Hub:
             columns = {ours: _hub_texts(table, theirs) for ours, theirs in zip(names, hub.columns, strict=True)}
             columns["label"] = labels
             kept = {name: [values[i] for i in keep] for name, values in columns.items()}
-            read = Table(where, kept, keep)
-            rows[ours] = read.rows(Columns(names, "label"), Labels.named(task.labels), name)
+            read, faults = Table(where, kept, keep), DataFaults()
+            rows[ours], _ = read.rows(Columns(names, "label"), Labels.named(task.labels), name)
+            faults.add(read.bad, len(rows[ours]))
+            faults.report()
         return complete(task, rows)
 
 
@@ -350,6 +413,9 @@ class _Embedded:
     def holds(self, name: str) -> bool:
         return name in self.names()
 
+    def check_header(self, name: str) -> None:
+        """Its columns are known."""
+
     def load(self, name: str) -> TaskRows:
         if name not in self.names():
             raise NoDataError(f"There is no data for task {name!r}. {self.hint}")
@@ -361,34 +427,62 @@ class _Embedded:
         return complete(task, rows)
 
 
-_Source = _Directory | _OneTask | _InMemory | _Hub | _Embedded
+_Source = _Directory | _OneTask | _Named | _Hub | _Embedded
 
 
 def check_form(data: object) -> None:
     """Raise ``UsageError`` for rows that lack the name of their task, and whatever else is no data."""
-    if not isinstance(data, Mapping) and not is_path(data):
+    are_paths = isinstance(data, list | tuple) and bool(data) and all(map(is_path, data))
+    if not isinstance(data, Mapping) and not is_path(data) and not are_paths:
         raise UsageError(
             f"Rows are given by the name of their task, as data={{'NAME': ROWS}}; got a {type(data).__name__}. Give them "
-            "so, or a directory, a file, 'hub' or 'demo'."
+            "so, or a directory, a file or a list of files, 'hub' or 'demo'."
         )
 
 
-def _open_source(data: str | Mapping[str, Any], asked: Columns) -> _Source:
+def _open_source(data: Any, options: ReadOptions) -> _Source:
     check_form(data)
     if isinstance(data, Mapping):
-        return _InMemory(data, asked)
+        return _Named(data, options)
+    if isinstance(data, list | tuple):
+        return _Named(_by_name([os.fspath(path) for path in data]), options)
+    data = os.fspath(data)
     if data == "hub" or data in registry.SOURCES:
-        if asked != RECOGNISED:
+        if options.texts or options.labels:
             raise UsageError(
                 f"The columns of the tasks of {data!r} are known. Leave --text-column and --label-column out."
             )
         return _Hub() if data == "hub" else _Embedded(data)
     path = Path(data)
     if path.is_dir():
-        return _OneTask(path, asked) if is_one_task(path) else _Directory(path, asked)
+        return _OneTask(path, options) if is_one_task(path) else _Directory(path, options)
     if path.is_file() and format_of(path.name)[1]:
-        return _OneTask(path, asked)
+        return _OneTask(path, options)
     fault = f"is a file, and none of rows: expected {', '.join(FORMATS)}" if path.exists() else "does not exist"
     raise UsageError(
         f"The data directory {data!r} {fault}. Give an existing one, 'hub' or 'demo' to --data, or a file of rows."
     )
+
+
+def _by_name(paths: Sequence[str]) -> dict[str, str]:
+    """Return files of rows by the names of their tasks.
+
+    Raises:
+        UsageError: one of several is no file of rows, or two have one name.
+    """
+    found = dict[str, str]()
+    for path in paths:
+        stem, format = format_of(Path(path).name)
+        if not (format and Path(path).is_file()):
+            raise UsageError(
+                f"--data is given {len(paths)} times, and {path!r} is no file of rows ({', '.join(FORMATS)}). Give files, each "
+                "a task of its name, or one directory with a folder for each task."
+            )
+        if stem in found:
+            raise UsageError(
+                f"--data names {found[stem]!r} and {path!r}, and both would be the task {stem!r}. Rename one of the files."
+            )
+        if "," in stem:
+            raise UsageError(f"--data names {path!r}, and a task has no comma in its name. Rename the file.")
+        found[stem] = path
+    return found

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from forgetfree.data.bad_rows import BadRow, BadRows, refuse
 from forgetfree.data.charset import encoding_of
 from forgetfree.data.conll import ENDINGS as CONLL
 from forgetfree.data.conll import read_conll
@@ -38,6 +40,10 @@ _QUOTE = "Quote texts that hold commas, quotes or line breaks"
 MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
 #: The most rows of a text file, whose cells are all objects of their own in memory; and the most columns of records.
 MOST_TEXT_ROWS, MOST_COLUMNS = 5_000_000, 4096
+#: Rows of csv that are put into columns together; and the most texts of a column that are compared to hold each once.
+_ROWS_AT_A_TIME, _FEW = 10_000, 1000
+#: Of how many bytes the encoding of a header is found out.
+_HEAD = 2**20
 
 
 def format_of(name: str) -> tuple[str, str]:
@@ -84,15 +90,11 @@ def read_table(path: Path) -> Table:
     _, format = format_of(path.name)
     try:
         _check_size(path, size_of(path), "bytes", MOST_BYTES)
-        table = {
-            "parquet": _read_parquet,
-            "jsonl": _read_jsonl,
-            "json": _read_json,
-            "csv": _read_csv,
-            "tsv": _read_csv,
-            **dict.fromkeys(CONLL, _read_conll),
-        }[format](path)
-        return replace(table, said=said_of(path))
+        if format == "parquet":
+            return _read_parquet(path)
+        form = text_form(path)
+        read = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "tsv": _read_csv}.get(format, _read_conll)
+        return replace(read(path, form), note=form.note)
     except DataError:
         raise
     except UnicodeDecodeError as error:
@@ -101,6 +103,37 @@ def read_table(path: Path) -> Table:
         raise DataError(f"{path} cannot be read: {first_line(error)}. Put a file there.") from error
     except Exception as error:
         raise DataError(f"{path} cannot be read as {format}: {first_line(error)}. Write the file again.") from error
+
+
+def head_of(path: Path) -> Table | None:
+    """Return the columns of a file that names them before its rows, with its first row or none.
+
+    Returns:
+        ``None`` for files of other formats, and for those that can only be judged when they are read whole.
+
+    Raises:
+        DataError: the names are not as they must be.
+    """
+    _, format = format_of(path.name)
+    try:
+        if not path.is_file():
+            return None
+        if format == "parquet":
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(path) as file:
+                rows = next(file.iter_batches(batch_size=1), file.schema_arrow.empty_table()).to_pylist()
+                return Table(
+                    str(path), {name: [row[name] for row in rows] for name in file.schema_arrow.names}, [1][: len(rows)]
+                )
+        form = text_form(path, _HEAD) if format in _SIGN else None
+    except Exception:  # whoever reads the file tells it
+        return None
+    if form is None:
+        return None
+    with closing(_records(path, form, refuse, delimiter=form.separator)) as records:
+        _, names = next(records, (0, list[str]()))
+    return Table(str(path), {name: [] for name in names}, []) if names else None
 
 
 def _check_size(path: Path | str, found: int, unit: str, most: int) -> None:
@@ -138,19 +171,40 @@ def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int) -> Tab
     return Table(where, table.to_pydict(), range(first, first + table.num_rows))
 
 
-def said_of(path: Path) -> str:
-    """Return what a user should know of how a file is written: where it is not in UTF-8, or not as its name says."""
+@dataclass(frozen=True)
+class TextForm:
+    """How a file of text is written, which is found out once.
+
+    Attributes:
+        encoding: as Python calls it.
+        separator: of the cells of a csv or tsv file.
+        note: what a user should know of it: that it is not in UTF-8, or its cells not separated as its name says.
+    """
+
+    encoding: str = "utf-8-sig"
+    separator: str = ""
+    note: str = ""
+
+
+def text_form(path: Path, most: int = MOST_BYTES) -> TextForm:
+    """Return how a file of text is written; a pipe cannot be read twice, and must be as its name says, in UTF-8.
+
+    Args:
+        path: the file.
+        most: how many bytes to look at.
+
+    Raises:
+        DataError: it is in no encoding that is known.
+    """
     format = format_of(path.name)[1]
-    encoding, said = _encoding(path) if format != "parquet" else ("", "")
-    pieces = [said]
-    if format in _SIGN and (sign := _separator(path, encoding)) != _SIGN[format]:
-        pieces.append(f"the cells of {path.name} are separated by {_SIGNS[sign]}")
-    return "; ".join(filter(None, pieces))
-
-
-def _encoding(path: Path) -> tuple[str, str]:
-    """Return the encoding of a text file, and what to say of it; a pipe cannot be read twice, and must be in UTF-8."""
-    return encoding_of(path, lambda: _unpacked(path), MOST_BYTES) if path.is_file() else ("utf-8-sig", "")
+    usual = _SIGN.get(format, "")
+    if not path.is_file():
+        return TextForm(separator=usual)
+    encoding, note = encoding_of(path, lambda: _unpacked(path), most)
+    sign = _separator(path, encoding, usual) if usual else ""
+    if sign != usual:
+        note = "; ".join(filter(None, [note, f"the cells of {path.name} are separated by {_SIGNS[sign]}"]))
+    return TextForm(encoding, sign, note)
 
 
 @contextmanager
@@ -168,20 +222,19 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _opened(path: Path, encoding: str = "") -> Iterator[TextIO]:
-    """Open a text file, unpacked where it is packed; in an encoding that is found out unless it is known."""
-    encoding = encoding or _encoding(path)[0]
+def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
+    """Open a text file, unpacked where it is packed."""
     with _unpacked(path) as file:
         yield io.TextIOWrapper(file, encoding=encoding, newline="")
 
 
-def lines_of(path: Path) -> Iterator[str]:
+def lines_of(path: Path, form: TextForm) -> Iterator[str]:
     """Yield the lines of a text file, unpacked where it is packed.
 
     Raises:
         DataError: the file, or a line of it, is too large.
     """
-    with _opened(path) as file:
+    with _opened(path, form.encoding) as file:
         yield from _lines(file, path)
 
 
@@ -209,75 +262,115 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def csv_records(path: Path) -> Iterator[list[str]]:
+def csv_records(path: Path, form: TextForm) -> Iterator[list[str]]:
     """Yield the names of the columns of a csv or tsv file, and then each row, which has a cell for each of them.
 
     Raises:
         DataError: a row has more cells or fewer, a quote is not closed, or a column's name comes twice.
     """
-    encoding, _ = _encoding(path)
-    sign = _separator(path, encoding)
-    return _records(path, encoding, **(_tab_dialect(path, encoding) if sign == "\t" else {"delimiter": sign}))
+    return (record for _, record in _records(path, form, refuse, **_dialect(path, form)))
 
 
-def _separator(path: Path, encoding: str) -> str:
-    """Return what separates the cells of a csv or tsv file: as its name says, unless another sign alone cuts its header."""
-    usual = _SIGN[format_of(path.name)[1]]
-    if not path.is_file():  # a pipe, which cannot be read twice
-        return usual
+def _separator(path: Path, encoding: str, usual: str) -> str:
+    """Return what separates the cells of a csv or tsv file: as usual, unless another sign alone cuts its header."""
     with _opened(path, encoding) as file, _long_fields():
         header = next((line for line in _lines(file, path) if line.strip()), "")
         columns = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in (usual, *_SIGNS)}
     return usual if columns[usual] > 1 else max(columns, key=columns.__getitem__)
 
 
-def _records(path: Path, encoding: str, **dialect: Any) -> Iterator[list[str]]:
+def _records(
+    path: Path, form: TextForm, on_bad: Callable[[BadRow], None], **dialect: Any
+) -> Generator[tuple[int, list[str]], None, None]:
+    """Yield 0 and the names of a file's columns, then the number and the cells of each good row."""
     names, number, begin = list[str](), 0, 1
-    with _opened(path, encoding) as file, _long_fields():
+    with _opened(path, form.encoding) as file, _long_fields():
         reader = csv.reader(_lines(file, path), strict=True, **dialect)
-        try:
-            for record in reader:
-                begin = reader.line_num + 1
-                if not record:  # blank ones are no rows
-                    continue
-                if not names:
-                    names = record
-                    _check_names(str(path), [name for name in names if name])  # a column without a name is not read
-                elif len(record) != len(names):
-                    column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
-                    of = "the one column" if len(names) == 1 else f"each of the {len(names)} columns"
-                    raise DataError(
-                        f"{path}, row {number}, column {column}: expected a cell for {of} "
-                        f"({', '.join(names)}), got {len(record)}. {_QUOTE}."
-                    )
+        while True:
+            try:
+                record = next(reader, None)
+            except csv.Error as error:
+                fault = f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
+                if not names or "unexpected end" in str(error):  # after a quote that is not closed there are no rows
+                    raise DataError(fault) from error
+                through = f" to {reader.line_num}" if reader.line_num > begin else ""
+                on_bad(BadRow(str(path), number, "", "broken quotes", f"line {begin}{through}", fault))
+                record = []
                 number += 1
-                yield record
-        except csv.Error as error:
-            raise DataError(
-                f"{path}, line {begin}: {first_line(error)}. {_QUOTE}, and double the quotes inside."
-            ) from error
+            begin = reader.line_num + 1
+            if record is None:
+                return
+            if not record:  # blank ones are no rows
+                continue
+            if not names:
+                names = record
+                _check_names(str(path), [name for name in names if name])  # a column without a name is not read
+            elif len(record) != len(names):
+                on_bad(_of_other_length(path, number, names, record, form.separator))
+                number += 1
+                continue
+            yield number, record
+            number += 1
 
 
-def _tab_dialect(path: Path, encoding: str) -> dict[str, Any]:
-    """Return how cells are written: with quotes as in csv if all that begin with one are quoted whole, else (GLUE) without."""
-    quoted: dict[str, Any] = {"delimiter": "\t"}
-    plain = quoted | {"quoting": csv.QUOTE_NONE}
-    try:
-        cells = (cell for record in _records(path, encoding, **plain) for cell in record if cell.startswith('"'))
-        others = sum(not re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells)
-    except DataError:  # cells hold tabs or line breaks, so they must be quoted
+def _of_other_length(path: Path, number: int, names: Sequence[str], record: Sequence[str], sign: str) -> BadRow:
+    """Return the fault of a row that has not a cell for each column."""
+    column = repr(names[len(record)]) if len(record) < len(names) else len(names) + 1
+    of = "the one column" if len(names) == 1 else f"each of the {len(names)} columns"
+    held = f"expected a cell for {of} ({', '.join(names)}), got {len(record)}"
+    fault = f"{path}, row {number}, column {column}: {held}. {_QUOTE}."
+    what = "too few cells" if len(record) < len(names) else "too many cells"
+    return BadRow(str(path), number, "", what, shown(sign.join(record)), fault)
+
+
+def _dialect(path: Path, form: TextForm) -> dict[str, Any]:
+    """Return how cells are written.
+
+    Between tabs: with quotes as in csv, if all cells that begin with one are quoted whole, else (GLUE) without.
+    """
+    quoted: dict[str, Any] = {"delimiter": form.separator}
+    if form.separator != "\t":
         return quoted
-    return plain if others else quoted
+    plain, bad = quoted | {"quoting": csv.QUOTE_NONE}, BadRows()
+    cells = (cell for _, record in _records(path, form, bad.add, **plain) for cell in record if cell.startswith('"'))
+    others = sum(not re.fullmatch(r'"([^"]|"")*"', cell) for cell in cells)
+    if not bad or not others:
+        return plain if others else quoted
+    broken = BadRows()  # either some rows are bad, or cells hold tabs or line breaks, so that they must be quoted
+    try:
+        for _ in _records(path, form, broken.add, **quoted):
+            pass
+    except DataError:
+        return plain
+    return quoted if len(broken) <= len(bad) else plain
 
 
-def _read_csv(path: Path) -> Table:
-    lines = list[list[str]]()
-    for record in csv_records(path):
-        lines.append(record)
-        _check_size(path, len(lines) - 1, "rows or more", MOST_TEXT_ROWS)
-    names, *records = lines or [[]]
-    columns = zip(*records, strict=True) if records else ([] for _ in names)
-    return Table(str(path), dict(zip(names, columns, strict=True)), range(1, len(records) + 1))
+def _read_csv(path: Path, form: TextForm) -> Table:
+    bad = BadRows()
+    with closing(_records(path, form, bad.add, **_dialect(path, form))) as rows:
+        _, names = next(rows, (0, list[str]()))
+        columns, numbers = [_Column() for _ in names], list[int]()
+        while piece := list(islice(rows, min(_ROWS_AT_A_TIME, MOST_TEXT_ROWS + 1 - len(numbers)))):
+            numbers += [number for number, _ in piece]
+            _check_size(path, len(numbers), "rows or more", MOST_TEXT_ROWS)
+            for column, cells in zip(columns, zip(*(record for _, record in piece), strict=True), strict=True):
+                column.extend(cells)
+    held = {name: column.cells for name, column in zip(names, columns, strict=True)}
+    return Table(str(path), held, numbers, bad=bad)
+
+
+class _Column:
+    """A column of texts, which holds each of a few texts once."""
+
+    def __init__(self) -> None:
+        self.cells = list[str]()
+        self._known = dict[str, str]()
+
+    def extend(self, cells: Iterable[str]) -> None:
+        """Add cells to the end."""
+        if len(self._known) < _FEW:
+            cells = [self._known.setdefault(cell, cell) for cell in cells]
+        self.cells.extend(cells)
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
@@ -285,34 +378,34 @@ def _check_names(path: str, names: Sequence[str]) -> None:
         raise DataError(f"{path} has column {name!r} twice. Rename or remove one of them.")
 
 
-def _read_jsonl(path: Path) -> Table:
-    records, numbers = [], []
-    with _opened(path) as file:
-        for number, line in enumerate(_lines(file, path), 1):
-            if not line.strip():
-                continue
-            record, reason = None, ""
-            try:
-                record = parse_json(line)
-            except ValueError as error:
-                reason = f" ({first_line(error)})"
-            if not isinstance(record, dict):
-                raise DataError(
-                    f"{path}, row {number}: expected a JSON object, got {shown(line.strip())}{reason}. Fix or remove the row."
-                )
+def _read_jsonl(path: Path, form: TextForm) -> Table:
+    records, numbers, bad = list[Any](), list[int](), BadRows()
+    for number, line in enumerate(lines_of(path, form), 1):
+        if not line.strip():
+            continue
+        record, reason = None, ""
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            reason = f" ({first_line(error)})"
+        if isinstance(record, dict):
             records.append(record)
             numbers.append(number)
             _check_size(path, len(records), "rows or more", MOST_TEXT_ROWS)
-    return of_records(str(path), records, numbers)
+        else:
+            text = shown(line.strip())
+            fault = f"{path}, row {number}: expected a JSON object, got {text}{reason}. Fix or remove the row."
+            bad.add(BadRow(str(path), number, "", "no JSON object", text, fault))
+    return replace(of_records(str(path), records, numbers), bad=bad)
 
 
-def _read_json(path: Path) -> Table:
+def _read_json(path: Path, form: TextForm) -> Table:
     """Read a list of records; or, as many files of that name are, one record a line."""
-    with _opened(path) as file:
+    with _opened(path, form.encoding) as file:
         start = file.read(1024).lstrip()
     if not start.startswith("["):
-        return _read_jsonl(path)
-    with _opened(path) as file:
+        return _read_jsonl(path, form)
+    with _opened(path, form.encoding) as file:
         text = file.read(MOST_JSON + 1)
     _check_size(path, len(text), "characters of JSON or more", MOST_JSON)
     try:
@@ -322,22 +415,27 @@ def _read_json(path: Path) -> Table:
     return of_records(str(path), records, range(1, len(records) + 1))
 
 
-def _read_conll(path: Path) -> Table:
-    with _opened(path) as file:
-        return read_conll(str(path), _lines(file, path))
+def _read_conll(path: Path, form: TextForm) -> Table:
+    return read_conll(str(path), lines_of(path, form))
 
 
 def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Table:
-    """Return the table of a list of records.
+    """Return the table of a list of records; one that is no mapping from columns to values is a bad row.
 
     Raises:
-        DataError: one is no mapping from columns to values.
+        DataError: there are too many columns.
     """
+    bad = BadRows()
     for number, record in zip(numbers, records, strict=True):
         if not isinstance(record, Mapping):
-            raise DataError(
-                f"{where}, row {number}: expected columns and values, got {shown(record)}. Fix or remove the row."
-            )
+            text = shown(record)
+            fault = f"{where}, row {number}: expected columns and values, got {text}. Fix or remove the row."
+            bad.add(BadRow(where, number, "", "no columns", text, fault))
+    if bad:
+        good = [
+            (number, record) for number, record in zip(numbers, records, strict=True) if isinstance(record, Mapping)
+        ]
+        numbers, records = [number for number, _ in good], [record for _, record in good]
     names: dict[str, None] = {}
     for record in records:
         names.update(dict.fromkeys(map(str, record)))
@@ -345,4 +443,5 @@ def of_records(where: str, records: Sequence[Any], numbers: Sequence[int]) -> Ta
             raise DataError(
                 f"{where} has {len(names):,} columns or more, expected at most {MOST_COLUMNS:,}. Give all rows the same keys."
             )
-    return Table(where, {name: [record.get(name) for record in records] for name in names}, numbers)
+    columns = {name: [record.get(name) for record in records] for name in names}
+    return Table(where, columns, numbers, bad=bad)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forgetfree.data.bad_rows import BadRow, BadRows, refusal
 from forgetfree.data.columns import Columns
 from forgetfree.data.forms import form_of, refusal_of
 from forgetfree.data.labels import Labels, shown, written
@@ -24,14 +27,16 @@ class Table:
         numbers: the numbers of the rows, for messages: files of records count from 1, jsonl counts lines, and what is in
             memory counts from 0.
         label_names: column name to the names of its labels, where the data say them themselves (``ClassLabel``).
-        said: what a user should know of how the file is written.
+        note: what a user should know of how the file is written.
+        bad: the rows that cannot be used, as far as they were found: what reads the table adds to them.
     """
 
     where: str
     columns: Mapping[str, Sequence[Any]]
     numbers: Sequence[int]
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    said: str = ""
+    note: str = ""
+    bad: BadRows = field(default_factory=BadRows)
 
     def labelled(self, column: str) -> Table:
         """Return the rows that have a label: in a column of ``ClassLabel``, -1 stands for none."""
@@ -45,29 +50,39 @@ class Table:
         columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
         return replace(self, columns=columns, numbers=[self.numbers[i] for i in rows])
 
-    def cells(self, column: str, names: Sequence[str]) -> list[int | str]:
-        """Return what is written in the label column of training rows.
+    def good(self) -> Table:
+        """Return the rows that are not known as bad."""
+        keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers] if self.bad else []
+        return self.take(keep) if self.bad and len(keep) < len(self.numbers) else self
+
+    def cells(self, column: str, names: Sequence[str]) -> list[int | str | None]:
+        """Return what is written in the label column of training rows; of bad rows nothing.
 
         Args:
             column: its name.
             names: of the labels, if they are known; else the rows must have all numbers from 0, or all names.
-
-        Raises:
-            DataError: a row has no label, or one of another kind than the rows before it.
         """
-        cells: list[int | str] = []
-        for i in range(len(self.numbers)):
-            kind = "an integer from 0" if not cells or isinstance(cells[0], int) else "a name, as in the rows before"
-            cell = self._cell(column, i, names, kind)
-            if not names and (type(cell) is not type((cells or [cell])[0]) or (isinstance(cell, int) and cell < 0)):
+        found = [self._written(self.columns[column][i], names) for i in range(len(self.numbers))]
+        kinds = Counter(type(cell) for cell in found if not isinstance(cell, ValueError))
+        usual = max(kinds, key=kinds.__getitem__, default=int)  # of as many, the first
+        expected = "an integer from 0" if usual is int else "a name, as in the other rows"
+        cells = list[int | str | None]()
+        for i, cell in enumerate(found):
+            fault: BadRow | None = None
+            if isinstance(cell, ValueError):
+                fault = self._no_label(column, i, expected, str(cell))
+            elif not names and (type(cell) is not usual or (isinstance(cell, int) and cell < 0)):
                 why = "-1 often marks rows without a label. " if cell == -1 else ""
-                remedy = "If it is a label, name all labels in order as label_names in source.json. "
-                raise self._fault(column, i, kind, why + remedy)
-            cells.append(cell)
+                remedy = f"{why}If it is a label, name all labels in order as label_names in source.json. "
+                what = "negative label" if isinstance(cell, int) and cell < 0 else "label of another kind"
+                fault = self._fault(column, i, what, expected, remedy)
+            if fault:
+                self.bad.add(fault)
+            cells.append(None if fault or isinstance(cell, ValueError) else cell)
         return cells
 
-    def rows(self, columns: Columns, labels: Labels, task: str) -> Rows:
-        """Return the rows of a task.
+    def rows(self, columns: Columns, labels: Labels, task: str) -> tuple[Rows, Sequence[int]]:
+        """Return the good rows of a task, and their numbers; bad rows are added to `bad`.
 
         Args:
             columns: where texts and labels are.
@@ -75,64 +90,80 @@ class Table:
             task: its name, for messages.
 
         Raises:
-            DataError: a column is missing or empty, or a row holds something else than texts and a label of the task.
+            DataError: a column is missing or empty.
         """
         assert columns.label is not None
-        for column in (*columns.texts, columns.label):
+        self.check_texts(columns)
+        places = [self.bad.attempt(self._place, columns.label, i, labels, task) for i in range(len(self.numbers))]
+        keep = [i for i, number in enumerate(self.numbers) if number not in self.bad.numbers]
+        texts = [tuple(self.columns[name][i] for i in keep) for name in columns.texts]
+        rows = Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))
+        return rows, [self.numbers[i] for i in keep]
+
+    def check_texts(self, columns: Columns) -> None:
+        """Add rows without a text to `bad`.
+
+        Raises:
+            DataError: a column is missing or empty.
+        """
+        self.check_columns(columns)
+        for column in columns.texts:
+            cells = self.columns[column]
+            for i, cell in enumerate(cells):
+                if not is_text(cell):
+                    self.bad.add(self._fault(column, i, "no text", "a text"))
+            if len(cells) and not any(not isinstance(cell, str) or cell.strip() for cell in cells):
+                raise DataError(f"{self.where}: column {column!r} is empty in every row. Write the texts into it.")
+
+    def check_columns(self, columns: Columns) -> None:
+        """Raise ``DataError`` if a column is missing."""
+        for column in (*columns.texts, *filter(None, [columns.label])):
             if column not in self.columns:
                 raise DataError(
                     f"{self.where} has no column {column!r}, which the training rows have; found "
                     f"{', '.join(map(repr, self.columns)) or 'none'}. Rename or add the column."
                 )
-        texts = [tuple(self._text(name, i) for i in range(len(self.numbers))) for name in columns.texts]
-        for name, held in zip(columns.texts, texts, strict=True):
-            if held and not any(text.strip() for text in held):
-                raise DataError(f"{self.where}: column {name!r} is empty in every row. Write the texts into it.")
-        places = tuple(self._place(columns.label, i, labels, task) for i in range(len(self.numbers)))
-        return Rows(texts[0], texts[1] if len(texts) > 1 else (), places)
 
     def _place(self, column: str, i: int, labels: Labels, task: str) -> int:
         """Return the number of a row's label."""
-        cell = self._cell(column, i, labels.names, labels.expected)
+        cell = self._written(self.columns[column][i], labels.names)
+        if isinstance(cell, ValueError):
+            raise refusal(self._no_label(column, i, labels.expected, str(cell)))
         place = labels.place(cell)
         if place is not None:
             return place
         names, count = ", ".join(labels.names), len(labels.names)
         if isinstance(cell, int) and [*labels.numbers] == [*range(count)] and cell >= 0:
-            raise DataError(
-                f"{self._row(i)}, column {column!r}: {cell} is out of range, task {task!r} has the {count} labels 0 to "
-                f"{count - 1} ({names}). Fix the row, or the label_names in source.json."
+            has = f"task {task!r} has the {count} labels 0 to {count - 1} ({names})"
+            message = (
+                f"{self.where}, row {self.numbers[i]}, column {column!r}: {cell} is out of range, {has}. Fix the row, or the "
+                "label_names in source.json."
             )
-        raise self._fault(
-            column,
-            i,
-            labels.expected,
-            f"Task {task!r} has the {count} labels {names}, and every label needs training rows. ",
-        )
+            remedy = f"{has[0].upper()}{has[1:]}."
+            raise refusal(BadRow(self.where, self.numbers[i], column, "unknown label", shown(cell), message, remedy))
+        has = f"Task {task!r} has the {count} labels {names}, and every label needs training rows. "
+        raise refusal(self._fault(column, i, "unknown label", labels.expected, has))
 
-    def _cell(self, column: str, i: int, names: Sequence[str], expected: str) -> int | str:
-        """Return a row's label as it is written."""
-        value = self.columns[column][i]
+    def _written(self, value: Any, names: Sequence[str]) -> int | str | ValueError:
+        """Return a label as it is written, or why it is none."""
         try:
             return written(value)
         except ValueError as error:
-            if isinstance(value, str | float) and (text := str(value).strip()) in names:
-                return text
-            raise self._fault(column, i, expected, str(error)) from None  # which says no more
+            text = str(value).strip()
+            return text if isinstance(value, str | float) and text in names else error
 
-    def _fault(self, column: str, i: int, expected: str, more: str = "") -> DataError:
+    def _no_label(self, column: str, i: int, expected: str, why: str) -> BadRow:
+        """Return the fault of a row without a label that could be one."""
+        value = self.columns[column][i]
+        is_nan = isinstance(value, float) and math.isnan(value)
+        is_empty = value is None or is_nan or (isinstance(value, str) and not value.strip())
+        return self._fault(column, i, "no label" if is_empty else "not a label", expected, why)
+
+    def _fault(self, column: str, i: int, what: str, expected: str, more: str = "") -> BadRow:
+        text = shown(self.columns[column][i])
         other = refusal_of(form_of(self.columns[column][i]))
-        return DataError(
-            f"{self._row(i)}, column {column!r}: expected {expected}, got {shown(self.columns[column][i])}. "
+        message = (
+            f"{self.where}, row {self.numbers[i]}, column {column!r}: expected {expected}, got {text}. "
             f"{other or f'{more}Fix or remove the row.'}"
         )
-
-    def _row(self, i: int) -> str:
-        return f"{self.where}, row {self.numbers[i]}"
-
-    def _text(self, column: str, i: int) -> str:
-        value = self.columns[column][i]
-        if not is_text(value):
-            raise self._fault(column, i, "a text")
-        text: str = value
-        return text
+        return BadRow(self.where, self.numbers[i], column, what, text, message, other or more.strip())

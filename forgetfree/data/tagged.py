@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from forgetfree.data.bad_rows import BadRow, DataFaults, left_out, refusal
 from forgetfree.data.columns import RECOGNISED, Columns
 from forgetfree.data.forms import plain
 from forgetfree.data.rows import Rows, TaskRows, complete
@@ -46,7 +47,8 @@ def read_tagged(
     given: Mapping[str, Any],
     registered: TaskDefinition | None,
     asked: Columns = RECOGNISED,
-    said: str = "",
+    note: str = "",
+    skip_bad_rows: bool = False,
 ) -> TaskRows:
     """Return a task whose words are labelled.
 
@@ -57,79 +59,111 @@ def read_tagged(
             the training tags, sorted. Where tags are numbers, ``label_names`` says what they stand for.
         registered: its definition in the registry, if it has one.
         asked: the columns of words and tags, where they are named.
-        said: what the user should know of the tables.
+        note: what the user should know of the tables.
+        skip_bad_rows: whether they are left out.
 
     Raises:
         DataError: a column is missing, a row is not as it must be, or a split has no rows, or no entity.
     """
-    read = {split: _Sentences(table, given, asked) for split, table in tables.items()}
-    entities = given.get("entities") or (registered.entities if registered else ())
-    entities = entities or sorted({tag[2:] for tags in read["train"].tags for tag in tags if tag != "O"})
-    task = TaskDefinition.of_entities(name, entities)
-    rows = complete(task, {split: sentences.rows(task) for split, sentences in read.items()})
-    notes = [f"{split} rows of task {name!r}: {note}" for split, each in read.items() if (note := each.note)]
-    if told := "; ".join(filter(None, [said, rows.cut if tables.keys() == {"train"} else ""])):
+    faults = DataFaults()
+    read = {split: each for split, table in tables.items() if (each := faults.attempt(_Sentences, table, given, asked))}
+    rows: dict[str, Rows] = {}
+    if "train" in read:
+        entities = given.get("entities") or (registered.entities if registered else ())
+        entities = entities or sorted({tag[2:] for tags in read["train"].tags.values() for tag in tags if tag != "O"})
+        task = TaskDefinition.of_entities(name, entities)
+        rows = {split: sentences.rows(task) for split, sentences in read.items()}
+    for split, table in tables.items():
+        faults.add(table.bad, len(rows.get(split, ())), skip_bad_rows)
+    faults.report()
+    whole = complete(task, rows)
+    notes = [f"{split} rows of task {name!r}: {each.note}" for split, each in read.items() if each.note]
+    cut = whole.cut if tables.keys() == {"train"} else ""
+    bad = {split: table.bad for split, table in tables.items() if table.bad}
+    if told := "; ".join(filter(None, [note, left_out(bad.items()), cut])):
         notes.insert(0, f"Task {name!r} ({tables['train'].where}): {told}.")
-    return replace(rows, notes=tuple(notes))
+    return replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
+
+
+def check_tagged(table: Table, asked: Columns) -> None:
+    """Raise ``DataError`` if the column of the words or that of the tags is missing."""
+    _columns(table, asked)
+
+
+def _columns(table: Table, asked: Columns) -> list[str]:
+    """Return the columns of words and tags."""
+    found = list[str]()
+    for names in (asked.texts or _WORDS, (asked.label,) if asked.label else _TAGS):
+        name = next((name for name in names if name in table.columns), None)
+        if name is None:
+            held = ", ".join(map(repr, table.columns)) or "none"
+            raise DataError(
+                f"{table.where} has no column {names[0]!r}: expected tokens, with the words of a sentence, and tags, with one "
+                f"for each word; found {held}. Rename or add the column, or name others with --text-column and --label-column."
+            )
+        found.append(name)
+    return found
 
 
 class _Sentences:
-    """The words and tags of one table, as BIO."""
+    """The words and tags of one table, as BIO: by the place of each row that is good."""
 
     def __init__(self, table: Table, given: Mapping[str, Any], asked: Columns) -> None:
         self._table = table
-        words, column = self._column(asked.texts or _WORDS), self._column((asked.label,) if asked.label else _TAGS)
+        words, column = _columns(table, asked)
         self._tags = column
         names = table.label_names.get(column) or given.get("label_names") or ()
-        self.words = [self._words(words, i) for i in range(len(table.numbers))]
-        self.tags, self.note = list[list[str]](), ""
-        for i, sentence in enumerate(self.words):
-            written = [self._tag(column, i, tag, names) for tag in self._cell(column, i)]
-            if len(written) != len(sentence):
-                of = "the one word" if len(sentence) == 1 else f"each of {len(sentence)} words"
-                raise self._fault(i, column, f"a tag for {of}", counted(len(written), "tag"))
-            self.tags.append(bio(written))
-            differ = [(one, other) for one, other in zip(written, self.tags[-1], strict=True) if one != other]
+        self.words, self.tags, self.note = dict[int, list[str]](), dict[int, list[str]](), ""
+        for i in range(len(table.numbers)):
+            sentence = table.bad.attempt(self._words, words, i)
+            written = table.bad.attempt(self._written, column, i, names, sentence)
+            if sentence is None or written is None:
+                continue
+            self.words[i], self.tags[i] = sentence, bio(written)
+            differ = [(one, other) for one, other in zip(written, self.tags[i], strict=True) if one != other]
             if differ and not self.note:
                 first = f"row {table.numbers[i]} has {differ[0][0]!r} where BIO has {differ[0][1]!r}"
                 self.note = f"the tags are in IOB1, IOBES or BILOU, and are read as BIO ({first})."
 
     def rows(self, task: TaskDefinition) -> Rows:
-        """Return the rows with the task's labels."""
-        numbers = {label: number for number, label in enumerate(task.labels)}
-        labels = []
-        for i, tags in enumerate(self.tags):
+        """Return the good rows with the task's labels."""
+        numbers, kept = {label: number for number, label in enumerate(task.labels)}, list[int]()
+        for i, tags in self.tags.items():
             if unknown := [tag for tag in tags if tag not in numbers]:
-                raise self._fault(i, self._tags, f"entities of {', '.join(task.entities)}", repr(unknown[0]))
-            labels.append(tuple(numbers[tag] for tag in tags))
-        return Rows(tuple(map(" ".join, self.words)), (), tuple(labels))
+                expected = f"entities of {', '.join(task.entities)}"
+                self._table.bad.add(self._fault(i, self._tags, "unknown entity", expected, repr(unknown[0])))
+            else:
+                kept.append(i)
+        labels = tuple(tuple(numbers[tag] for tag in self.tags[i]) for i in kept)
+        return Rows(tuple(" ".join(self.words[i]) for i in kept), (), labels)
 
-    def _column(self, names: Sequence[str]) -> str:
-        for name in names:
-            if name in self._table.columns:
-                return name
-        found = ", ".join(map(repr, self._table.columns)) or "none"
-        raise DataError(
-            f"{self._table.where} has no column {names[0]!r}: expected tokens, with the words of a sentence, and tags, with "
-            f"one for each word; found {found}. Rename or add the column, or name others with --text-column and --label-column."
-        )
+    def _written(self, column: str, i: int, names: Sequence[str], sentence: Sequence[str] | None) -> list[str]:
+        """Return the tags of a sentence as they are written, one for each word; of a bad sentence, any number."""
+        written = [self._tag(column, i, tag, names) for tag in self._cell(column, i)]
+        if sentence is not None and len(written) != len(sentence):
+            of = "the one word" if len(sentence) == 1 else f"each of {len(sentence)} words"
+            raise refusal(
+                self._fault(i, column, "words and tags differ", f"a tag for {of}", counted(len(written), "tag"))
+            )
+        return written
 
     def _cell(self, column: str, i: int) -> list[Any]:
         value = plain(self._table.columns[column][i])
         if isinstance(value, str):
             return value.split()
         if not isinstance(value, Sequence):
-            raise self._fault(i, column, "a list, or a text with spaces between words", brief(value))
+            expected = "a list, or a text with spaces between words"
+            raise refusal(self._fault(i, column, "no list", expected, brief(value)))
         return list(value)
 
     def _words(self, column: str, i: int) -> list[str]:
         """Return the words of a sentence; a space within a word becomes one that breaks no line."""
         words = self._cell(column, i)
         if not words:
-            raise self._fault(i, column, "words", "none")
+            raise refusal(self._fault(i, column, "no words", "words", "none"))
         for word in words:
             if not is_text(word) or not word:
-                raise self._fault(i, column, "words, none of them empty", brief(word))
+                raise refusal(self._fault(i, column, "no word", "words, none of them empty", brief(word)))
         return [word.replace(" ", "\u00a0") for word in words]
 
     def _tag(self, column: str, i: int, tag: Any, names: Sequence[str]) -> str:
@@ -138,12 +172,14 @@ class _Sentences:
         right = isinstance(tag, str) and (tag == "O" or (tag[:1] in _BEGINS + _GOES_ON and tag[1:2] == "-" and tag[2:]))
         if not right:
             remedy = " and label_names in source.json" if isinstance(tag, int) else ""
-            raise self._fault(i, column, f"tags O, B-X and I-X for entities of kind X{remedy}", brief(tag))
+            expected = f"tags O, B-X and I-X for entities of kind X{remedy}"
+            raise refusal(self._fault(i, column, "unknown tag", expected, brief(tag)))
         return str(tag)
 
-    def _fault(self, i: int, column: str, expected: str, got: str) -> DataError:
-        where = f"{self._table.where}, row {self._table.numbers[i]}, column {column!r}"
-        return DataError(f"{where}: expected {expected}, got {got}. Fix or remove the row.")
+    def _fault(self, i: int, column: str, what: str, expected: str, got: str) -> BadRow:
+        file, number = self._table.where, self._table.numbers[i]
+        message = f"{file}, row {number}, column {column!r}: expected {expected}, got {got}. Fix or remove the row."
+        return BadRow(file, number, column, what, got, message)
 
 
 def bio(tags: Sequence[str]) -> list[str]:

@@ -34,6 +34,7 @@ class WordEncoder(Encoder):
         for words in sentences:
             each = [begin[words[0]], *(after[word] for word in words[1:])]
             marked = [piece for ids in each for piece in _marked(ids or self._wordless)]
+            self.count(len(marked) - self.room(1))
             found.append([*self.opening, *marked[: self.room(1)], *self.closing])
         return found
 

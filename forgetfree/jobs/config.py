@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import Field
 
-from forgetfree.data.columns import Columns
+from forgetfree.data.columns import ReadOptions
 from forgetfree.display import brief
 from forgetfree.errors import (
     ForgetfreeError,
@@ -40,10 +40,11 @@ LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Fields that hold several values, and the name that each of them is given by.
 _SINGULAR = {
     **{"strategies": "strategy", "seeds": "seed", "sparsities": "sparsity"},
-    **{"tasks": "task", "settings": "set", "text_columns": "text_column", "starts": "start"},
+    **{"tasks": "task", "settings": "set", "starts": "start"},
+    **{"text_columns": "text_column", "label_columns": "label_column"},
 }
 #: What a file of options does not name unless it is given.
-_UNLESS_GIVEN = ("text_column", "label_column", "start")
+_UNLESS_GIVEN = ("text_column", "label_column", "skip_bad_rows", "start")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +94,18 @@ class JobConfig:
     command: ClassVar[str]
 
     model: str = option("minilm", "minilm (default), a directory, or a hub name")
-    data: str = option(
-        "hub", "hub, demo (embedded), a directory or a file of rows (default: $FORGETFREE_DATA, else hub)"
+    data: str | tuple[str, ...] = option(
+        "hub",
+        "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
+        "else hub)",
     )
     text_columns: tuple[str, ...] = option(
-        (), "column of the texts; for pairs, give it twice (default: by common names)"
+        (), "column of the texts, or TASK.COLUMN for one task; for pairs, give it twice (default: by common names)"
     )
-    label_column: str | None = option(None, "column of the labels (default: label, or by common names)")
+    label_columns: tuple[str, ...] = option(
+        (), "column of the labels, or TASK.COLUMN for one task (default: label, or by common names)"
+    )
+    skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
     readout: Readout = option(
         "auto", "how logits are read; mean: by a linear layer on the mean of all tokens (default: auto)"
     )
@@ -118,12 +124,19 @@ class JobConfig:
         for key in PLACES:
             if section.get(key):
                 section[key] = of_each(portable, section[key], Path(self.out))
+        if len(self.label_columns) == 1:
+            (section["label_column"],) = self.label_columns
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
 
     @property
-    def columns(self) -> Columns:
-        """Return where texts and labels are, as far as it is said."""
-        return Columns(self.text_columns, self.label_column)
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the tasks, as far as they are known without data."""
+        return ()
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """Return what is said of how rows are read."""
+        return ReadOptions(self.text_columns, self.label_columns, self.skip_bad_rows)
 
     def flags(self) -> dict[str, Any]:
         """Return the options that a flag of this command gives and that ``--set`` could give, too."""
@@ -145,7 +158,9 @@ class JobConfig:
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
             if value == () and field.default != ():  # of a file or a call
                 faults.add(f"--{key} names no {key}. Give one, or leave it out.")
-        faults.attempt(Columns.of, tuple(dict.fromkeys(self.text_columns)), self.label_column)
+        once = replace(self.read_options, texts=tuple(dict.fromkeys(self.text_columns)))
+        for name in self.names or ("",):
+            faults.attempt(once.columns, name, self.names)
         for key in self.flags():
             if key in self.settings:
                 faults.add(f"--{key} and --set {key}={self.settings[key]} are both given. Leave one of them out.")
@@ -216,6 +231,7 @@ class Faults:
     def __init__(self, caught: type[ForgetfreeError] = UsageError) -> None:
         self._caught = caught
         self._found: dict[str, None] = {}
+        self._rows: list[Any] = []
 
     def add(self, fault: str) -> None:
         """Add one more, as a sentence."""
@@ -228,14 +244,13 @@ class Faults:
         except self._caught as error:
             for fault in getattr(error, "faults", (str(error),)):
                 self.add(fault)
+            self._rows += getattr(error, "rows", ())
             return None
 
     def report(self) -> None:
         """Raise ``UsageError`` with the fault, or `SeveralFaultsError` with all of them, if there is one."""
-        if len(self._found) == 1:
-            raise UsageError(*self._found)
         if self._found:
-            raise SeveralFaultsError(self._found)
+            raise SeveralFaultsError(self._found, self._rows)
 
     def __len__(self) -> int:
         return len(self._found)

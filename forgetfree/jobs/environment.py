@@ -110,6 +110,12 @@ def tell_shared_rows(tasks: Iterable[TaskRows], scored: EvaluatedOn) -> None:
             print(escaped(f"note: {note}"), file=sys.stderr)
 
 
+def left_out_of(tasks: Iterable[TaskRows]) -> dict[str, Any]:
+    """Return how many bad rows of each task were left out, for results.json; nothing where there are none."""
+    found = {rows.task.name: rows.left_out for rows in tasks if rows.left_out}
+    return {"left_out": found} if found else {}
+
+
 def tell_shared_labels(tasks: Iterable[TaskRows]) -> None:
     """Print a note where tasks that share one readout (``scenario=domain``) call its labels differently."""
     different = {rows.task.labels: rows.task.name for rows in tasks}

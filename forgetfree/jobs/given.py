@@ -39,7 +39,7 @@ class Given:
         """Say whether the model is any network, for rows of tensors."""
         return self.model is not None and self.tokenizer is None
 
-    def data_or(self, named: str) -> Any:
+    def data_or(self, named: Any) -> Any:
         """Return the rows, or else what names them."""
         return named if self.data is None else self.data
 

@@ -34,6 +34,11 @@ class GraftConfig(JobConfig):
     )
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Return the name of the task."""
+        return (self.task,)
+
+    @property
     def sparsity(self) -> float | None:
         """Return the first sparsity, if one is given."""
         return next(iter(self.sparsities), None)

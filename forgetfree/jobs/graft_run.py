@@ -31,7 +31,7 @@ from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
-from forgetfree.jobs.environment import tell_shared_rows
+from forgetfree.jobs.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.resuming import described
@@ -126,6 +126,7 @@ class GraftJob(Job[GraftConfig]):
         bench, given, base_file = subject.bench, subject.given, self.config.base_file
         task, test, metric = bench.task, bench.task.test, bench.task.definition.metric
         tell_note(bench.loaded.note)
+        tell_note(task.note)
         found, about = described(self.config.model, self.asked()["model"], bench.loaded, [task])
         fine_tuned = {"architecture": given.architecture, "fingerprint": given.fingerprint} if given else None
         return found | {
@@ -142,6 +143,7 @@ class GraftJob(Job[GraftConfig]):
                     "steps": self.config.steps,
                     "fingerprint": task.fingerprint,
                     "test_rows": len(test),
+                    **left_out_of([self.rows]),
                 },
                 "metric": metric,
                 "floors": {"constant": constant_score(test.labels.numpy(), metric, task.sentences(test))},
@@ -158,7 +160,7 @@ class GraftJob(Job[GraftConfig]):
     def rows(self) -> TaskRows:
         """Return the task and all its rows."""
         return load_task(
-            self.config.task, self.given.data_or(self.config.data), self.common.evaluate_on, self.config.columns
+            self.config.task, self.given.data_or(self.config.data), self.common.evaluate_on, self.config.read_options
         )
 
     def _subject(self, seed: int) -> _Subject:

@@ -26,9 +26,10 @@ from typing import Any
 from forgetfree import registry
 from forgetfree.core.base_regions import budget, tiny_region_note
 from forgetfree.core.device import find_device
+from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
-from forgetfree.data.sources import check_task, load_task, load_tasks
+from forgetfree.data.sources import check_task, load_task, read_tasks
 from forgetfree.errors import ForgetfreeError, ModelError, NoDataError, SeveralFaultsError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs import costs
@@ -76,7 +77,7 @@ def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeErro
     faults = _found(config, Given(), False).faults
     for fault in getattr(error, "faults", (str(error),)):
         faults.add(fault)
-    return error if len(faults) == 1 else SeveralFaultsError(faults)
+    return error if len(faults) == 1 else SeveralFaultsError(faults, getattr(error, "rows", ()))
 
 
 @dataclass
@@ -148,8 +149,8 @@ def _rows(config: JobConfig, asked: Asked, given: Given, faults: Faults, notes: 
         notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
         return {}
     found: dict[str, TaskRows] = {}
-    how = asked.common.evaluate_on, config.columns
-    if single or len(asked.tasks) == len(set(asked.tasks)) > 1:
+    how = asked.common.evaluate_on, config.read_options
+    if single:
         learned = {name for learner in asked.learners for name in learner.tasks}
 
         def load(name: str) -> TaskRows | None:
@@ -163,8 +164,11 @@ def _rows(config: JobConfig, asked: Asked, given: Given, faults: Faults, notes: 
 
         tasks = [faults.attempt(load, name) for name in asked.tasks]  # each tells its own faults
     else:
-        tasks = faults.attempt(load_tasks, asked.tasks, data, *how) or []
+        tasks, wrong = faults.attempt(read_tasks, asked.tasks, data, *how) or ([], DataFaults())
+        faults.attempt(wrong.report)
     found |= {rows.task.name: rows for rows in tasks if rows}
+    for rows in found.values():
+        notes += filter(None, (*rows.notes, rows.shared_note(asked.common.evaluate_on)))
     for shots, seed in sorted({(each.shots, each.seed) for each in asked.learners}, key=str):
         for rows in found.values():
             faults.attempt(sampled, rows, shots, seed, asked.common.or_fewer)
@@ -229,7 +233,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     asked, rows, definitions = found.asked, found.rows, found.definitions
     model, device, notes = found.model, found.device, found.notes
     set_threads(asked.common.threads)
-    lengths = {name: _lengths(model, each) for name, each in rows.items()}
+    lengths = {name: _lengths(model, each, notes) for name, each in rows.items()}
     rates = _rates(asked, rows, model, device, notes)
     units, made, total = list[Json](), dict[Any, str](), Counter[Phase]()
     for learner in asked.learners:
@@ -282,11 +286,16 @@ def _plan(config: JobConfig, found: _Found) -> Json:
     }
 
 
-def _lengths(model: _Model, rows: TaskRows) -> list[int]:
+def _lengths(model: _Model, rows: TaskRows, notes: list[str]) -> list[int]:
     """Return the lengths of a sample of training rows in tokens; without the model's tokenizer, 4 tokens for 3 words."""
     sample = rows.train.take(evenly(len(rows.train), costs.SAMPLE))
     if model.loaded is not None:
-        return [len(ids) for ids in model.loaded.encoder(rows.task)(sample)]
+        encoder = model.loaded.encoder(rows.task)
+        lengths = [len(ids) for ids in encoder(sample)]
+        if cut := encoder.cut_note("training row", len(sample)):
+            all_rows = len(sample) == len(rows.train)
+            notes.append(f"Task {rows.task.name!r}{'' if all_rows else ', of a sample'}: {cut}")
+        return lengths
     texts = zip(sample.first, sample.second, strict=True) if sample.second else ((text,) for text in sample.first)
     return [2 + round(4 / 3 * sum(len(text.split()) for text in each)) for each in texts]
 

@@ -196,10 +196,11 @@ class _Run:
             "seeds": section["seed"],
             "settings": section["set"],
             "text_columns": section.get("text_column", []),
+            "label_columns": section.get("label_column", []),
+            "skip_bad_rows": section.get("skip_bad_rows"),
             "starts": {task: place for task, place in section.get("start", {}).items() if task in tasks and used},
             "out": str(out),
             **{key: section.get(key) for key in ("model", "data", "readout", "device", "shots", "steps", "sparsity")},
-            "label_column": section.get("label_column"),
         }
         return build(RunConfig, {key: value for key, value in values.items() if value is not None}, "run")
 
@@ -278,9 +279,9 @@ class _RevisedRun(RunJob):
 
         data, place = self.config.data, self.common.evaluate_on
         if self._rows is None:
-            return load_tasks(self.config.stream, data, place, self.config.columns)
-        old = load_tasks(list(self._of.tasks), data, place, self.config.columns)
-        (new,) = load_tasks([self._task], self._rows, place, self.config.columns)
+            return load_tasks(self.config.stream, data, place, self.config.read_options)
+        old = load_tasks(list(self._of.tasks), data, place, self.config.read_options)
+        (new,) = load_tasks([self._task], self._rows, place, self.config.read_options)
         check_versions([rows.task for rows in (*old, new)])
         return [*old, new]
 
@@ -361,7 +362,9 @@ def _without(config: Json, tasks: Sequence[str], begun: Collection[str]) -> Json
         name: [value for value, keep in zip(values, kept, strict=True) if keep]
         for name, values in about["floors"].items()
     }
-    rows = about["data"] | {key: rest(about["data"][key]) for key in ("fingerprints", "test_rows")}
+    by_task = {key: rest(about["data"].get(key, {})) for key in ("fingerprints", "test_rows", "left_out")}
+    rows = {key: value for key, value in about["data"].items() if key != "left_out"}
+    rows |= {key: value for key, value in by_task.items() if value or key != "left_out"}
     about |= {"stream": ",".join(names), "tasks": names, "floors": floors, "data": rows}
     about["shared_rows"] = rest(about["shared_rows"])
     definitions = [each for each in config["tasks"] if each["name"] not in tasks]

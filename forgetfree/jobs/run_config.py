@@ -58,6 +58,11 @@ class StreamConfig(JobConfig):
         dict, "an adapter of PEFT on --model that fine-tuning of a task starts from, may be given for several tasks"
     )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the tasks, as the stream has them."""
+        return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, self.stream.split(","))))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(StreamConfig):
@@ -69,11 +74,6 @@ class RunConfig(StreamConfig):
         DEFAULT_STRATEGIES,
         "name of 'forgetfree list strategies', or MODULE:CLASS of your own; may be given several times; all: every one of ours",
     )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the tasks, as the stream has them."""
-        return registry.streams().get(self.stream) or tuple(filter(None, map(str.strip, self.stream.split(","))))
 
     def recipe(self, strategy: str | None = None) -> dict[str, Any]:
         """Return the model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.

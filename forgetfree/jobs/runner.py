@@ -22,7 +22,7 @@ from forgetfree.errors import ReportError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
-from forgetfree.jobs.environment import tell_shared_labels, tell_shared_rows
+from forgetfree.jobs.environment import left_out_of, tell_shared_labels, tell_shared_rows
 from forgetfree.jobs.floors_file import read_floors, write_floors
 from forgetfree.jobs.given import Given
 from forgetfree.jobs.ledger_summary import ledger_summary
@@ -108,7 +108,8 @@ class RunJob(Job[RunConfig]):
         sentences = [task.sentences(task.test) for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
-        tell_note(stream.loaded.note)
+        for note in (stream.loaded.note, *(task.note for task in stream.tasks)):
+            tell_note(note)
         starts = tell_starts(stream.starts, stream.model, self.checked.classes)
         begun: Json = {"starts": starts} if starts else {}
         return {
@@ -127,6 +128,7 @@ class RunJob(Job[RunConfig]):
                     "steps": _shared(options.steps for options in self.checked.options.values()),
                     "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
                     "test_rows": {task.name: len(task.test) for task in stream.tasks},
+                    **left_out_of(self.tasks),
                 },
                 "floors": {
                     "constant": metrics.constant_scores(scored, metric, task_known=task_known, sentences=sentences)
@@ -147,7 +149,7 @@ class RunJob(Job[RunConfig]):
         if self.given.reads_tensors:
             return []
         data = self.given.data_or(self.config.data)
-        return load_tasks(self.config.stream, data, self.common.evaluate_on, self.config.columns)
+        return load_tasks(self.config.stream, data, self.common.evaluate_on, self.config.read_options)
 
     def stream(self, seed: int) -> Stream:
         """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""

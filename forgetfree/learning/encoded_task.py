@@ -35,6 +35,7 @@ class EncodedTask:
         train, validation, test: the encoded rows.
         fingerprint: that of all the task's rows, before sampling.
         classes: the numbers of its labels in rows and logits.
+        note: what a user should know of rows that are longer than the model reads; empty if none is.
     """
 
     definition: TaskDefinition
@@ -45,6 +46,7 @@ class EncodedTask:
     test: Examples
     fingerprint: str
     classes: tuple[int, ...]
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -114,15 +116,17 @@ def encode_task(
         return EncodedRows.of(encoder(part), numbers, task, loaded.pad)
 
     groups = set(train.groups) if train.tagged else range(len(definition.labels))
+    test = rows.test.take(representative(rows.test.groups, test_limit))
+    encoded = encode(train), encode(rows.validation), encode(test)
+    cut = encoder.cut_note("row", len(train) + len(rows.validation) + len(test))
     return EncodedTask(
         definition,
         label,
         shots or min(MOST_SHOTS, *(Counter(train.groups)[group] for group in groups)),
-        encode(train),
-        encode(rows.validation),
-        encode(rows.test.take(representative(rows.test.groups, test_limit))),
+        *encoded,
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
+        f"Task {definition.name!r}: {cut}" if cut else "",
     )
 
 

@@ -17,12 +17,15 @@ from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 #: What `RunConfig.section` holds.
 _RUN_SECTION: Mapping[str, Any] = {
-    **dict.fromkeys(("stream", "model", "data", "readout", "device"), str),
+    **{**dict.fromkeys(("stream", "model", "readout", "device"), str), "data": str | tuple[str, ...]},
     **{"strategy": tuple[str, ...], "seed": tuple[int, ...], "set": Mapping[str, Any]},
     **{"shots": int | None, "steps": int | None, "sparsity": float | None},
 }
-#: What it holds where it was given: the columns of the data, the adapters that tasks start from.
-_GIVEN: Mapping[str, Any] = {"text_column": tuple[str, ...], "label_column": str, "start": Mapping[str, str]}
+#: What it holds where it was given: how the data are read, the adapters that tasks start from.
+_GIVEN: Mapping[str, Any] = {
+    **dict.fromkeys(("text_column", "label_column"), tuple[str, ...]),
+    **{"skip_bad_rows": bool, "start": Mapping[str, str]},
+}
 
 
 def read_section(values: Any, types: Mapping[str, Any] = {**_RUN_SECTION, **_GIVEN}) -> dict[str, Any]:
@@ -41,9 +44,11 @@ def read_section(values: Any, types: Mapping[str, Any] = {**_RUN_SECTION, **_GIV
     for key, value in values.items():
         if key not in types:
             raise UnknownNameError("option in a file:", key, types)
-        hint, listed = types[key], get_origin(types[key]) is tuple
+        hint = types[key]
+        several = next((each for each in (hint, *get_args(hint)) if get_origin(each) is tuple), None)
+        listed = several is hint or (several is not None and isinstance(value, list))
         section[key] = [value] if listed and not isinstance(value, list) else value
-        hint = get_args(hint)[0] if listed else hint
+        hint = get_args(several)[0] if listed else hint
         for item in section[key] if listed else [value]:
             check(key, item, fits(item, hint), type_name(hint))
     return section
@@ -149,9 +154,11 @@ _ENVIRONMENT = f"${DATA_VARIABLE}"
 
 
 def of_each(change: Callable[[str, Path], str], place: Any, directory: Path) -> Any:
-    """Return what `portable` or `located` makes of a place, or of several that have names."""
+    """Return what `portable` or `located` makes of a place, or of several, which may have names."""
     if isinstance(place, Mapping):
         return {name: change(value, directory) for name, value in place.items()}
+    if isinstance(place, list | tuple):
+        return [change(value, directory) for value in place]
     return change(place, directory)
 
 

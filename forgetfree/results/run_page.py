@@ -11,7 +11,7 @@ from typing import Any
 
 from forgetfree.errors import RunError
 from forgetfree.options import typed
-from forgetfree.results.config_file import load_run, located, of_each
+from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.inline import style_sheet
 from forgetfree.results.rendering import Page, Table, render_html
 from forgetfree.results.run_figures import sections_of
@@ -58,10 +58,13 @@ def command_of(asked: Mapping[str, Any], directory: Path) -> str:
     for key, value in asked.items():
         flag = f"--{key.replace('_', '-')}"
         if isinstance(value, Mapping):
-            held = of_each(located, value, directory) if key == "start" else value
+            held = of_each(located, value, directory) if key in PLACES else value
             words += [word for name, one in held.items() for word in (flag, f"{name}={typed(one)}")]
         elif isinstance(value, list):
-            words += [word for each in value for word in (flag, str(each))]
+            held = of_each(located, value, directory) if key in PLACES else value
+            words += [word for each in held for word in (flag, str(each))]
+        elif value is True:
+            words.append(flag)
         elif key != "stream" and value not in (None, ""):
             words += [flag, located(value, directory) if key in ("model", "data") else str(value)]
     return " ".join(map(shlex.quote, [*words, "--out", os.path.join("runs", "again")]))

@@ -70,6 +70,8 @@ class Predictor:
         loaded: the model.
         kept: what was kept.
         ledger: the ledger; none where something else was kept.
+        cut_rows, cut_tokens: how many of the rows that were answered by task were longer than the model reads, and how many
+            tokens of them were not read.
 
     Raises:
         LedgerError: the ledger belongs to another model, or would not answer as it did; the message says what differs.
@@ -92,7 +94,7 @@ class Predictor:
         if isinstance(kept, Ledger):
             kept = KeptLedger(loaded, kept, Source(Path(), tasks, shared_labels, precision))
         self.loaded, self.routed, self.kept, self.deterministic = loaded, routed, kept, deterministic
-        self._features = features
+        self._features, self.cut_rows, self.cut_tokens = features, 0, 0
         self.ledger = kept.ledger if isinstance(kept, KeptLedger) else None
         self._mixed: MixedBatchModel | None = None
         if isinstance(kept, KeptLedger):
@@ -217,7 +219,9 @@ class Predictor:
 
     def _logits(self, definition: TaskDefinition, rows: Rows, batch_size: int = 64) -> Tensor:
         model, label = self.loaded.model, self._label(definition.name)
-        encoded = EncodedRows.of(self.loaded.encoder(definition)(rows), rows.labels, label, self.loaded.pad)
+        encode = self.loaded.encoder(definition)
+        encoded = EncodedRows.of(encode(rows), rows.labels, label, self.loaded.pad)
+        self.cut_rows, self.cut_tokens = self.cut_rows + encode.cut_rows, self.cut_tokens + encode.cut_tokens
         with self.kept.answering(definition.name):
             size = 1 if self.deterministic else batch_size
             return encoded.answered(predict(model, encoded, batch_size=size, precision=self.kept.precision))

@@ -250,6 +250,12 @@ CASES = [
     Case(
         "run sst2 --label-column class", "no column 'class', which is named as label_column; found 'text', 'label'", 1
     ),
+    *(
+        Case(f"{job} --skip-bad-rows --data nosuch", "The data directory 'nosuch' does not exist.")
+        for job in ("run sst2", "sweep sst2", "graft sst2", "experiment where")
+    ),
+    Case("run sst2 --data data/sst2/train.jsonl --data nosuch.csv", "'nosuch.csv' is no file of rows"),
+    Case("run --data data/sst2/train.jsonl --data data/qnli/train.jsonl", "both would be the task 'train'"),
     Case("graft sst2 --text-column phrase", "no column 'phrase', which is named as text_column", 1),
     Case("graft sst2 --label-column class", "no column 'class', which is named as label_column", 1),
     Case("experiment localization --text-column phrase", "no column 'phrase', which is named as text_column", 1),

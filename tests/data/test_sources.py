@@ -62,10 +62,11 @@ def load(root: Path, name: str) -> TaskRows:
 
 
 def message(root: Path, name: str = "mine", kind: type[Exception] = DataError) -> str:
-    """The one paragraph that loading ends with."""
+    """The one paragraph that loading ends with; of bad rows that of the first."""
     with pytest.raises(kind) as caught:
         load(root, name)
-    text = str(caught.value)
+    bad = getattr(caught.value, "rows", ())
+    text = bad[0].message if bad else str(caught.value)
     assert "\n" not in text
     assert not [word for word in INTERNALS if word in text], text
     assert text.endswith(".")

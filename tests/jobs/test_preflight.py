@@ -194,9 +194,9 @@ def test_all_faults_are_told_at_once(
     wrong = ["--set", "batch_size=0"]
     said = refused(capsys, "run", "qnli,ag_news,sst2", *places, "--strategy", "fine-tune", *wrong, *check)
     lines = [line for line in said.splitlines() if line.startswith(("- ", "forgetfree: error"))]
-    assert lines[0] == "forgetfree: error: 5 faults:" and len(lines) == 6
+    assert lines[0] == "forgetfree: error: 4 faults:" and len(lines) == 5
     for part in ("batch_size must be at least 1", "cannot be written", "qnli", "sst2", "The model directory"):
-        assert sum(part in line for line in lines) >= 1
+        assert part in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
 
 
@@ -207,8 +207,8 @@ def test_one_fault_is_told_as_ever(usual: list[str], data_directory: Path, tmp_p
         file.write("{}\n")
     words = ["run", "sst2", *usual[2:], "--data", str(data), "--strategy", "fine-tune"]
     assert cli.main(words) == 1
-    alone = capsys.readouterr().err.splitlines()[-1]
-    assert refused(capsys, *words, "--check").splitlines() == [alone]
+    _, start, alone = capsys.readouterr().err.partition("forgetfree: error: ")
+    assert refused(capsys, *words, "--check") == start + alone
 
 
 @pytest.mark.sampled("more4-")

@@ -12,10 +12,10 @@ from typing import Any
 
 from forgetfree.core.base_regions import BaseKind, budget
 from forgetfree.core.regions import Region, biases
-from forgetfree.data.columns import RECOGNISED, Columns
+from forgetfree.data.columns import AS_FOUND, ReadOptions
 from forgetfree.data.rows import TaskRows, put_together
 from forgetfree.data.sampling import representative
-from forgetfree.data.sources import load_task
+from forgetfree.data.sources import Data, load_task
 from forgetfree.errors import MetricError, ModelError, NoDataError, RunError, TrainingError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.jobs.experiments.preset import Preset
@@ -48,16 +48,16 @@ class ExperimentContext:
     def __init__(
         self,
         preset: Preset,
-        data: str,
+        data: Data,
         device: str,
         store: StateStore,
         cache: Path,
         monitor: Monitor | None = None,
-        columns: Columns = RECOGNISED,
+        read_options: ReadOptions = AS_FOUND,
         merged: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.preset, self.data, self.device, self.cache = preset, data, device, cache
-        self.monitor, self.columns, self.merged = monitor or Monitor(), columns, merged
+        self.monitor, self.read_options, self.merged = monitor or Monitor(), read_options, merged
         self._store = store
         self._tasks: dict[str, TaskRows] = {}
 
@@ -68,7 +68,7 @@ class ExperimentContext:
                 task, [self.rows(each) for each in self.merged[task] if not self.missing([each])]
             )
         if task not in self._tasks:
-            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.columns)
+            self._tasks[task] = load_task(task, self.data, self.preset.evaluate_on, self.read_options)
         return self._tasks[task]
 
     @cached_property

@@ -81,7 +81,7 @@ class ExperimentJob(Job[ExperimentConfig]):
             self.device,
             StateStore(self.cache),
             self.cache,
-            columns=self.config.columns,
+            read_options=self.config.read_options,
             merged=self.experiment.merged,
         )
 

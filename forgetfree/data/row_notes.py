@@ -1,4 +1,4 @@
-"""What in rows is read, and may still be a mistake: a user is told of it, and decides."""
+"""Notes on rows that are read, and may still be a mistake: a user is told, and decides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIGNS = ";|,/"
 _MOST_NAMES = 5
 
 
-def doubts_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
+def notes_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
     """Return what to say of training rows: empty texts, repeated rows, and texts with several labels.
 
     Args:
@@ -56,7 +56,7 @@ def doubts_of_rows(rows: Rows, numbers: Sequence[int]) -> list[str]:
     return notes
 
 
-def doubts_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequence[int]) -> list[str]:
+def notes_of_labels(cells: Sequence[int | str], labels: Labels, numbers: Sequence[int]) -> list[str]:
     """Return what to say of labels: those that are written otherwise than their names, and those that look like lists.
 
     Args:

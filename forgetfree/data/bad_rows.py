@@ -1,0 +1,187 @@
+"""Rows that cannot be used: all are found and told in one table, or left out and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from forgetfree.display import counted, escaped
+from forgetfree.errors import BadDataError, DataError
+
+T = TypeVar("T")
+#: How many faults of a table are kept; all are counted.
+_KEPT = 10_000
+#: How many faults are printed, how many remedies beside them, and how many characters of a file's name.
+_PRINTED, _REMEDIES, _NAME = 20, 3, 40
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """What is wrong with one row.
+
+    Attributes:
+        file: the table that has the row, as messages call it.
+        row: its number there: files of records count from 1, jsonl and CoNLL count lines, what is in memory counts from 0.
+        column: the column; empty where the row itself is not as it must be.
+        what: what is wrong, in a few words, the same for all rows of which it is true.
+        text: a piece of what stands there.
+        message: a paragraph with all this, what was expected, and the remedy.
+        remedy: what helps where many rows are like this, if there is something.
+    """
+
+    file: str
+    row: int
+    column: str
+    what: str
+    text: str
+    message: str
+    remedy: str = ""
+
+
+class BadRows:
+    """The bad rows of one table.
+
+    Attributes:
+        faults: what is wrong with them, at most 10,000 faults.
+        numbers: of the rows.
+        counts: how many rows have each fault; a row may have several.
+    """
+
+    def __init__(self) -> None:
+        self.faults = list[BadRow]()
+        self.numbers = set[int]()
+        self.counts = Counter[str]()
+        self._cells = set[tuple[int, str]]()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def add(self, fault: BadRow) -> None:
+        """Add a fault; the second of one cell does not count."""
+        if (cell := (fault.row, fault.column)) in self._cells:
+            return
+        self._cells.add(cell)
+        self.numbers.add(fault.row)
+        self.counts[fault.what] += 1
+        if len(self.faults) < _KEPT:
+            self.faults.append(fault)
+
+    def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
+        """Return what ``action`` returns; ``None`` where it finds a row bad."""
+        try:
+            return action(*arguments)
+        except BadDataError as error:
+            for fault in error.rows:
+                self.add(fault)
+            return None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Say how many rows there are, and how many have each fault, for results.json."""
+        return {"rows": len(self), "faults": dict(self.counts)}
+
+
+def refusal(fault: BadRow) -> BadDataError:
+    """Return the error of a single bad row."""
+    return BadDataError([escaped(fault.message)], [fault], counts={fault.what: 1}, count=1)
+
+
+def refuse(fault: BadRow) -> None:
+    """Raise ``BadDataError`` for a bad row."""
+    raise refusal(fault)
+
+
+class DataFaults:
+    """All that is wrong with data, told together: bad rows, and faults of whole tables."""
+
+    def __init__(self) -> None:
+        self._bad = list[BadRow]()
+        self._counts = Counter[str]()
+        self._count = 0
+        self._others = dict[str, None]()
+        self._caught = list[DataError]()
+
+    def attempt(self, action: Callable[..., T], *arguments: Any) -> T | None:
+        """Return what ``action`` returns; ``None`` where it finds data wrong."""
+        try:
+            return action(*arguments)
+        except DataError as error:
+            self._caught.append(error)
+            if isinstance(error, BadDataError):
+                self._bad += error.rows
+                self._counts.update(error.counts)
+                self._count += error.count
+                self._others |= dict.fromkeys(error.others)
+            else:
+                self._others[str(error)] = None
+            return None
+
+    def add(self, bad: BadRows, good: int, skip_bad_rows: bool = False) -> None:
+        """Add the bad rows of a table, unless they are left out and there are others; a fault of all rows is the table's.
+
+        Args:
+            bad: the rows.
+            good: how many others the table has.
+            skip_bad_rows: whether they are left out.
+        """
+        if not bad or (skip_bad_rows and good):
+            return
+        if not good and len({(fault.what, fault.column) for fault in bad.faults}) == 1:
+            alike = "" if len(bad) == 1 else f" All {len(bad):,} rows are like this one."
+            self._others[escaped(bad.faults[0].message) + alike] = None
+        else:
+            self._bad += sorted(bad.faults, key=lambda fault: fault.row)
+            self._counts.update(bad.counts)
+            self._count += len(bad)
+
+    def report(self) -> None:
+        """Raise ``BadDataError`` with all faults, if there are any; an error that was caught alone as it was."""
+        paragraphs = len(self._others) + bool(self._bad)
+        if len(self._caught) == paragraphs == 1 and not isinstance(self._caught[0], BadDataError):
+            raise self._caught[0]
+        if paragraphs:
+            told = [_told(self._bad, self._counts, self._count)] if self._bad else []
+            raise BadDataError([*told, *self._others], self._bad, self._others, self._counts, self._count)
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return how many rows have which fault.
+
+    >>> counts_text({"no label": 2, "unknown label": 1000})
+    'unknown label (1,000), no label (2)'
+    """
+    order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{what} ({count:,})" for what, count in order)
+
+
+def _told(bad: Sequence[BadRow], counts: Mapping[str, int], count: int) -> str:
+    """Return one message for all bad rows: the fault of the only one, or counts and a table, whose lines are indented."""
+    out = "--skip-bad-rows leaves such rows out."
+    if len(bad) == 1:
+        return f"{escaped(bad[0].message)} {out}"
+    head = ("file", "row", "column", "what", "text")
+    lines = [(_tail(each.file), f"{each.row}", each.column[:_NAME], each.what, each.text) for each in bad[:_PRINTED]]
+    cells = [tuple(map(escaped, line)) for line in (head, *lines)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    if (more := sum(counts.values()) - len(lines)) > 0:
+        table.append(f"… and {counted(more, 'more fault')}")
+    files = counted(len({each.file for each in bad}), "file")
+    remedies = " ".join(list(dict.fromkeys(each.remedy for each in bad if each.remedy))[:_REMEDIES])
+    first = (
+        f"{counted(count, 'bad row')} in {files}: {counts_text(counts)}. Fix or remove them; {out} {remedies}".rstrip()
+    )
+    return "\n  ".join([first, *table])
+
+
+def _tail(name: str) -> str:
+    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
+
+
+def left_out(bad: Iterable[tuple[str, BadRows]]) -> str:
+    """Return what to say of bad rows that were left out, by split."""
+    return "; ".join(
+        f"{counted(len(each), f'bad {split} row')} left out: {counts_text(each.counts)}" for split, each in bad if each
+    )

@@ -1,0 +1,196 @@
+"""Data as people have them at the command line: bad rows, several files as a stream, notes before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+import forgetfree
+from forgetfree import cli
+from forgetfree.data.columns import ReadOptions
+from forgetfree.data.encoding import Encoder
+from forgetfree.data.rows import Rows
+from forgetfree.data.sources import load_tasks
+from forgetfree.errors import BadDataError, SeveralFaultsError, UsageError
+
+
+def texts(count: int = 30) -> list[str]:
+    words = ("good", "bad", "film", "who", "news", "city", "a")
+    return [" ".join(words[(i * k) % 7] for k in (1, 3, 5)[: i % 3 + 1]) + f" {i}" for i in range(count)]
+
+
+@pytest.fixture
+def here(model_directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two files with columns of different names; of the first, three rows are bad."""
+    rows = [f"{text},{('no', 'yes')[i % 2]}" for i, text in enumerate(texts())]
+    (tmp_path / "a.csv").write_text("\n".join(["review,stars", *rows, "alone", "empty,", "half,0.5"]))
+    rows = [f"note {i},{text},{('sad', 'glad')[i % 2]}" for i, text in enumerate(texts())]
+    (tmp_path / "b.csv").write_text("\n".join(["text,review,mood", *rows]))
+    (tmp_path / "model").symlink_to(model_directory("bert"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+COMMON = ("--model", "model", "--readout", "linear", "--steps", "2", "--shots", "4", "--device", "cpu")
+BOTH = ("--data", "a.csv", "--data", "b.csv", "--label-column", "b.mood")
+
+
+def call(*arguments: str) -> int:
+    return cli.main(list(arguments))
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "graft"])
+@pytest.mark.parametrize("check", [(), ("--check",)])
+def test_every_command_tells_all_bad_rows(here: Path, command: str, check: tuple[str, ...], capsys: Any) -> None:
+    more = {"sweep": ("--set", "sparsity=0.1,0.2")}.get(command, ("--sparsity", "0.1"))
+    assert call(command, "a", "--data", "a.csv", *COMMON, *more, *check) != 0
+    error = capsys.readouterr().err.split("forgetfree: error: ")[1].splitlines()
+    assert error[0].startswith("3 bad rows in 1 file: ") and len(error) == 5
+    assert [line.split()[:2] for line in error[2:]] == [["a.csv", "31"], ["a.csv", "32"], ["a.csv", "33"]]
+
+
+def test_they_are_left_out_and_results_json_says_how_many(here: Path, capsys: Any) -> None:
+    words = ("a", "--data", "a.csv", *COMMON, "--skip-bad-rows")
+    left_out = {"train": {"rows": 3, "faults": {"too few cells": 1, "no label": 1, "not a label": 1}}}
+    assert call("run", *words, "--strategy", "continual-ft", "--out", "run") == 0
+    assert "3 bad train rows left out: no label (1), not a label (1), too few cells (1)" in capsys.readouterr().err
+    assert json.loads(Path("run/results.json").read_text())["data"]["left_out"] == {"a": left_out}
+    assert json.loads(Path("run/config.json").read_text())["run"]["skip_bad_rows"] is True
+    assert call("run", "--config", "run/config.json", "--out", "again", "--check") == 0
+    assert call("graft", *words, "--sparsity", "0.1", "--out", "graft") == 0
+    assert json.loads(Path("graft/results.json").read_text())["data"]["left_out"] == {"a": left_out}
+
+
+def test_python_has_the_list_of_bad_rows(here: Path) -> None:
+    how: dict[str, Any] = {"model": "model", "steps": 2, "strategies": "continual-ft", "progress": False}
+    with pytest.raises(BadDataError) as caught:
+        forgetfree.run("a", data="a.csv", **how)
+    assert [(each.file, each.row, each.what) for each in caught.value.rows] == [
+        ("a.csv", 31, "too few cells"),
+        ("a.csv", 32, "no label"),
+        ("a.csv", 33, "not a label"),
+    ]
+    stream = forgetfree.load_stream(data="a.csv", model="model", skip_bad_rows=True)
+    assert sum(len(getattr(stream.tasks[0], split)) for split in ("train", "validation", "test")) == 30
+    from forgetfree.jobs.preflight import plan_of
+    from forgetfree.jobs.run_config import RunConfig
+
+    with pytest.raises(SeveralFaultsError) as told:
+        plan_of(RunConfig(stream="a", data="a.csv", model="model", steps=0, out="out"))
+    assert told.value.rows == caught.value.rows and len(told.value.faults) > 1
+
+
+# -- Several files ----------------------------------------------------------------------------------------------
+
+
+def test_several_files_are_a_stream_with_columns_of_their_own(here: Path, capsys: Any) -> None:
+    words = (*BOTH, "--text-column", "b.review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
+    assert call("run", *words, "--out", "run") == 0
+    notes = capsys.readouterr().err
+    assert "Task 'a' (a.csv): texts from 'review' and labels from 'stars'" in notes and "Task 'b' (b.csv): " in notes
+    assert json.loads(Path("run/results.json").read_text())["tasks"] == ["a", "b"]
+    section = json.loads(Path("run/config.json").read_text())["run"]
+    assert section["data"] == ["../a.csv", "../b.csv"] and section["text_column"] == ["b.review"]
+    Path("again.toml").write_text(
+        'stream = "b,a"\ndata = ["a.csv", "b.csv"]\ntext_column = "b.review"\nlabel_column = "b.mood"\nskip_bad_rows = true\n'
+        'model = "model"\nsteps = 2\nstrategy = "continual-ft"\n'
+    )
+    assert call("run", "--config", "again.toml", "--check", "--json") == 0
+    assert [each["task"] for each in json.loads(capsys.readouterr().out)["tasks"]] == ["b", "a"]
+    assert call("run", "--config", "run/config.json", "--out", "again", "--check") == 0
+    assert call("graft", "b", *words[:-2], "--sparsity", "0.1", "--check") == 0
+
+
+def test_the_same_in_python(here: Path) -> None:
+    read = {"text_column": "b.review", "label_column": "b.mood", "skip_bad_rows": True, "model": "model", "shots": 4}
+    stream = forgetfree.load_stream(data=["a.csv", Path("b.csv")], **read)
+    assert [task.name for task in stream.tasks] == ["a", "b"]
+    results = forgetfree.run(data=["a.csv", "b.csv"], steps=2, strategies="continual-ft", progress=False, **read)
+    assert results.matrix("continual-ft").shape == (3, 2)
+
+
+def test_columns_of_one_task_are_none_of_another() -> None:
+    options = ReadOptions.of(["a.x", "a.b.y", "z"], ["a.l", "k"])
+    assert (options.columns("a", ["a", "a.b"]).texts, options.columns("a", ["a", "a.b"]).label) == (("x",), "l")
+    assert (options.columns("a.b", ["a"]).texts, options.columns("a.b", ["a"]).label) == (("y",), "k")
+    assert options.columns("c", ["a", "a.b"]).texts == ("z",)
+    assert ReadOptions.of("meta.text", None).columns("a", ["b"]).texts == ("meta.text",)
+    with pytest.raises(UsageError, match=r"label_column must be one column for task 'a', got 'x', 'y'\."):
+        ReadOptions.of(None, ["x", "y"]).columns("a")
+
+
+def test_files_that_are_no_stream_are_refused(here: Path) -> None:
+    (here / "other").mkdir()
+    (here / "other" / "a.tsv").write_text("x")
+    for paths, message in (
+        (["a.csv", "other/a.tsv"], "both would be the task 'a'"),
+        (["a.csv", "none.csv"], "'none.csv' is no file of rows"),
+        (["a.csv", "other"], "'other' is no file of rows"),
+        ([{"text": "x", "label": 1}], "Rows are given by the name of their task"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            load_tasks(None, paths)  # type: ignore[arg-type]
+
+
+# -- Before anything is trained --------------------------------------------------------------------------------
+
+
+def test_check_prints_the_notes_that_a_run_prints(here: Path, capsys: Any) -> None:
+    words = ("run", *BOTH, "--text-column", "b.review", "--skip-bad-rows", *COMMON, "--strategy", "continual-ft")
+    assert call(*words, "--out", "run") == 0
+    notes = [line[6:] for line in capsys.readouterr().err.splitlines() if line.startswith("note: Task")]
+    assert len(notes) == 2 and call(*words, "--check", "--json", "--out", "new") == 0
+    assert [note for note in json.loads(capsys.readouterr().out)["notes"] if note.startswith("Task")] == notes
+
+
+def test_headers_are_judged_without_torch(here: Path) -> None:
+    """All of them at once, of every split, before the seconds that it takes to import torch."""
+    (here / "data" / "c").mkdir(parents=True)
+    (here / "data" / "d").mkdir()
+    (here / "data" / "c" / "train.csv").write_text("txt,label\nx,1\n")
+    (here / "data" / "d" / "train.tsv").write_text("text\tlabel\nx\t1\n")
+    (here / "data" / "d" / "test.csv").write_text("text,stars\nx,1\n")
+    program = (
+        "import sys; from forgetfree import cli; code = cli.main(sys.argv[1:]); assert 'torch' not in sys.modules; "
+        "sys.exit(code)"
+    )
+    words = [sys.executable, "-c", program, "run", "c,d", "--data", "data", "--check"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "AssertionError" not in done.stderr
+    first, *faults = done.stderr.splitlines()
+    assert first == "forgetfree: error: 2 faults:" and len(faults) == 2
+    assert "c/train.csv has no column 'text'" in faults[0] and "d/test.csv has no column 'label'" in faults[1]
+
+
+# -- Texts that are too long ------------------------------------------------------------------------------------
+
+
+def test_texts_that_are_cut_are_told_in_training_and_in_predict(here: Path, capsys: Any) -> None:
+    rows = [f"{text},{('no', 'yes')[i % 2]}" for i, text in enumerate(texts())]
+    (here / "c.csv").write_text("\n".join(["text,label", *rows, f"{'film ' * 70},no", f"{'was ' * 70},yes"]))
+    words = ("run", "--data", "c.csv", *COMMON[:-4], "--strategy", "continual-ft", "--set", "max_length=40")
+    assert call(*words, "--out", "run") == 0
+    assert "note: Task 'c': 2 of 32 rows are longer than max_length=40 allows: 64 tokens" in capsys.readouterr().err
+    assert call(*words, "--check", "--out", "new") == 0
+    assert "longer than max_length=40 allows" in capsys.readouterr().out
+    assert call("predict", "run", "the film", "film " * 70) == 0
+    said = capsys.readouterr().err
+    assert "warning: 1 text is longer than max_length=40 allows: 32 tokens cut off and not read." in said
+
+
+def test_an_encoder_counts_what_it_cuts() -> None:
+
+    encode = Encoder(tiny.build("bert")[1], None, 8)
+    encode(Rows(("the film", "film " * 10, "was " * 7), (), (0, 0, 0)))
+    assert (encode.cut_rows, encode.cut_tokens) == (2, 5)
+    assert encode.cut_note("row", 3) == (
+        "2 of 3 rows are longer than max_length=8 allows: 5 tokens of them are cut off and not read."
+    )
+    encode(Rows(("film " * 4,), ("was " * 4,), (0,)))
+    assert (encode.cut_rows, encode.cut_tokens) == (3, 8)
