@@ -27,9 +27,9 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.traffic import Traffic
-from forgetfree.json_file import parse_json
+from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Follower, Monitor, Phase
-from forgetfree.results.unit_record import RECORD, described, read_record, signed_record
+from forgetfree.results.unit_record import RECORD, described, read_record
 
 Json = dict[str, Any]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
@@ -146,7 +146,7 @@ class Unit:
             "details": details,
             "files": described_files(self.directory),
         }
-        write_json(self.directory / RECORD, signed_record(record))
+        write_json(self.directory / RECORD, sign(record))
 
 
 def remove_checkpoints(units: Iterable[Unit]) -> None:

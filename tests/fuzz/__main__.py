@@ -23,11 +23,13 @@ def main() -> int:
     """Damage one file after the other, and count what its readers made of it."""
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description=__doc__)
     parser.add_argument("--files", type=int, default=4000, help="how many files are damaged, one at a time")
-    parser.add_argument("--seed", type=int, default=0, help="of the first file; each has the next seed, to go on in parts")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first file; each has the next seed, to go on in parts"
+    )
     parser.add_argument("--verbose", action="store_true", help="show every file")
     given = parser.parse_args()
     folder, begin = Path(tempfile.mkdtemp(prefix="fuzz-")), time.monotonic()
-    counts, bad = Counter[str](), 0
+    counts = Counter[str]()
     try:
         fuzz = Fuzz(make_world(folder / "world"))
         with plain_figures():
@@ -36,7 +38,10 @@ def main() -> int:
                 verdict = fuzz.judge(seed)
                 counts[verdict.outcome] += 1
                 if given.verbose or verdict.outcome in ("wrongly taken", "fault"):
-                    print(f"{seed}: {verdict.outcome}: {verdict.file} ({verdict.damage}): {verdict.reader}: {verdict.why}", flush=True)
+                    print(
+                        f"{seed}: {verdict.outcome}: {verdict.file} ({verdict.damage}): {verdict.reader}: {verdict.why}",
+                        flush=True,
+                    )
         faulthandler.cancel_dump_traceback_later()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

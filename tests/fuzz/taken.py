@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import random
 import re
 import resource
@@ -38,6 +37,15 @@ STRATEGIES = ("grafting-continual", "packnet", "lora", "fine-tune", "continual-f
 TEXTS = {"sst2": "a good film", "qnli": "who is there\tit is a good film"}
 #: What no command reads back.
 _LEFT_OUT = ("report.md", "report.html", ".gitignore")
+#: What a page with figures reads of a run.
+_FIGURED = (
+    "config.json",
+    "results.json",
+    "unit.json",
+    "predictions.safetensors",
+    "history.jsonl",
+    "seconds-per-task.json",
+)
 #: How long one reader may take, in seconds, and how much memory it may add, in kilobytes.
 PATIENCE, ROOM = 60, 2**20
 #: What was given, and what was said beside it.
@@ -68,7 +76,7 @@ class World:
 
 
 def make_world(root: Path) -> World:
-    """Run tiny models: a run of five strategies and two seeds, another, one without task labels, one cut short; grafts; a sweep."""
+    """Run tiny models: five strategies with two seeds, again otherwise, without task labels, and cut short; grafts; a sweep."""
     root.mkdir(exist_ok=True)
     world = World(root)
     tiny.write_model("bert", root / "model")
@@ -162,14 +170,7 @@ def _command(*words: str) -> Given:
 def _loaded(path: Path, *more: Callable[[Any], Any]) -> Given:
     try:
         results = load_results(path)
-        parts = [results.scores, results.summary(), *(each(results) for each in more)]
-        if "strategy" in results.units:
-            parts += [
-                results.matrix(strategy, seed, metric).tolist()
-                for strategy in results.strategies
-                for seed in sorted(results.scores.loc[results.scores["strategy"] == strategy, "seed"].unique())
-                for metric in ("score", "ece")
-            ]
+        parts = [results.scores, *(each(results) for each in more)]
     except ForgetfreeError as error:
         raise Refused(f"forgetfree: error: {error}\n") from error
     with pd.option_context("display.max_rows", None, "display.max_columns", None, "display.precision", 12):
@@ -252,7 +253,10 @@ def readers(world: World, file: Path, rng: random.Random) -> dict[str, Reader]:
             **_reports("sweep/chosen"),
             "resume sweep": lambda root: _resumed(world.words[folder], root / folder),
         }
-    return _of_run("sweep/chosen" if folder == "sweep" else folder, strategy, seed, task, out)
+    found = _of_run("sweep/chosen" if folder == "sweep" else folder, strategy, seed, task, out)
+    if folder == "run" and file.name not in _FIGURED:
+        del found["page of run"]  # has ten strategies and seeds, and takes as long as all others
+    return found
 
 
 def _reports(name: str) -> dict[str, Reader]:
@@ -264,16 +268,17 @@ def _reports(name: str) -> dict[str, Reader]:
 
 def _of_run(run: str, strategy: str, seed: int, task: str, out: Path) -> dict[str, Reader]:
     which, unit = ["--strategy", strategy, "--seed", str(seed)], f"{run} {strategy} {seed}"
-    more = [_ledger(strategy, seed)] if _has_ledger(strategy) else []
+    more: list[Callable[[Any], Any]] = [lambda results: results.matrix(strategy, seed).tolist()]
+    more += [_ledger(strategy, seed)] if _has_ledger(strategy) else []
     found: dict[str, Reader] = {
         **_reports(run),
         f"load_results {unit}": lambda root: _loaded(root / run, *more),
         f"export {task} of {unit}": lambda root: _exported(["export", str(root / run), "--task", task, *which], out),
         f"serve {unit}": lambda root: _served(root / run, strategy, seed),
     }
-    for asked in TASKS if run != "untold" else ("auto",):
-        words = ["--task", asked, *which, "--json", TEXTS.get(asked, TEXTS["sst2"])]
-        found[f"predict {asked} by {unit}"] = partial(_predicted, run, words)
+    asked = task if run != "untold" else "auto"
+    words = ["--task", asked, *which, "--json", TEXTS[task]]
+    found[f"predict {task} by {unit}"] = partial(_predicted, run, words)
     if _has_ledger(strategy):
         path = f"{run}/{strategy}/seed-{seed}/ledger.safetensors"
         found[f"verify {unit}"] = lambda root: _command("ledger", "verify", str(root / path), "--json")
@@ -288,7 +293,10 @@ def _predicted(run: str, words: Sequence[str], root: Path) -> Given:
 def _of_graft(world: World, file: Path, seed: int, out: Path) -> dict[str, Reader]:
     if match := re.search(r"graft-seed-(\d)", file.name):
         seed = int(match[1])
-    places = (f"graft/graft-seed-{seed}-sparsity-0.01.safetensors", f"graft/seed-{seed}/graft-sparsity-0.01.safetensors")
+    places = (
+        f"graft/graft-seed-{seed}-sparsity-0.01.safetensors",
+        f"graft/seed-{seed}/graft-sparsity-0.01.safetensors",
+    )
     found = _reports("graft")
     found[f"load_results graft {seed}"] = lambda root: _loaded(root / "graft", lambda results: _graft(results, seed))
     for place in places:
@@ -303,7 +311,9 @@ def _applied(place: str, out: Path, root: Path) -> Given:
 
 
 def _is_of_unit(file: Path) -> bool:
-    return any(part.startswith("seed-") for part in file.parts) or file.name == "config.json" or "fine-tuned" in file.parts
+    return (
+        any(part.startswith("seed-") for part in file.parts) or file.name == "config.json" or "fine-tuned" in file.parts
+    )
 
 
 def _loaded_scores(path: Path) -> Given:
@@ -378,11 +388,12 @@ _BY_SUFFIX: Mapping[str, Mapping[str, Mutation]] = {
 
 
 def damaged(world: World, file: Path, rng: random.Random) -> tuple[str, bytes]:
-    """Return what was done to a file, and its bytes then; half of the times it is what fits its form, or another unit's file."""
+    """Return what was done to a file, and its bytes then: any damage, one that fits its form, or another unit's file."""
     data = (world.root / file).read_bytes()
     own = dict(_BY_SUFFIX.get(file.suffix, {}))
     likes = [other for other in world.files if _kind(other) == _kind(file) and other != file]
-    families = {**BYTES, **own}
+    families = {**BYTES, **own} if data else {"insert": BYTES["insert"]}
+    own = own if data else {}
     name = rng.choice([*families, *([*own] * 2), *(["another's"] * 3 if likes else [])])
     if name == "another's":
         other = rng.choice(likes)
@@ -442,7 +453,12 @@ def outcome(read: Reader, root: Path) -> tuple[str, Given]:
     except Refused as refusal:
         said = str(refusal)
         errors = [line for line in said.splitlines() if line.startswith("forgetfree: error:")]
-        whole = len(errors) == 1 and "fault of forgetfree" not in said and "Traceback" not in said
+        whole = (
+            len(errors) == 1
+            and "fault of forgetfree" not in said
+            and "Traceback" not in said
+            and "It stopped with" not in said
+        )
         return ("refused" if whole else "fault"), ("", said)
     except Late:
         return "fault", ("", f"it took more than {PATIENCE} s")
