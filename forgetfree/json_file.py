@@ -86,9 +86,9 @@ def sign(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, "checksum": _checksum(value)}
 
 
-def check_signature(value: Mapping[str, Any]) -> None:
+def check_signature(value: Any) -> None:
     """Raise ``ValueError`` where the content of an object is not what `sign` was given."""
-    if value.get("checksum") != _checksum(value):
+    if not isinstance(value, Mapping) or value.get("checksum") != _checksum(value):
         raise ValueError("checksum must be that of the content, which has changed since forgetfree wrote it")
 
 

@@ -189,8 +189,8 @@ class History(Follower):
     def __init__(self, monitor: Monitor, directory: Path, kept: Checkpoint) -> None:
         super().__init__(monitor)
         self._path, self._kept = directory / HISTORY, kept
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one
+        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.exists() else []
+        met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in met))
         self._met = Counter(map(_timeless, met))
         self._begin = time.perf_counter() - max((line["seconds"] for line in met), default=0.0)

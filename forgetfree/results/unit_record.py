@@ -13,8 +13,8 @@ from forgetfree.files import size_of
 from forgetfree.json_file import check_fields, check_signature, read_json
 
 Json = dict[str, Any]
-RECORD = "unit.json"
-#: In results.json: the checksums of the units.
+RECORD, CONFIG = "unit.json", "config.json"
+#: In results.json: the checksums of config.json and of the units.
 MADE_OF = "made_of"
 #: In the details of a unit: size and SHA-256 of the models that it answers with, where they lie outside its folder.
 MODELS = "models"
@@ -43,44 +43,34 @@ def read_record(directory: Path, error: type[ForgetfreeError] = RunError, remedy
 
 
 def signatures(directory: Path, units: Iterable[str]) -> Json:
-    """Return what results say of the units that they are made of: of each folder with a unit.json its checksum."""
-    found = {folder: _signature(directory / folder) for folder in units}
-    return {MADE_OF: {folder: checksum for folder, checksum in found.items() if checksum}}
+    """Return what results say that they are made of: config.json and each unit.json that is there, with its checksum."""
+    found = {path: _signature(directory / path) for path in (CONFIG, *(f"{unit}/{RECORD}" for unit in units))}
+    return {MADE_OF: {path: checksum for path, checksum in found.items() if checksum}}
 
 
 def check_made_of(directory: Path, made: Any) -> None:
-    """Check that results are those of the units beside them, as far as these are there and sound.
+    """Check that results are those of config.json and the units beside them, as far as these are there and sound.
 
     Args:
         directory: of the results.
         made: what `signatures` returned under `MADE_OF`; nothing where an older version wrote the results.
 
     Raises:
-        ReportError: they are those of other units.
+        ReportError: they are those of others.
     """
-    made = made if isinstance(made, dict) else {}
-    try:
-        units = read_json(directory / "config.json", ReportError, "", signed=True)["units"]
-    except (ReportError, LookupError, TypeError):
-        units = made
-    other = [directory / folder for folder in made if folder not in units]
-    other += [
-        directory / folder / RECORD
-        for folder, checksum in made.items()
-        if _signature(directory / folder) not in (None, checksum)
-    ]
-    if other:
-        raise ReportError(
-            f"{directory / 'results.json'} is not made of the units beside it, but of another {other[0]}. Restore both from "
-            "one copy, or go on with --resume, which makes results.json again."
-        )
+    for path, checksum in made.items() if isinstance(made, dict) else ():
+        if _signature(directory / path) not in (None, checksum):
+            raise ReportError(
+                f"{directory / 'results.json'} is not made of the {path} beside it, but of another. Restore both from one "
+                "copy, or go on with --resume, which makes results.json again."
+            )
 
 
-def _signature(folder: Path) -> str | None:
-    """Return the checksum of a unit.json; ``None`` where it is missing or damaged."""
+def _signature(path: Path) -> str | None:
+    """Return the checksum that a file says; ``None`` where it is missing or damaged, or says none."""
     try:
-        return str(read_record(folder)["checksum"])
-    except RunError:
+        return str(read_json(path, RunError, "", check_signature)["checksum"])
+    except (RunError, LookupError, TypeError):
         return None
 
 

@@ -390,7 +390,8 @@ _BY_SUFFIX: Mapping[str, Mapping[str, Mutation]] = {
 def damaged(world: World, file: Path, rng: random.Random) -> tuple[str, bytes]:
     """Return what was done to a file, and its bytes then: any damage, one that fits its form, or another unit's file."""
     data = (world.root / file).read_bytes()
-    own = dict(_BY_SUFFIX.get(file.suffix, {}))
+    # What a unit that has not ended keeps vouches for itself: whoever signs it again has made another.
+    own = {} if ".checkpoint" in file.parts and file.suffix == ".safetensors" else dict(_BY_SUFFIX.get(file.suffix, {}))
     likes = [other for other in world.files if _kind(other) == _kind(file) and other != file]
     families = {**BYTES, **own} if data else {"insert": BYTES["insert"]}
     own = own if data else {}
