@@ -326,7 +326,8 @@ def assemble(out: Path, ended: bool = False) -> Json:
         {**unit.key, "error": record["error"]} for unit, record in units if record and record["status"] == "failed"
     ]
     results = job.gather(out, {"schema": SCHEMA, **config["about"], "failed": failed}, units)
-    write_json(out / "results.json", sign(results | signatures(out, config["units"])))
+    results = sign(results | signatures(out, config["units"]))
+    write_json(out / "results.json", results)
     job.report(out, results, ended)
     return results
 
