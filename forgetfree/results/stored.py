@@ -65,8 +65,10 @@ def read_stored(path: Path, check: Callable[[Any], None], remedy: str) -> Json:
 
 def command_of(path: Path) -> str:
     """Return the command that wrote results: ``experiment``, ``graft``, ``sweep``, or else ``run``."""
-    try:
-        return _command(read_stored(find_results(path), lambda _: None, ""))
+    file = find_results(path)
+    try:  # whether it has changed says the reader of that command
+        table = file.suffix == ".csv"
+        return _command(read_stored(file, lambda _: None, "") if table else read_json(file, ReportError, ""))
     except ReportError:
         return "run"  # whose reader says what is wrong
 

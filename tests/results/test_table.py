@@ -376,3 +376,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path / "nowhere.csv"):
         with pytest.raises(ReportError, match=r"nowhere(\.csv)? (does not exist|cannot be read)"):
             forgetfree.load_results(path)
+
+
+@pytest.mark.parametrize("name", ["run", "localization"])
+def test_results_that_have_changed_since_they_were_written_are_refused(name: str, tmp_path: Path, capsys: Any) -> None:
+    held = json.loads((GOLDEN / name / "results.json").read_text())
+    (tmp_path / "results.json").write_text(json.dumps(sign(held)))
+    assert main(["report", str(tmp_path)]) == 0
+    changed = sign(held) | ({"stream": "another"} if name == "run" else {"device": "another"})
+    (tmp_path / "results.json").write_text(json.dumps(changed))
+    capsys.readouterr()
+    assert main(["report", str(tmp_path)]) == 1
+    assert "checksum must be that of the content, which has changed" in capsys.readouterr().err
+    with pytest.raises(ReportError, match="has changed since forgetfree wrote it"):
+        forgetfree.load_results(tmp_path)
