@@ -6,6 +6,7 @@ error of it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -41,7 +42,12 @@ Fields = Mapping[str, type]
 
 
 def read_json(
-    path: Path, error: type[ForgetfreeError], remedy: str, check: Callable[[Any], None] = lambda value: None
+    path: Path,
+    error: type[ForgetfreeError],
+    remedy: str,
+    check: Callable[[Any], None] = lambda value: None,
+    *,
+    signed: bool = False,
 ) -> Any:
     """Read a JSON file and check its content.
 
@@ -50,6 +56,8 @@ def read_json(
         error: the error to raise.
         remedy: the last sentence of its message.
         check: raises ``ValueError`` if the content is not right.
+        signed: whether it is an object that `sign` may have signed: it is compared with its checksum and returned without. What
+            older versions wrote, or a person, has none.
 
     Raises:
         ForgetfreeError: ``error``, with the file and the reason.
@@ -64,7 +72,29 @@ def read_json(
         check(value)
     except ValueError as fault:
         raise error(f"{path}: {first_line(fault)}. {remedy}") from fault
+    if signed and isinstance(value, dict) and "checksum" in value:
+        try:
+            check_signature(value)
+        except ValueError as fault:
+            raise error(f"{path}: {first_line(fault)}. Undo that, or restore it from a copy.") from fault
+        del value["checksum"]
     return value
+
+
+def sign(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with the checksum of its content, so that whoever reads it finds out whether it has changed since."""
+    return {**value, "checksum": _checksum(value)}
+
+
+def check_signature(value: Any) -> None:
+    """Raise ``ValueError`` where the content of an object is not what `sign` was given."""
+    if not isinstance(value, Mapping) or value.get("checksum") != _checksum(value):
+        raise ValueError("checksum must be that of the content, which has changed since forgetfree wrote it")
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    content = json.loads(json.dumps({key: each for key, each in value.items() if key != "checksum"}))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_bounded(path: Path) -> str:

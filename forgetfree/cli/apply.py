@@ -11,6 +11,7 @@ from forgetfree.cli.hub import go_offline_if_cut_off, local_path, needs_hub
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.words import no_empty_directories
 from forgetfree.display import counted, escaped
+from forgetfree.errors import GraftError
 from forgetfree.jobs.environment import make_directory, quiet_libraries
 
 if TYPE_CHECKING:
@@ -30,9 +31,12 @@ def command(graft_file: GraftFile, /, *, model: Model = None, out: Out, debug: D
     quiet_libraries()
     from forgetfree.core.graft import Graft
     from forgetfree.core.graft_file import find_graft
+    from forgetfree.results.unit_record import check_own
     from forgetfree.serve.apply import apply_graft, base_model_name
 
-    graft = Graft.load(find_graft(local_path(graft_file)))
+    path = find_graft(local_path(graft_file))
+    graft = Graft.load(path)
+    check_own(path, GraftError)
     name = base_model_name(model, graft)
     if needs_hub(name):
         go_offline_if_cut_off()

@@ -65,6 +65,7 @@ def grafts_of(
                     "forgetfree graft wrote."
                 )
             grafts[source] = Graft.load(file)
+            check_own(file)
             continue
         check_own(file)
         ledger = Ledger.load(file)

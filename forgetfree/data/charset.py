@@ -1,4 +1,4 @@
-"""In which encoding a file of text is written: UTF-8, UTF-16 with its byte order mark, or Windows-1252.
+"""In which encoding a file of text is written: UTF-8, UTF-16, or Windows-1252.
 
 All characters of Latin-1 that can be seen are written alike in Windows-1252.
 """
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from forgetfree.errors import DataError
 
-_PIECE = 2**20
+_PIECE, _BEGIN = 2**20, 2**12
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 #: A character of several bytes in UTF-8.
 _WIDE = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
@@ -43,6 +43,8 @@ def encoding_of(path: Path, content: Callable[[], AbstractContextManager[BinaryI
             while (piece := file.read(_PIECE)) and read < most:
                 if not read and piece.startswith(_UTF_16) and not piece.startswith(codecs.BOM_UTF32_LE):
                     return "utf-16", f"{path.name} is read in UTF-16"
+                if not read and (found := _unmarked(piece)):
+                    return found, f"{path.name} is read in UTF-16"
                 read += len(piece)
                 decoder.decode(piece)
         decoder.decode(b"", final=read < most)
@@ -50,6 +52,14 @@ def encoding_of(path: Path, content: Callable[[], AbstractContextManager[BinaryI
     except UnicodeDecodeError:
         with content() as file:
             return "cp1252", _check_windows(path, file, most)
+
+
+def _unmarked(piece: bytes) -> str:
+    """Return in which UTF-16 a file begins that has no byte order mark, by where zeros stand; nothing where it is in none."""
+    places = [piece[:_BEGIN:2].count(0), piece[1:_BEGIN:2].count(0)]
+    most, least = max(places), min(places)
+    is_wide = most > len(piece[:_BEGIN]) / 4 and least < most / 10  # half of the characters or more are of ASCII
+    return ("utf-16-le" if places[1] == most else "utf-16-be") if is_wide else ""
 
 
 def _check_windows(path: Path, file: BinaryIO, most: int) -> str:

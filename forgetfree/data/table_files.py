@@ -38,6 +38,8 @@ _SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _QUOTE = "Quote texts that hold commas, quotes or line breaks"
 #: The largest file that is read: in bytes (unpacked), in rows, and in characters for a line of csv or jsonl.
 MOST_BYTES, MOST_ROWS, MOST_LINE = 4 * 2**30, 50_000_000, 16 * 2**20
+#: A packed file that unpacks to more than so many times its size holds no data; what unpacks to few bytes may.
+MOST_TIMES, FEW_BYTES = 1000, 256 * 2**20
 #: The most rows of a text file, whose cells are all objects of their own in memory; and the most columns of records.
 MOST_TEXT_ROWS, MOST_COLUMNS = 5_000_000, 4096
 #: Rows of csv that are put into columns together; and the most texts of a column that are compared to hold each once.
@@ -141,19 +143,30 @@ def _check_size(path: Path | str, found: int, unit: str, most: int) -> None:
         raise DataError(f"{path} holds {found:,} {unit}, and at most {most:,} are read. Take a part of its rows.")
 
 
+def _most_unpacked(path: Path) -> int:
+    """Return how many bytes of a file are read at most, unpacked."""
+    most = max(FEW_BYTES, MOST_TIMES * size_of(path)) if path.is_file() else MOST_BYTES  # a pipe has no size
+    return min(MOST_BYTES, most)
+
+
 def _read_parquet(path: Path) -> Table:
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(path) as file:
+    schema, most = pyarrow.parquet.read_schema(path), _most_unpacked(path)
+    # A text that is stored once may be repeated any number of times: it stays stored once until they are counted.
+    texts = [
+        field.name for field in schema if pyarrow.types.is_string(field.type) or pyarrow.types.is_binary(field.type)
+    ]
+    with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
         _check_names(str(path), file.schema_arrow.names)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         _check_size(path, file.metadata.num_rows, "rows", MOST_ROWS)
-        _check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", MOST_BYTES)
-        return of_arrow(str(path), file.schema_arrow, file.iter_batches(batch_size=2048), 1)
+        _check_size(path, sum(group.total_byte_size for group in groups), "bytes when unpacked", most)
+        return of_arrow(str(path), schema, file.iter_batches(batch_size=2048), 1, most)
 
 
-def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int) -> Table:
-    """Return the table of Arrow's batches, whose rows are counted from ``first``.
+def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int, most: int = MOST_BYTES) -> Table:
+    """Return the table of Arrow's batches, whose rows are counted from ``first``, and whose columns have ``most`` bytes.
 
     Raises:
         DataError: a column's name comes twice, or the rows are too large.
@@ -162,13 +175,27 @@ def of_arrow(where: str, schema: Any, batches: Iterable[Any], first: int) -> Tab
 
     _check_names(where, schema.names)
     parts, held = [schema.empty_table()], 0
-    for batch in batches:  # a text that is stored once may be repeated any number of times
+    for batch in batches:
+        held += sum(map(_decoded_bytes, batch.columns))
+        _check_size(where, held, "bytes or more when unpacked", most)
         columns = [c.dictionary_decode() if pyarrow.types.is_dictionary(c.type) else c for c in batch.columns]
-        held += sum(column.nbytes for column in columns)
-        _check_size(where, held, "bytes or more when unpacked", MOST_BYTES)
         parts.append(pyarrow.Table.from_arrays(columns, batch.schema.names))
     table = pyarrow.concat_tables(parts[1:] or parts)
     return Table(where, table.to_pydict(), range(first, first + table.num_rows))
+
+
+def _decoded_bytes(column: Any) -> int:
+    """Return the bytes of a column, of one that is stored as numbers of its values those of the values."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    kind, values = column.type.value_type, column.dictionary
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_binary(kind)):
+        return int(values.nbytes / max(1, len(values)) * len(column))
+    lengths = compute.binary_length(values).take(column.indices)
+    return int(compute.sum(lengths.cast(pyarrow.int64())).as_py() or 0)
 
 
 @dataclass(frozen=True)
@@ -200,7 +227,7 @@ def text_form(path: Path, most: int = MOST_BYTES) -> TextForm:
     usual = _SIGN.get(format, "")
     if not path.is_file():
         return TextForm(separator=usual)
-    encoding, note = encoding_of(path, lambda: _unpacked(path), most)
+    encoding, note = encoding_of(path, lambda: _unpacked(path), min(most, _most_unpacked(path) + 1))
     sign = _separator(path, encoding, usual) if usual else ""
     if sign != usual:
         note = "; ".join(filter(None, [note, f"the cells of {path.name} are separated by {_SIGNS[sign]}"]))
@@ -240,10 +267,10 @@ def lines_of(path: Path, form: TextForm) -> Iterator[str]:
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
     """Yield the lines of a file, and refuse a line without end."""
-    number = held = 0
+    number, held, most = 0, 0, _most_unpacked(path)
     while line := file.readline(MOST_LINE + 1):
         number, held = number + 1, held + len(line)
-        _check_size(path, held, "characters or more when unpacked", MOST_BYTES)
+        _check_size(path, held, "characters or more when unpacked", most)
         if len(line) > MOST_LINE:
             raise DataError(
                 f"{path}, line {number}: expected at most {MOST_LINE:,} characters, got more. Write one row a line, or shorten "

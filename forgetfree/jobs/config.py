@@ -197,7 +197,7 @@ def with_precision(config: C) -> C:
 def _begun_with(config: JobConfig) -> Mapping[str, Any]:
     """Return the settings in the config.json of ``out``; nothing where there is none to be read."""
     try:
-        held = read_json(Path(config.out) / "config.json", ReportError, "")
+        held = read_json(Path(config.out) / "config.json", ReportError, "", signed=True)
         settings = held["setting"]["options"] if config.command == "experiment" else held[config.command]["set"]
     except (ReportError, LookupError, TypeError):
         return {}

@@ -45,7 +45,9 @@ from forgetfree.jobs.stream_checkpoint import tasks_learned
 from forgetfree.jobs.together import Together, check_processes, threads_each
 from forgetfree.jobs.unit import Json, Unit, named, remove_checkpoints
 from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
+from forgetfree.json_file import sign
 from forgetfree.learning.monitor import Monitor
+from forgetfree.results.unit_record import signatures
 
 Config = TypeVar("Config", bound=JobConfig)
 SCHEMA = 1
@@ -220,7 +222,7 @@ class Job(ABC, Generic[Config]):
             for unit in missing:
                 make_directory(unit.directory)
                 unit.forget()
-            write_json(self.out / "config.json", config)
+            write_json(self.out / "config.json", sign(config))
             progress = progress or Progress()
             with progress.job([str(unit) for unit in missing], len(config["tasks"]) if self.learns_stream else 1):
                 if cluster is not None:
@@ -324,6 +326,7 @@ def assemble(out: Path, ended: bool = False) -> Json:
         {**unit.key, "error": record["error"]} for unit, record in units if record and record["status"] == "failed"
     ]
     results = job.gather(out, {"schema": SCHEMA, **config["about"], "failed": failed}, units)
+    results = sign(results | signatures(out, config["units"]))
     write_json(out / "results.json", results)
     job.report(out, results, ended)
     return results

@@ -249,10 +249,11 @@ class GraftJob(Job[GraftConfig]):
     def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
         """Return ``rows``, ``regions``, ``grafts`` and ``seconds``, and put the grafts beside results.json."""
         results: Json = about | {"rows": [], "regions": [], "grafts": [], "seconds": {}}
-        done = [(unit, record["details"]) for unit, record in units if record and record["status"] == "done"]
+        done = [(unit, record) for unit, record in units if record and record["status"] == "done"]
         if len(units) > 1:
             (out / f"{_ONLY}.safetensors").unlink(missing_ok=True)  # the one seed's, before there were more
-        for unit, details in done:
+        for unit, record in done:
+            details, files = record["details"], record["files"]
             seed, rows = unit.key["seed"], dict[str, Json]()
             for score in read_scores(unit.directory / SCORES_FILE):
                 of = {key: score.of[key] for key in ("seed", "model", "sparsity", "entries")}
@@ -264,8 +265,8 @@ class GraftJob(Job[GraftConfig]):
                 name = _ONLY if single else f"graft-seed-{seed}-sparsity-{region['sparsity']}"
                 path = out / f"{name}.safetensors"
                 _link(unit.directory / _file(region["sparsity"]), path)
-                graft = {"seed": seed, "sparsity": region["sparsity"], "file": path.name, "bytes": path.stat().st_size}
-                results["grafts"].append(graft)
+                graft = {"seed": seed, "sparsity": region["sparsity"], "file": path.name}
+                results["grafts"].append(graft | files[_file(region["sparsity"])])
             for phase, seconds in details["seconds"].items():
                 results["seconds"][phase] = round(results["seconds"].get(phase, 0.0) + seconds, 3)
         return results

@@ -59,7 +59,7 @@ def read_config(out: Path, kind: str | None = None, *more: str, allow_changed: b
             check(key, config[key], right, "an object of objects")
         check("the content", sorted(config), any(each in config for each in _KINDS), f"one of {', '.join(_KINDS)}")
 
-    config: Json = read_json(out / "config.json", RunError, _REMEDY, check_config)
+    config: Json = read_json(out / "config.json", RunError, _REMEDY, check_config, signed=True)
     return load_run(out, _REMEDY) if kind == "run" else config
 
 

@@ -32,7 +32,7 @@ from forgetfree.jobs.runner import RunJob
 from forgetfree.jobs.starts import fine_tunes
 from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
 from forgetfree.jobs.unit import HISTORY, Json, Unit
-from forgetfree.json_file import parse_json
+from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.architecture import CAUSAL_HEAD
 from forgetfree.options import build
@@ -234,7 +234,7 @@ def _revised(
         _check_same(out, config)
     else:
         make_directory(out)
-        write_json(out / "config.json", config)
+        write_json(out / "config.json", sign(config))
     shared = job.common.cache
     if shared is None and job.common.scenario != "class":  # where readouts know all labels
         _take_models(run.directory / "fine-tuned", out / "fine-tuned", set(tasks))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from forgetfree import registry
 from forgetfree.core.device import find_device
 from forgetfree.display import tell_note
-from forgetfree.errors import ReportError
+from forgetfree.errors import ReportError, RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.config import with_precision
 from forgetfree.jobs.engine import Execution, Job
@@ -32,6 +32,7 @@ from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.starts import starts_of, tell_starts
 from forgetfree.jobs.stream_checkpoint import Learned, Row, StreamCheckpoint
 from forgetfree.jobs.unit import Json, Unit
+from forgetfree.json_file import read_json
 from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.options import recorded
 from forgetfree.results import metrics
@@ -39,6 +40,8 @@ from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.stored import run_of_scores
+from forgetfree.results.unit_record import MODELS
+from forgetfree.results.unit_record import described as described_file
 from forgetfree.serve.bound import bound_to
 from forgetfree.tasks import readout_for
 
@@ -301,6 +304,7 @@ class RunJob(Job[RunConfig]):
             "kept_bytes": learned.kept_bytes,
             "by_task": by_task,
             "bound": bound,
+            **models_of(directory, self.cache),
             "extra": strategy.extra_results() | ({"broken_claims": learned.broken} if learned.broken else {}),
             "seconds": {phase: round(strategy.seconds.get(phase, 0.0), 3) for phase in PHASES},
         }
@@ -359,6 +363,16 @@ class RunJob(Job[RunConfig]):
             write_atomically(out / "report.md", render(comparison, "markdown", ended=ended))
         if ended:
             write_atomically(out / "report.html", render(comparison, "html"))
+
+
+def models_of(directory: Path, store: Path) -> Json:
+    """Return under `MODELS` size and SHA-256 of the fine-tuned models that a unit's fine-tuned.json names in the store."""
+    try:
+        keys = read_json(directory / "fine-tuned.json", RunError, "")
+    except RunError:
+        return {}
+    files = [store / f"{key}.safetensors" for key in keys.values()]
+    return {MODELS: {path.name: described_file(path) for path in files if path.is_file()}}
 
 
 def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:

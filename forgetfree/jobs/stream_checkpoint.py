@@ -1,6 +1,7 @@
 """What a unit has learned of a stream, task by task, in a folder of its checkpoints: no finished task is learned again.
 
 learned-K/                what the strategy keeps after K tasks, by its `save`: of the newest K alone
+learned-K/measured.json   what was measured, and the SHA-256 of each file beside it
 answers-K.safetensors     the answers that are new after K tasks, and what was measured beside them
 """
 
@@ -18,7 +19,8 @@ import torch
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import new_directory, read_signed, write_json, write_tensors
-from forgetfree.json_file import parse_json, read_json
+from forgetfree.jobs.unit import described_files
+from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.results.metrics import Predictions
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class StreamCheckpoint:
             return 0
         try:
             return self._restore(self._directory)
-        except (ForgetfreeError, ValueError, KeyError):  # damaged: all tasks are learned again
+        except (ForgetfreeError, LookupError, TypeError, ValueError):  # damaged: all tasks are learned again
             shutil.rmtree(self._directory, ignore_errors=True)
             return 0
 
@@ -95,8 +97,11 @@ class StreamCheckpoint:
         if done not in (len(rows) - 1, len(rows)) or not rows:
             raise RunError(f"{directory} has answers after {len(rows) - 1} tasks, and {done} are learned.")
         if done:
-            measured = read_json(directory / f"learned-{done}" / _MEASURED, RunError, "")
-            strategy.load(directory / f"learned-{done}")
+            folder = directory / f"learned-{done}"
+            measured = read_json(folder / _MEASURED, RunError, "", signed=True)
+            if measured["files"] != {name: each for name, each in described_files(folder).items() if name != _MEASURED}:
+                raise RunError(f"{folder} has changed since it was written.")
+            strategy.load(folder)
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
             noted(strategy).update(measured["noted"])
@@ -116,7 +121,7 @@ class StreamCheckpoint:
             strategy = self._learned.strategy
             strategy.save(directory)
             measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "noted": noted(strategy)}
-            write_json(directory / _MEASURED, measured)
+            write_json(directory / _MEASURED, sign(measured | {"files": described_files(directory)}))
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
         self._phases.forget()
 

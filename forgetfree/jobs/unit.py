@@ -27,9 +27,9 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
 from forgetfree.jobs.environment import circumstances, environment
 from forgetfree.jobs.traffic import Traffic
-from forgetfree.json_file import parse_json
+from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Follower, Monitor, Phase
-from forgetfree.results.unit_record import RECORD, described, read_record, signed_record
+from forgetfree.results.unit_record import RECORD, described, read_record
 
 Json = dict[str, Any]
 #: Measures the unit of a key: writes its files into a folder, and returns what else results.json needs of it.
@@ -146,7 +146,7 @@ class Unit:
             "details": details,
             "files": described_files(self.directory),
         }
-        write_json(self.directory / RECORD, signed_record(record))
+        write_json(self.directory / RECORD, sign(record))
 
 
 def remove_checkpoints(units: Iterable[Unit]) -> None:
@@ -189,8 +189,8 @@ class History(Follower):
     def __init__(self, monitor: Monitor, directory: Path, kept: Checkpoint) -> None:
         super().__init__(monitor)
         self._path, self._kept = directory / HISTORY, kept
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one
+        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines() if self._path.exists() else []
+        met = [line for line in map(_parsed, lines) if line]  # a kill may have cut the last one; what is damaged goes
         write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in met))
         self._met = Counter(map(_timeless, met))
         self._begin = time.perf_counter() - max((line["seconds"] for line in met), default=0.0)

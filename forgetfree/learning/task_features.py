@@ -132,8 +132,8 @@ class TaskFeatures:
         """Return the means, the scatter and the number of rows that a file holds; see `load`."""
         path = directory / FILE
         header, tensors = read_signed(path, RunError, _REMEDY, format=_FORMAT)
-        about = parse_json(header.get("about", "null"))
         try:
+            about = parse_json(header.get("about", "null"))
             means, scatter = tensors["means"], tensors["scatter"]
             tasks, rows = list(map(str, about["tasks"])), int(about["rows"])
             fits = means.shape == (len(tasks), len(scatter)) and scatter.shape == (len(scatter),) * 2

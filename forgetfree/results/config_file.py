@@ -101,7 +101,7 @@ def load_run(directory: Path, remedy: str = "Give the directory that `forgetfree
         RunError: it is missing or damaged.
     """
     check_whole(directory)
-    config: dict[str, Any] = read_json(directory / "config.json", RunError, remedy, _check_run)
+    config: dict[str, Any] = read_json(directory / "config.json", RunError, remedy, _check_run, signed=True)
     return config | {"run": read_section(config["run"])}
 
 

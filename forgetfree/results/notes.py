@@ -8,8 +8,8 @@ from typing import Any
 from forgetfree.display import counted
 from forgetfree.options import FLAGGED, typed
 from forgetfree.results.rendering import WIDE
-from forgetfree.results.run_results import Comparison
-from forgetfree.results.unit_files import fault_of_answers
+from forgetfree.results.run_results import SECONDS_PER_TASK, Comparison
+from forgetfree.results.unit_files import HISTORY, fault_of_answers, fault_of_file
 
 #: What is told of the set-up in words; what else was set stands as it was typed.
 _SETUP = ("model", "scenario", "evaluated_on", "readout", "shots", "steps", "sparsity", "starts", *FLAGGED)
@@ -51,12 +51,16 @@ def notes(comparison: Comparison) -> Iterable[str]:
         yield f"Failed and left out: {run['strategy']}, seed {run['seed']}{_place(run)}: {run['error']}"
 
 
-def faults_of_answers(comparison: Comparison) -> Iterable[str]:
-    """Yield which answers are not shown, and why."""
+def left_out(comparison: Comparison) -> Iterable[str]:
+    """Yield which answers, losses and times are not shown, and why."""
     for entry in comparison.strategies:
         for run in entry.runs:
+            of_unit = f"of {entry.label}, seed {run['seed']}, are left out"
             if fault := fault_of_answers(run, comparison.tasks):
-                yield f"Answers of {entry.label}, seed {run['seed']}, are left out: {fault}"
+                yield f"Answers {of_unit}: {fault}"
+            for what, name in (("Losses", HISTORY), ("Seconds per task", SECONDS_PER_TASK)):
+                if fault := fault_of_file(run, name):
+                    yield f"{what} {of_unit}: {fault}"
 
 
 def _place(run: Mapping[str, Any]) -> str:

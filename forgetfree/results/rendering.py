@@ -256,9 +256,13 @@ def _draw(table: Table, broken: bool) -> rich.table.Table:
 
 
 # By hand, as is LaTeX: tabulate and pandas fill the cells of a column up to one width, and know neither our notes nor captions.
+def in_markdown(text: str) -> str:
+    """Return a text as markdown that shows it, on one line."""
+    return re.sub(r"([\\|*_<>\[\]`&~#])", r"\\\1", " ".join(text.split()))
+
+
 def _as_markdown(page: Page) -> str:
-    def escape(text: str) -> str:
-        return re.sub(r"([\\|*_<>\[\]`&~#])", r"\\\1", " ".join(text.split()))
+    escape = in_markdown
 
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"

@@ -17,7 +17,7 @@ from forgetfree.results.evidence_tables import evidence_tables
 from forgetfree.results.headline import headline
 from forgetfree.results.legend import MEANINGS
 from forgetfree.results.metrics import forgetting_per_task
-from forgetfree.results.notes import faults_of_answers, notes
+from forgetfree.results.notes import left_out, notes
 from forgetfree.results.rendering import (
     CONSTANT,
     NULL,
@@ -105,7 +105,7 @@ def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     ]
     return Page(
         title=f"forgetfree: {_stream(comparison)}",
-        notes=(*notes(comparison), *(faults_of_answers(comparison) if ended else ())),
+        notes=(*notes(comparison), *(left_out(comparison) if ended else ())),
         tables=(
             *(transposed(table, "task") if wide and table.rows else table for table in by_task),
             *(evidence_tables(comparison) if ended else ()),

@@ -25,18 +25,26 @@ def render_run_page(comparison: Comparison, page: Page) -> str:
         comparison: what the figures show.
         page: its tables.
     """
-    tables = tuple(table for source in comparison.sources for table in _configuration(Path(source)))
-    page = replace(page, tables=(*page.tables, *tables))
+    tables, notes = list[Table](), list[str]()
+    for source in comparison.sources:
+        try:
+            tables += _configuration(Path(source))
+        except RunError as error:
+            notes.append(f"The configuration of {source} is left out: {error}")
+    page = replace(page, notes=(*page.notes, *notes), tables=(*page.tables, *tables))
     return render_html(page, sections_of(comparison), style_sheet())
 
 
 def _configuration(source: Path) -> Iterator[Table]:
-    """Yield a table of what a run was asked for and ran with, where its config.json is there."""
+    """Yield a table of what a run was asked for and ran with, where its config.json is there.
+
+    Raises:
+        RunError: it is damaged.
+    """
     directory = source.parent if source.suffix == ".json" else source
-    try:
-        config = load_run(directory)
-    except RunError:
+    if not (directory / "config.json").exists():
         return
+    config = load_run(directory)
     asked: Mapping[str, Any] = config["run"]
     rows = [("command to repeat it", command_of(asked, directory))]
     named = ((key if key == "stream" else f"--{key.replace('_', '-')}", value) for key, value in asked.items())

@@ -13,14 +13,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from forgetfree.display import brief
+from forgetfree.display import brief, tell_note
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
 from forgetfree.options import typed
 from forgetfree.results.rendering import CONSTANT, LEARNED_FLOORS, NULL
 from forgetfree.results.schema import check_run
-from forgetfree.results.stored import command_of, find_results, read_stored, to_csv
+from forgetfree.results.stored import find_results, read_stored, to_csv
 from forgetfree.results.sweep_report import CHOSEN, load_sweep_results
 from forgetfree.results.unit_files import made_of
 from forgetfree.results.unit_record import is_own
@@ -134,11 +134,12 @@ def load_run_results(path: StrPath) -> Json:
 def _with_trials(results: Json, file: Path) -> Json:
     """Return the results of the run that a sweep ends with, with ``trials`` of each run: among how many settings it chose."""
     sweep = file.parent.parent / "results.json"
-    if file.name != "results.json" or file.parent.name != CHOSEN or command_of(sweep) != "sweep":
+    if file.name != "results.json" or file.parent.name != CHOSEN or not sweep.exists():
         return results
     try:
         trials = len(load_sweep_results(sweep)["trials"])
-    except ReportError:  # what can be said without it is said
+    except ReportError as error:  # what can be said without it is said
+        tell_note(f"Among how many settings {file.parent} was chosen is left out: {error}")
         return results
     return results | {"runs": [run | {"trials": trials} for run in results["runs"]]}
 

@@ -19,6 +19,7 @@ from forgetfree.files import StrPath
 from forgetfree.json_file import parse_json, read_bounded, read_json
 from forgetfree.results.schema import check_version
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
+from forgetfree.results.unit_record import MADE_OF, check_made_of
 
 Json = dict[str, Any]
 #: What a task is scored by.
@@ -47,7 +48,9 @@ def read_stored(path: Path, check: Callable[[Any], None], remedy: str) -> Json:
         ReportError: the file is missing or damaged; the message names file and place.
     """
     if path.suffix != ".csv":
-        results: Json = read_json(path, ReportError, remedy, check)
+        results: Json = read_json(path, ReportError, remedy, check, signed=True)
+        if isinstance(results, dict):
+            check_made_of(path.parent, results.pop(MADE_OF, {}))
         return results
     try:
         results = of_csv(read_bounded(path))
@@ -62,8 +65,10 @@ def read_stored(path: Path, check: Callable[[Any], None], remedy: str) -> Json:
 
 def command_of(path: Path) -> str:
     """Return the command that wrote results: ``experiment``, ``graft``, ``sweep``, or else ``run``."""
-    try:
-        return _command(read_stored(find_results(path), lambda _: None, ""))
+    file = find_results(path)
+    try:  # whether it has changed says the reader of that command
+        table = file.suffix == ".csv"
+        return _command(read_stored(file, lambda _: None, "") if table else read_json(file, ReportError, ""))
     except ReportError:
         return "run"  # whose reader says what is wrong
 

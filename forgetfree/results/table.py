@@ -29,6 +29,7 @@ from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.schema import REFERENCE, check_experiment
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
 from forgetfree.results.stored import TASK_METRICS, command_of, find_results, read_stored, scores_of, scores_of_run
+from forgetfree.results.unit_record import check_own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,10 +68,10 @@ def load_results(*paths: StrPath) -> Results:
             raise ReportError(_without_results(path))
         units = sorted(path.rglob("unit.json")) if path.is_dir() and not put_together else []
         if path.name == SCORES_FILE:
-            scores += read_scores(path)
+            scores += _own_scores(path)
         elif units:  # interrupted before they were put together
             done = [unit for unit in units if read_json(unit, ReportError, _REMEDY, _check_unit)["status"] == "done"]
-            scores += [score for unit in done for score in read_scores(unit.with_name(SCORES_FILE))]
+            scores += [score for unit in done for score in _own_scores(unit.with_name(SCORES_FILE))]
         elif (command := command_of(path)) == "run":
             runs.append(load_run_results(path))
         elif command == "graft":
@@ -112,6 +113,13 @@ def _without_results(path: Path) -> str:
 
 def _check_unit(record: Any) -> None:
     check_fields("", record, {"status": str})
+
+
+def _own_scores(path: Path) -> list[Score]:
+    """Return the scores of a file, which must be its unit's own where it lies in the folder of one."""
+    scores = read_scores(path)
+    check_own(path, ReportError)
+    return scores
 
 
 def _of_experiment(path: Path) -> list[Score]:

@@ -24,6 +24,8 @@ Json = dict[str, Any]
 #: How numpy and torch call the types of numbers in a file of answers.
 _TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64"}
 _REMEDY = "Restore it from a copy, or go on with --resume, which makes it again."
+#: The losses of a unit.
+HISTORY = "history.jsonl"
 
 
 def folder_of(run: Mapping[str, Any]) -> Path:
@@ -44,6 +46,17 @@ def fault_of_answers(run: Mapping[str, Any], tasks: Sequence[str]) -> str:
     """Say why the answers of a unit are not shown; nothing where they are, or where there are none."""
     try:
         _answers(run, tasks)
+    except ReportError as error:
+        return str(error)
+    return ""
+
+
+def fault_of_file(run: Mapping[str, Any], name: str) -> str:
+    """Say why a file of a unit is not read; nothing where it is, or where there is none."""
+    path = folder_of(run) / name
+    try:
+        if path.exists():
+            check_own(path, ReportError)
     except ReportError as error:
         return str(error)
     return ""
@@ -127,7 +140,7 @@ def _made(path: Path) -> Json:
 def losses_of(run: Mapping[str, Any]) -> list[Json]:
     """Return the logged steps of a unit (``task``, ``phase``, ``step``, ``loss``); none where they are damaged."""
     try:
-        path = folder_of(run) / "history.jsonl"
+        path = folder_of(run) / HISTORY
         lines = read_bounded(path).splitlines()
         steps = [parse_json(line) for line in lines]
         named = all(isinstance(each["task"], str) and isinstance(each["phase"], str) for each in steps)

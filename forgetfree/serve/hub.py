@@ -141,11 +141,12 @@ def _file_of(source: Path) -> Path:
         raise UsageError(
             f"There is no {str(source)!r}. Give a graft.safetensors, a ledger.safetensors or what a run wrote."
         )
-    if source.is_file():
-        check_own(source)
-        return source
     check_whole(source)
-    return find_kept(source) if any(source.glob("*/seed-*/ledger.safetensors")) else find_graft(source)
+    if source.is_dir() and any(source.glob("*/seed-*/ledger.safetensors")):
+        return find_kept(source)
+    file = find_graft(source)
+    check_own(file)
+    return file
 
 
 def _load(file: Path) -> Graft | Ledger:

@@ -250,7 +250,7 @@ class KeptModels:
                     f"The model of task {task!r} is missing or damaged, or another one has its name: {self._source.file} calls "
                     f"it {brief(key)}, and {places} holds no sound {brief(f'{key}.safetensors')}. {_REMEDY}"
                 )
-            check_own(place / f"{key}.safetensors")
+            check_own(place / f"{key}.safetensors", unit=self._source.file.absolute().parent)
             found.check_fits(self._loaded.model, [])
             self._states[task] = found
         return self._states[task]

@@ -12,6 +12,7 @@ from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.display import escaped
 from forgetfree.models.peft_directory import READOUT
+from forgetfree.results.rendering import in_markdown
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,27 @@ def _part(piece: str | Slot, *, inside: bool) -> str:
 
 
 def templates() -> Environment:
-    """Return the templates of cards; names of users are to pass the filter ``plain``."""
+    """Return the templates of cards; names of users pass a filter.
+
+    Between backticks it is ``plain``, in python and YAML ``quoted``, elsewhere ``shown``.
+    """
     loader = PackageLoader("forgetfree.serve", "")
     found = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    found.filters |= {"plain": _plain, "listed": _listed}
+    found.filters |= {"plain": _plain, "shown": _shown, "quoted": _quoted, "listed": _listed}
     return found
 
 
 def _plain(text: str) -> str:
     """Return a name that is safe in markdown: it cannot end a line, a table's cell or code between backticks."""
     return escaped(text).replace("`", "'").replace("|", "/")
+
+
+def _shown(text: str) -> str:
+    return in_markdown(escaped(text))
+
+
+def _quoted(text: str) -> str:
+    return escaped(json.dumps(text, ensure_ascii=False))  # a text in quotes reads the same in python and in YAML
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -60,6 +60,7 @@ def results_of(out: Path) -> dict:
 
 
 def without_times(results: dict) -> dict:
+    results = {key: value for key, value in results.items() if key not in ("made_of", "checksum")}
     return results | {"runs": [{k: v for k, v in run.items() if k != "seconds"} for run in results["runs"]]}
 
 
@@ -546,7 +547,7 @@ def test_a_model_directory_may_be_named_otherwise_when_resuming(
     before = results_of(out)
     assert cli.main(["run", "--config", str(out / "config.json"), "--out", str(out), "--resume"]) == 0
     assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 0
-    assert results_of(out) == before
+    assert results_of(out)["runs"] == before["runs"]
 
 
 @pytest.mark.sampled(share=0.4)
@@ -950,6 +951,7 @@ def test_a_directory_of_version_0_2_is_reported_and_not_resumed(
         path.unlink()
     results, config = results_of(out), json.loads((out / "config.json").read_text())
     del results["scenario"], results["evaluated_on"], config["about"], config["units"]
+    del results["made_of"], results["checksum"], config["checksum"]
     config["versions"]["forgetfree"] = "0.2.0"
     for name, content in (("results", results), ("config", config)):
         (out / f"{name}.json").write_text(json.dumps(content))

@@ -79,6 +79,8 @@ def test_an_experiment_draws_hostile_names(
     data: Path, model_directory, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """matplotlib would read the dollar as a formula, and fail after everything is measured."""
+    model_directory("bert")
+    capsys.readouterr()  # bars of the model that was made
     quick = ["--shots", "4", "--seed", "0", "--sparsity", "0.1", "--readout", "linear", "--jobs", "1"]
     given = ["--data", str(data), "--model", str(model_directory("bert")), "--out", str(tmp_path / "out")]
     few = ["--set", "steps=1", "--set", "mask_steps=1", "--task", HOSTILE.replace("日本", "")]

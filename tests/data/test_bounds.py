@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 
 from forgetfree.data import table_files as tables
 from forgetfree.data.sources import load_task
@@ -83,6 +85,28 @@ def test_a_file_of_too_many_bytes_is_refused_with_its_size(folder: Path) -> None
     assert refusal(folder) == (
         f"{path} holds 4,294,967,297 bytes, and at most 4,294,967,296 are read. Take a part of its rows."
     )
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_told_and_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than ten kilobytes; memory does not grow by what they unpack to."""
+    (folder / "train.jsonl").unlink()
+    one = pyarrow.array(["x" * 10**7])
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), one)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": texts, "label": [0, 1] * 1000}), folder / "train.parquet", compression="zstd"
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "holds 20,000,016,250 bytes or more when unpacked, and at most 268,435,456 are read" in refusal(folder)
+    (folder / "train.parquet").unlink()
+    line = b"x" * 1021 + b",0\n"
+    frame = zstandard.compress(line * 2**10)  # a megabyte
+    (folder / "train.csv.zst").write_bytes(zstandard.compress(b"text,label\n") + frame * 30)
+    assert (folder / "train.csv.zst").stat().st_size < 10_000
+    monkeypatch.setattr(tables, "FEW_BYTES", 2**23)
+    assert "when unpacked, and at most 8,388,608 are read" in refusal(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19, "in kilobytes"
 
 
 @pytest.mark.parametrize("dictionary", [False, True])

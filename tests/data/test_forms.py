@@ -205,6 +205,8 @@ LATIN = GERMAN.replace("–", "-")
         (GERMAN.encode("cp1252"), "mood.csv is read in Windows-1252, as in 'Grüße'"),
         (LATIN.encode("latin-1"), "mood.csv is read in Windows-1252, as in 'Grüße'"),
         (GERMAN.encode("utf-16"), "mood.csv is read in UTF-16"),
+        (GERMAN.encode("utf-16-le"), "mood.csv is read in UTF-16"),
+        (GERMAN.encode("utf-16-be"), "mood.csv is read in UTF-16"),
     ],
 )
 def test_other_encodings_are_found_out_and_said(tmp_path: Path, content: bytes, said: str) -> None:

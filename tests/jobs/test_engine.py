@@ -130,7 +130,7 @@ def results_of(out: Path) -> Any:
 def timeless(value: Any) -> Any:
     """Results without what differs from run to run."""
     if isinstance(value, dict):
-        return {key: timeless(each) for key, each in value.items() if key != "seconds"}
+        return {key: timeless(each) for key, each in value.items() if key not in ("seconds", "made_of", "checksum")}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 

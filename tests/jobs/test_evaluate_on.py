@@ -85,7 +85,11 @@ def outcome(out: Path, *apart: str) -> dict[str, Any]:
     results = json.loads((out / "results.json").read_text())
     for run in results.get("runs", []):
         del run["seconds"], run["options"]
-    return {key: value for key, value in results.items() if key not in ("seconds", "evaluated_on", *apart)}
+    return {
+        key: value
+        for key, value in results.items()
+        if key not in ("seconds", "made_of", "checksum", "evaluated_on", *apart)
+    }
 
 
 @pytest.mark.sampled("experiment continual-setting", "experiment ood-setting skipped", "graft sst2-")

@@ -89,7 +89,7 @@ def results_of(out: Path) -> dict[str, Any]:
 
 
 def without_times(results: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in results.items() if key != "seconds"}
+    return {key: value for key, value in results.items() if key not in ("seconds", "made_of", "checksum")}
 
 
 # -- Every experiment ------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ def where(data_directory: Path, model_directory: Any) -> list[str]:
 
 
 def results_of(out: Path) -> dict[str, Any]:
-    return {key: value for key, value in json.loads((out / "results.json").read_text()).items() if key != "seconds"}
+    results = json.loads((out / "results.json").read_text())
+    return {key: value for key, value in results.items() if key not in ("seconds", "made_of", "checksum")}
 
 
 def none_is_left() -> bool:

@@ -212,9 +212,9 @@ def digest(out: Path, *, shared: bool = False) -> Json:
 
 
 def timeless(value: Any) -> Any:
-    """Return a JSON value without seconds."""
+    """Return a JSON value without seconds, and without checksums over them."""
     if isinstance(value, dict):
-        return {key: timeless(each) for key, each in value.items() if key != "seconds"}
+        return {key: timeless(each) for key, each in value.items() if key not in ("seconds", "made_of", "checksum")}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 

@@ -14,10 +14,12 @@ from handmade import TASKS, results_of, run_of, write
 import forgetfree
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.json_file import sign
 from forgetfree.results.run_results import load_run_results
 from forgetfree.results.scores import Score, write_scores
 from forgetfree.results.stored import scores_of, to_csv
 from forgetfree.results.table import Results
+from forgetfree.results.unit_record import described
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]
@@ -214,13 +216,23 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
         unit.mkdir(parents=True)
         of = {"strategy": "ewc", "seed": seed}
         write_scores(unit / "scores.csv", [score for score in held if score.of == of])
-        (unit / "unit.json").write_text('{"status": "done"}')
+        record = {"unit": of, "status": "done", "files": {"scores.csv": described(unit / "scores.csv")}}
+        (unit / "unit.json").write_text(json.dumps(sign(record)))
+    one = forgetfree.load_results(tmp_path / "out" / "ewc" / "seed-1" / "scores.csv")
+    assert one.matrix("ewc", seed=1).tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
     for change in (lambda file: file.write_text('{"status": "failed"}'), Path.unlink):
         change(tmp_path / "out" / "ewc" / "seed-1" / "unit.json")
         units = forgetfree.load_results(tmp_path / "out").scores
         assert units.equals(whole[(whole.strategy == "ewc") & (whole.seed == 0)].reset_index(drop=True))
+    (unit / "scores.csv").write_text((unit / "scores.csv").read_text().replace("0.5", "0.6"))
     one = forgetfree.load_results(tmp_path / "out" / "ewc" / "seed-1" / "scores.csv")
-    assert one.matrix("ewc", seed=1).to_numpy().tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
+    assert one.matrix("ewc", seed=1).to_numpy().tolist() == [[0.6, 0.6], [0.8, 0.6], [0.7, 0.9]], (
+        "no unit.json says otherwise"
+    )
+    (tmp_path / "out" / "ewc" / "seed-0" / "scores.csv").write_bytes((unit / "scores.csv").read_bytes())
+    for path in (tmp_path / "out", tmp_path / "out" / "ewc" / "seed-0" / "scores.csv"):
+        with pytest.raises(ReportError, match="is not the file that its unit made"):
+            forgetfree.load_results(path)
 
 
 def test_a_unit_without_its_scores_is_named(tmp_path: Path) -> None:
@@ -370,3 +382,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path / "nowhere.csv"):
         with pytest.raises(ReportError, match=r"nowhere(\.csv)? (does not exist|cannot be read)"):
             forgetfree.load_results(path)
+
+
+@pytest.mark.parametrize("name", ["run", "localization"])
+def test_results_that_have_changed_since_they_were_written_are_refused(name: str, tmp_path: Path, capsys: Any) -> None:
+    held = json.loads((GOLDEN / name / "results.json").read_text())
+    (tmp_path / "results.json").write_text(json.dumps(sign(held)))
+    assert main(["report", str(tmp_path)]) == 0
+    changed = sign(held) | ({"stream": "another"} if name == "run" else {"device": "another"})
+    (tmp_path / "results.json").write_text(json.dumps(changed))
+    capsys.readouterr()
+    assert main(["report", str(tmp_path)]) == 1
+    assert "checksum must be that of the content, which has changed" in capsys.readouterr().err
+    with pytest.raises(ReportError, match="has changed since forgetfree wrote it"):
+        forgetfree.load_results(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 
 from forgetfree import Predictor, cli
 from forgetfree.errors import LedgerError, RunError
+from forgetfree.json_file import sign
 
 MakeRun = Callable[..., Path]
 STRATEGIES = ("grafting-continual", "lora", "continual-ft", "fine-tune")
@@ -25,10 +26,11 @@ def run(finished_run: MakeRun, tmp_path: Path) -> Path:
 
 
 def change(run: Path, changes: Callable[[Any], object]) -> None:
+    """Change config.json, and its checksum: what binds answers is not that alone."""
     path = run / "config.json"
     config = json.loads(path.read_text())
     changes(config)
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(sign(config)))
 
 
 @each
@@ -61,6 +63,13 @@ def test_tasks_in_another_order_answer_nothing(run: Path, strategy: str) -> None
         Predictor.of_run(run, 0, strategy)
 
 
+def test_a_config_that_was_changed_answers_nothing(run: Path) -> None:
+    path = run / "config.json"
+    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
+    with pytest.raises(RunError, match=r"config\.json: checksum must be that of the content.* restore it from a copy"):
+        Predictor.of_run(run, 0, "lora")
+
+
 def test_one_readout_for_all_labels_is_not_made_of_several(run: Path) -> None:
     change(run, lambda config: config.update(scenario="class"))
     with pytest.raises(RunError, match="readout of all tasks' labels together: expected False, got True"):
@@ -84,10 +93,10 @@ def test_another_tokenizer_answers_nothing(
 
 def test_a_unit_that_does_not_say_it_answers(run: Path) -> None:
     """Those of version 0.2."""
-    from forgetfree.results.unit_record import read_record, signed_record
+    from forgetfree.results.unit_record import read_record
 
     folder = run / "lora" / "seed-0"
     record = read_record(folder)
     del record["details"]["bound"], record["checksum"]
-    (folder / "unit.json").write_text(json.dumps(signed_record(record)))
+    (folder / "unit.json").write_text(json.dumps(sign(record)))
     assert Predictor.of_run(run, 0, "lora").answer("sst2", ["a film"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import http.server
@@ -17,10 +18,12 @@ from typing import Any
 import huggingface_hub.hf_api
 import pytest
 import torch
+import yaml
 from huggingface_hub import constants
 
 from forgetfree import Ledger, cli
 from forgetfree.core.graft import Graft
+from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.files import signed_bytes
 from forgetfree.ledger import Record
 from forgetfree.serve.hub import repository_of
@@ -320,9 +323,20 @@ def test_the_card_of_a_ledger_without_a_run_says_what_is_not_known(run: Path, tm
     hostile = ledger.records[0].definition
     assert hostile is not None
     named = Ledger(ledger.space, ledger.fingerprint, "alone", ledger.binding)
-    bad = replace(hostile, name="a`b|c\nd")
+    bad = replace(hostile, name="a`b|c\nd<img src=x>[e](http://f)", labels=("<b>", "![x](http://f)"))
     first = ledger.records[0]
     named.append(Record(bad.name, first.region, first.owned, 0.1, first.readout, definition=bad, classes=(0, 1)))
     card = hub_card(named, tmp_path / "ledger.safetensors", "me/two")
-    assert "a`b" not in card and "|c" not in card
+    assert "a`b" not in card and "b|c" not in card and "!\\[x\\](" in card and " <b>" not in card
+    assert "# a\\`b\\|c\\\\nd\\<img src=x\\>" in card, "a heading that shows it"
+    model = 'a/b", __import__("os"), "'
+    origin = GraftOrigin(bad, "linear", model, "f" * 64, 0.1)
+    graft = Graft(first.region, first.owned.values, space=ledger.space, readout=first.readout, origin=origin)
+    card = hub_card(graft, tmp_path / "graft.safetensors", "me/two")
+    (code,) = [part.partition("```")[0] for part in card.split("```python")[1:]]
+    (call,) = [
+        each for each in ast.walk(ast.parse(code)) if getattr(getattr(each, "func", None), "id", "") == "apply_graft"
+    ]
+    assert [each.value for each in call.args[1:]] == [model, "model"], "a name that stays a name"
+    assert yaml.safe_load(card.split("---")[1])["base_model"] == model
     assert repository_of("hf://me/two") == "me/two"

@@ -1,0 +1,32 @@
+"""A small part of ``python tests/fuzz``: nothing that was damaged is wrongly taken."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz.taken import Fuzz, kinds, make_world, plain_figures
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Fuzz:
+    return Fuzz(make_world(tmp_path_factory.mktemp("taken") / "world"))
+
+
+@pytest.mark.sampled(share=0.05)
+@pytest.mark.parametrize("part", range(20))
+def test_what_is_damaged_is_refused_told_or_the_same(part: int, fuzz: Fuzz) -> None:
+    with plain_figures():
+        verdicts = [fuzz.judge(seed) for seed in range(25 * part, 25 * (part + 1))]
+    assert [each for each in verdicts if each.outcome in ("wrongly taken", "fault")] == []
+    assert len({each.outcome for each in verdicts}) > 1
+
+
+def test_every_kind_of_file_is_damaged(fuzz: Fuzz) -> None:
+    found = {kind.split(": ")[1] for kind in kinds(fuzz.world)}
+    assert found >= {
+        *("config.json", "results.json", "unit.json", "scores.csv", "history.jsonl", "predictions.safetensors"),
+        *("ledger.safetensors", "adapters.safetensors", "checkpoint.safetensors", "learned.json", "fine-tuned.json"),
+        *("fine-tuned/*.safetensors", "floors.json", "seconds-per-task.json", "task-features.safetensors"),
+        *("graft.safetensors", "measured.json", "circumstances.json"),
+    }
