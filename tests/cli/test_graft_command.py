@@ -36,7 +36,7 @@ from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import kind_of, layer_of
 from forgetfree.core.regions import Region, biases, distribution
 from forgetfree.data.sources import load_task
-from forgetfree.files import signed_bytes, tensor_bytes
+from forgetfree.files import signed_bytes
 from forgetfree.jobs import progress
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
@@ -588,18 +588,17 @@ def test_a_damaged_readout_file_is_said(graft: GraftCommand, bert: nn.Module, tm
     for content, message in (
         (b"{}", "cannot be read: Error while deserializing header"),
         (signed, "is damaged: its contents do not match its checksum"),
-        (tensor_bytes(layer, {}), "labels must be a list of different names, got None"),
-        (tensor_bytes(layer, {"labels": "3"}), "labels must be a list of different names, got 3"),
+        (signed_bytes(layer, {}), "labels must be a list of different names, got None"),
+        (signed_bytes(layer, {"labels": "3"}), "labels must be a list of different names, got 3"),
         (
-            tensor_bytes({"weight": torch.zeros(2, 16)}, {"labels": '["a", "b"]'}),
+            signed_bytes({"weight": torch.zeros(2, 16)}, {"labels": '["a", "b"]'}),
             "its tensors must be one linear layer",
         ),
     ):
         (tmp_path / "readout.safetensors").write_bytes(content)
         assert cli.main(graft.arguments("--fine-tuned", str(tmp_path))) == 1
         assert message in capsys.readouterr().err
-    # Written by hand, or before it had a checksum.
-    (tmp_path / "readout.safetensors").write_bytes(tensor_bytes(layer, {"labels": '["good", "bad"]'}))
+    (tmp_path / "readout.safetensors").write_bytes(signed_bytes(layer, {"labels": '["good", "bad"]'}))
     assert cli.main(graft.arguments("--fine-tuned", str(tmp_path))) == 2
     assert "it has good, bad; the task has negative, positive" in " ".join(capsys.readouterr().err.split())
     narrow = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
