@@ -216,7 +216,7 @@ def test_the_model_card_says_what_it_is(made: Callable[..., Made]) -> None:
     own = made("bert-mlm", "prompt", "qnli")
     card = (own.apply().directory / "README.md").read_text()
     assert own.graft.origin is not None
-    facts = ["60 of 4,448 graftable", "`qnli`: entailment, not_entailment", "0.02", str(own.model)]
+    facts = ["60 of 4,448 graftable", "`qnli`: entailment, not\\_entailment", "0.02", str(own.model)]
     assert [fact for fact in [*facts, own.graft.origin.fingerprint] if fact not in card] == []
     assert sorted(path.name for path in own.written.directory.iterdir()) == [
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
