@@ -18,6 +18,7 @@ from forgetfree.continual.streams import make_stream
 from forgetfree.core.binding import Binding, network_differences, network_of, tokenizer_digest
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError
+from forgetfree.json_file import sign
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.loading import load_model
 from forgetfree.options import build
@@ -29,11 +30,12 @@ Change = Callable[[Path], None]
 
 
 def edited(file: str, change: Callable[[dict[str, Any]], Any]) -> Change:
-    """Change one JSON file of a directory."""
+    """Change one JSON file of a directory, and its checksum, where it says one."""
 
     def apply(directory: Path) -> None:
         content = json.loads((directory / file).read_text(encoding="utf-8"))
         change(content)
+        content = sign(content) if "checksum" in content else content
         (directory / file).write_text(json.dumps(content), encoding="utf-8")
 
     return apply

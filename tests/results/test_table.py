@@ -219,7 +219,7 @@ def test_units_are_read_where_nothing_was_put_together_yet(four_runs: Path, tmp_
         record = {"unit": of, "status": "done", "files": {"scores.csv": described(unit / "scores.csv")}}
         (unit / "unit.json").write_text(json.dumps(sign(record)))
     one = forgetfree.load_results(tmp_path / "out" / "ewc" / "seed-1" / "scores.csv")
-    assert one.matrix("ewc", seed=1).tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
+    assert one.matrix("ewc", seed=1).to_numpy().tolist() == [[0.5, 0.5], [0.8, 0.5], [0.7, 0.9]]
     for change in (lambda file: file.write_text('{"status": "failed"}'), Path.unlink):
         change(tmp_path / "out" / "ewc" / "seed-1" / "unit.json")
         units = forgetfree.load_results(tmp_path / "out").scores
