@@ -61,6 +61,7 @@ def test_every_choice_is_of_a_known_option_and_from_its_grid() -> None:
                 assert value in digits.GRIDS[name][option]
 
 
+@pytest.mark.sampled(share=0.3)
 def test_the_script_writes_a_table_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "digits.csv"
     chosen = ["--strategies", "continual-ft", "grafting-continual", "--streams", "split-task", "split-class"]

@@ -129,6 +129,7 @@ def test_same_seed_same_results(tiny_cli: Tiny, finished: Path, tmp_path: Path) 
     assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
 
 
+@pytest.mark.sampled(share=0.3)
 def test_config_json_repeats_the_run(finished: Path, tmp_path: Path) -> None:
     assert cli.main(["run", "--config", str(finished / "config.json"), "--out", str(tmp_path / "again")]) == 0
     assert without_times(results_of(tmp_path / "again")) == without_times(results_of(finished))
@@ -286,6 +287,7 @@ def test_a_place_that_cannot_be_written_is_refused(tiny_cli: Tiny, tmp_path: Pat
 # -- Failing: exit code 1, and nothing that was computed is lost -------------------------------------------
 
 
+@pytest.mark.sampled(share=0.3)
 @pytest.mark.figures
 def test_a_diverging_strategy_does_not_take_the_others_down(tiny_cli: Tiny, tmp_path: Path, capsys) -> None:
     code = tiny_cli.run(tmp_path / "out", "--set", "optimizer=sgd", "--set", "continual-ft.learning_rate=1e30")
@@ -298,6 +300,7 @@ def test_a_diverging_strategy_does_not_take_the_others_down(tiny_cli: Tiny, tmp_
     assert "Failed and left out: continual-ft, seed 0" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.sampled(share=0.3)
 @pytest.mark.figures
 def test_ctrl_c_leaves_a_readable_directory_and_resume_finishes_it(
     tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
@@ -566,6 +569,7 @@ def test_damaged_results_are_made_again_from_the_units(tiny_cli: Tiny, tmp_path:
 # -- report, ledger, predict, list -------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(share=0.3)
 @pytest.mark.figures
 def test_report_merges_directories_in_every_format(tiny_cli: Tiny, finished: Path, tmp_path: Path, capsys) -> None:
     more = tmp_path / "more"

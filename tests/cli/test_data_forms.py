@@ -103,6 +103,7 @@ def test_labels_with_fewer_rows_than_shots_keep_all_where_that_is_asked_for(
         assert "shots 12 or fewer" in Path("out/report.md").read_text()
 
 
+@pytest.mark.sampled(share=0.3)
 def test_the_same_rows_in_every_form_give_the_same_scores(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scores = set()
     for form in FORMS:

@@ -87,6 +87,7 @@ def test_a_run_scores_entities_and_forgets_as_claimed(run: Path) -> None:
     assert "word_accuracy" in scores and "people (F1)" in (run / "report.md").read_text()
 
 
+@pytest.mark.sampled(share=0.3)
 def test_a_run_that_was_cut_short_ends_with_the_same_bits(run: Path, arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "again"
     shutil.copytree(run, out)

@@ -157,6 +157,7 @@ def test_the_outcome_is_that_of_files_parted_by_hand(
     assert outcome(tmp_path / "chosen", *apart) == outcome(tmp_path / "expected", *apart)
 
 
+@pytest.mark.sampled(share=0.3)
 def test_reports_say_it_and_do_not_mix_it_with_test_rows(
     data_directory: Path, model_directory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,6 +172,7 @@ def test_the_presets_hold_options_that_there_are(name: str, preset: str) -> None
         assert (50_000 if name == "full-data" else 4096) in setting.shots and setting.test_limit is None
 
 
+@pytest.mark.sampled(share=0.3)
 def test_the_same_seed_gives_the_same_results_and_the_same_figure(
     measured, data, model_directory, tmp_path: Path
 ) -> None:
@@ -606,6 +607,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(
     assert "cannot be resumed: the weights of the model changed" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(share=0.3)
 def test_more_seeds_and_tasks_are_added_to_what_was_measured(
     measured, data, model_directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -75,6 +75,7 @@ def test_workers_log_too(run: Any) -> None:
     assert all(list((out / "continual-ft" / f"seed-{seed}").glob("events.out.tfevents.*")) for seed in (0, 1))
 
 
+@pytest.mark.sampled(share=0.3)
 @needs("wandb")
 def test_wandb_works_without_a_network(run: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -120,6 +120,7 @@ def test_it_is_printed_for_people(usual: list[str], capsys: pytest.CaptureFixtur
     assert "an estimate by 2 training steps of this model" in said
 
 
+@pytest.mark.sampled(share=0.3)
 def test_a_fine_tuned_model_is_shared_and_a_recipe_stands_after_the_plan(
     usual: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def run(data_directory: Path, model_directory: Any) -> list[str]:
     return ["run", "qnli,ag_news,sst2", *strategies, *(str(word) for pair in fixed.items() for word in pair)]
 
 
+@pytest.mark.sampled(share=0.3)
 def test_a_run_fits_into_80_columns_and_its_bar_reaches_the_end(
     run: list[str], terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -207,6 +208,7 @@ def test_other_jobs_tell_of_their_units(
     ]
 
 
+@pytest.mark.sampled(share=0.3)
 def test_quiet_says_nothing_but_the_result_and_errors(run: list[str], tmp_path: Path, capsys: Any) -> None:
     assert cli.main([*run, "--quiet", "--out", str(tmp_path / "out")]) == 0
     done = capsys.readouterr()

@@ -142,6 +142,7 @@ def test_earlier_tasks_keep_every_bit_and_nothing_is_fine_tuned_again(
     assert {each["phase"] for each in phases if each["task"] == "sst2"} == {"localize", "train"}
 
 
+@pytest.mark.sampled(share=0.3)
 def test_a_later_version_is_trained_again_without_the_first(run: MakeRun, tmp_path: Path) -> None:
     """Though tasks stand alone: a version starts from the readout of the one before it."""
     how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "composition=alone")}
@@ -203,6 +204,7 @@ def test_options_of_grafting_leave_the_run_without_the_task(
     same(tmp_path / "out", run("qnli", "sst2", **how))
 
 
+@pytest.mark.sampled(share=0.3)
 def test_one_that_is_cut_short_goes_on(
     run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +269,7 @@ def test_what_is_left_out_is_trained_by_the_command_that_is_told(run: MakeRun, t
     assert hashes(out / "continual-ft") == hashes(run("sst2", **how) / "continual-ft")
 
 
+@pytest.mark.sampled(share=0.3)
 def test_where_the_task_is_withheld_all_is_trained_again(run: MakeRun, tmp_path: Path) -> None:
     how: dict[str, Any] = {"strategies": ("grafting-continual",), "more": ("--set", "scenario=class")}
     assert remove(run(*TASKS, **how), "sst2", tmp_path / "out") == 0

@@ -151,6 +151,7 @@ def test_a_described_model_has_few_values_and_its_length_is_what_they_cost(conte
     assert nats == pytest.approx(by_hand) and bias.shape == (2,)
 
 
+@pytest.mark.sampled(share=0.3)
 def test_a_certificate_is_given_from_all_training_rows(model_directory, tmp_path: Path) -> None:
     """Six hundred rows of each label, and words that tell it, certify a model of the tiny BERT."""
     draw = random.Random(0)

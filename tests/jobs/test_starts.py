@@ -160,6 +160,7 @@ def losses(unit: Path) -> list[float]:
     return [step["loss"] for step in steps if (step["task"], step["phase"]) == ("sst2", "fine_tune")]
 
 
+@pytest.mark.sampled(share=0.3)
 def test_from_python_and_taken_back(
     model_directory: ModelDirectory, data_directory: Path, lora: tuple[Path, Any], tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_from_python_and_taken_back(
     assert labels == [f"grafting-continual (starts={each})" for each in (f"sst2:{sha256(lora[0])[:8]}", "θ_pre")]
 
 
+@pytest.mark.sampled(share=0.3)
 def test_what_is_no_start_is_refused(
     model_directory: ModelDirectory,
     data_directory: Path,
@@ -243,6 +245,7 @@ def test_what_cannot_be_grafted_and_another_base_are_told(
         start.theta(pre)
 
 
+@pytest.mark.sampled(share=0.3)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -109,6 +109,7 @@ def test_a_sweep_goes_on_where_it_was_cut_short(
     assert [run["matrix"] for run in runs[0]] == [run["matrix"] for run in runs[1]]
 
 
+@pytest.mark.sampled(share=0.3)
 def test_reports_of_chosen_runs_say_how_many_settings_each_strategy_had(
     swept: Path, given: list[str], data_directory: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -171,6 +172,7 @@ def test_all_settings_diverging_is_an_error(
     assert "No setting could be trained with every seed: The loss became" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(share=0.3)
 def test_optuna_draws_alike_for_one_seed_and_goes_on(given: list[str], data_directory: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'forgetfree[optuna]'")
     tried = ["--set", "learning_rate=0.001..1", "--set", "batch_size=2..8", "--set", "momentum=0,0.9"]

@@ -162,6 +162,7 @@ def test_workers_end_with_their_parent_even_if_it_is_killed(busy: subprocess.Pop
     assert group_is_gone(busy)
 
 
+@pytest.mark.sampled(share=0.3)
 def test_an_error_of_the_parent_stops_the_workers(
     where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

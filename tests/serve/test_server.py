@@ -237,6 +237,7 @@ def test_small_things_of_requests(server: Server) -> None:
     assert code == 422 and "the key 'task' stands twice" in said["error"]
 
 
+@pytest.mark.sampled(share=0.3)
 def test_an_origin_can_be_allowed_and_a_request_without_end_does_not_delay_the_end(run: Path) -> None:
     server = start(run, "--allow-origin", "https://my.site")
     answer = talk_raw(server, asked_as(Host="127.0.0.1:1", Origin="https://my.site"))

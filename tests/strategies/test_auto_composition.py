@@ -159,6 +159,7 @@ def call(*words: object) -> str:
     return told.getvalue()
 
 
+@pytest.mark.sampled(share=0.3)
 def test_it_goes_the_users_way(
     model_directory: Callable[[str], Path], data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ class Picky(Plain):
             raise OptionError("batch_size must be less than 8.")
 
 
+@pytest.mark.sampled(share=0.3)
 def test_defaults_must_do_unless_others_are_given() -> None:
     (fault,) = faults(Picky)
     assert fault.startswith(
