@@ -19,11 +19,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kill.harness import Harness, World
+from kill.harness import Harness, Removal, World
 
 
 def main() -> int:
-    """Kill at every rename, then at random moments with one worker and with two."""
+    """Kill at random moments with one worker and with two, at every rename, and a task that is taken back."""
     parser = argparse.ArgumentParser(prog="python tests/kill", description=__doc__)
     parser.add_argument("--moments", type=int, default=100, help="SIGKILLs at random moments; a third with two workers")
     parser.add_argument(
@@ -66,6 +66,14 @@ def main() -> int:
             number += 1
         end = "" if number > given.renames else f"; a run has {number - 1}"
         told(f"SIGKILL at {number - given.first} renames from the {given.first}. on{end}", before)
+        removal, count, before = Harness(Removal(folder / "removal")), given.moments // 4, len(failures)
+        for moment, delay in removal.moments(count, given.seed):
+            attempt(failures, f"ledger remove, moment {moment}", removal.killed_at, moment, delay)
+        for number in range(1, min(given.renames, 12) + 1):
+            attempt(
+                failures, f"ledger remove, rename {number}", removal.killed_at_replace, number, after=number % 2 == 0
+            )
+        told(f"SIGKILL of ledger remove at {count} random moments and its first renames", before)
     finally:
         if not failures:
             shutil.rmtree(folder, ignore_errors=True)
@@ -74,10 +82,10 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def attempt(failures: list[str], what: str, kill: Callable[..., Any], *given: Any) -> Any:
+def attempt(failures: list[str], what: str, kill: Callable[..., Any], *given: Any, **how: Any) -> Any:
     """Return what ``kill`` returns; where it raises, put that down and return a note."""
     try:
-        return kill(*given)
+        return kill(*given, **how)
     except AssertionError as error:
         failures.append(f"{what}: {error}")
         return "differs"

@@ -72,6 +72,23 @@ class World:
 
 
 @dataclass
+class Removal(World):
+    """A task that is taken back from the ledger of a run, so that the next one is learned again."""
+
+    strategies: Sequence[str] = ("grafting-continual",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.whole = self.folder / "whole"
+        child = Child(super().words(self.whole), Watch(), often=False)
+        assert child.wait() == 0, child.log.read_text()
+
+    def words(self, out: Path, *more: str) -> list[str]:
+        """Return the command line that takes the task back."""
+        return ["ledger", "remove", str(self.whole), "--task", "sst2", "--out", str(out), "--quiet", *more]
+
+
+@dataclass
 class Watch:
     """What a child tells: how many events there were, and of which place the last one is."""
 
@@ -202,6 +219,8 @@ def digest(out: Path, *, shared: bool = False) -> Json:
         elif path.suffix in (".json", ".jsonl"):
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             parsed = [timeless(json.loads(line)) for line in lines]
+            if path.name == "audit.jsonl":  # when, and the SHA-256 of files with seconds
+                parsed = [{key: each for key, each in line.items() if key not in ("time", "after")} for line in parsed]
             # Of two workers that need one model, whichever comes first fine-tunes it.
             raced = [isinstance(each, dict) and each.get("phase") == "fine_tune" for each in parsed]
             content = json.dumps([each for each, other in zip(parsed, raced, strict=True) if not (shared and other)])

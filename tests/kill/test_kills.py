@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.sampled(share=0.4)
 def test_runs_that_are_killed_end_as_one_that_is_not(tmp_path: Path) -> None:
-    given = ["--moments", "2", "--renames", "2", "--signals", "1"]
+    given = ["--moments", "4", "--renames", "2", "--signals", "1"]
     run = subprocess.run(
         [sys.executable, str(Path(__file__).parent), *given],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -22,4 +22,4 @@ def test_runs_that_are_killed_end_as_one_that_is_not(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count(": 0 differ from the run that was not killed") == 5
+    assert run.stdout.count(": 0 differ from the run that was not killed") == 6
