@@ -268,7 +268,7 @@ def _reports(name: str) -> dict[str, Reader]:
 
 def _of_run(run: str, strategy: str, seed: int, task: str, out: Path) -> dict[str, Reader]:
     which, unit = ["--strategy", strategy, "--seed", str(seed)], f"{run} {strategy} {seed}"
-    more: list[Callable[[Any], Any]] = [lambda results: results.matrix(strategy, seed).tolist()]
+    more: list[Callable[[Any], Any]] = [lambda results: results.matrix(strategy, seed).to_numpy().tolist()]
     more += [_ledger(strategy, seed)] if _has_ledger(strategy) else []
     found: dict[str, Reader] = {
         **_reports(run),
