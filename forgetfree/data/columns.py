@@ -103,9 +103,8 @@ class ReadOptions:
         Raises:
             UsageError: these are not one or two different names of texts, and one of a label.
         """
-        names = sorted(
-            {task, *tasks}, key=len, reverse=True
-        )  # of tasks a and a.b, a.b.text is the column of the second
+        # Of tasks a and a.b, a.b.text is a column of the second.
+        names = sorted({task, *tasks}, key=len, reverse=True)
 
         def chosen(given: Sequence[str]) -> tuple[str, ...]:
             owner = {name: next((each for each in names if name.startswith(f"{each}.")), None) for name in given}

@@ -167,7 +167,7 @@ def load_task(
 def tasks_of_files(data: Data) -> tuple[str, ...]:
     """Return the names of the tasks that files of rows hold: the files', without their endings; nothing for other data."""
     files = [data] if isinstance(data, str) else data
-    if isinstance(data, str) and not Path(data).is_file():
+    if isinstance(data, str) and Path(data).is_dir():
         return ()
     return tuple(stem for stem, format in (format_of(Path(file).name) for file in files) if format)
 

@@ -274,6 +274,7 @@ CASES = [
     Case("run sst2 --sparsity 2", "sparsity must be at most 1, got 2.0."),
     Case("run sst2 --sparsity nan", "sparsity must be finite, got nan."),
     Case("run sst2 --sparsity 1e-9", "sparsity 1e-09 leaves no entry of the 4448 graftable ones. Give at least"),
+    Case("run --data nowhere.csv", "'nowhere.csv' does not exist"),
     Case("run sst2 --sparsity 0.1 --sparsity 0.2", "--sparsity is given twice, as '0.1' and '0.2'. Give it once."),
     Case("run sst2 --sparsity 0.1 --strategy lora", "--sparsity is given, but none of the strategies has it."),
     Case("run sst2 --start sst2", "--start needs TASK=DIR, got 'sst2'. Write, say, --start sst2=my-lora."),
