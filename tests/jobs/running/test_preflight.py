@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from forgetfree import cli
-from forgetfree.jobs import costs, room
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.running import costs, room
+from forgetfree.jobs.running.unit import Unit
 from forgetfree.models.loading import load_model, sized
 
 Plan = Callable[..., dict[str, Any]]

@@ -22,12 +22,12 @@ import torch
 from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import locked
-from forgetfree.jobs import checkpoints, environment, resuming, unit
-from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
-from forgetfree.jobs.engine import holdings, resumption
+from forgetfree.jobs.run import run
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.runner import run
-from forgetfree.jobs.signals import STOP, terminable
+from forgetfree.jobs.running import checkpoints, environment, resuming, unit
+from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
+from forgetfree.jobs.running.engine import holdings, resumption
+from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.learning.in_training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
 
