@@ -54,8 +54,8 @@ SCHEMA = 1
 #: In a directory while a process works in it.
 LOCK = ".lock"
 _JOBS = {
-    "run": "runner:RunJob",
-    "graft": "graft_run:GraftJob",
+    "run": "run:RunJob",
+    "graft": "graft:GraftJob",
     "experiment": "experiments.job:ExperimentJob",
     "sweep": "sweep:SweepJob",
 }

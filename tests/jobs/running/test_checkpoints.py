@@ -374,12 +374,12 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
 def test_a_kill_during_the_first_write_leaves_a_directory_that_starts_anew(
     config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    for number, resume in enumerate((False, True)):
+    for number, resumed in enumerate((False, True)):
         out = tmp_path / f"out-{number}"
         (out / "bitfit" / "seed-0").mkdir(parents=True)
         for name in (".lock", ".writable", ".config.json.abcd1234"):
             (out / name).touch()
-        run(config("bitfit", out.name), resume=resume)
+        run(config("bitfit", out.name), resume=resumed)
         assert not [path for path in out.rglob(".*")]
     assert outcome(tmp_path / "out-0") == outcome(tmp_path / "out-1")
     (tmp_path / "theirs").mkdir()
