@@ -19,7 +19,7 @@ from transformers import DataCollatorForLanguageModeling, get_linear_schedule_wi
 
 from forgetfree.data.sources import load_task
 from forgetfree.errors import ForgetfreeError
-from forgetfree.jobs.environment import make_directory, refuse_held
+from forgetfree.jobs.running.environment import make_directory, refuse_held
 from forgetfree.models.checkpoint import read_config, read_tokenizer, read_weights
 from forgetfree.models.loading import locate
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from forgetfree.errors import ForgetfreeError, ReportError, UnknownNameError, UsageError
-from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.run_results import load_run_results
 
 Json = dict[str, Any]
@@ -40,8 +40,8 @@ def replay(results: Json, unit: str, data: str, out: Path, model: str | None = N
         ReportError: data or model are not the published ones, or the unit failed.
         UsageError: an option of the published run is no longer there.
     """
-    from forgetfree.jobs.environment import circumstances, set_threads, threads_as_before
-    from forgetfree.jobs.runner import RunJob
+    from forgetfree.jobs.run import RunJob
+    from forgetfree.jobs.running.environment import circumstances, set_threads, threads_as_before
 
     published = units_of(results).get(unit)
     if published is None:

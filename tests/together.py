@@ -18,7 +18,7 @@ from forgetfree.core.steps import trainable
 from forgetfree.core.trained import RegionParameters, in_training
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import RunError
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict
 from forgetfree.models.loading import load_model

@@ -25,8 +25,8 @@ from forgetfree.jobs.experiments import (
     shown,
     verdict,
 )
+from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.runner import RunJob
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.figures import legend, look, panels
 from forgetfree.results.rendering import CONSTANT, NULL, Table, percent

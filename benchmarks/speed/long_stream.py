@@ -17,9 +17,9 @@ import numpy as np
 
 from forgetfree.benchmarks.speed.evaluation import small_tasks
 from forgetfree.benchmarks.speed.measurement import Figure
+from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.runner import RunJob
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.testing.tiny_streams import tiny_model
@@ -52,7 +52,7 @@ def seconds_per_task(strategy: str) -> np.ndarray:
             write_scores(path, scores)
             times.append(time.perf_counter())
 
-        with patch("forgetfree.jobs.runner.write_scores", written):
+        with patch("forgetfree.jobs.run.write_scores", written):
             job(unit, Monitor(), debug=True)
         assert (unit.directory / SCORES_FILE).is_file()
     return np.diff(times)

@@ -16,8 +16,8 @@ from forgetfree.cli.words import fail
 from forgetfree.display import is_text
 from forgetfree.errors import ForgetfreeError, UsageError, first_line
 from forgetfree.files import is_full
-from forgetfree.jobs.signals import terminable
-from forgetfree.jobs.torchrun import of_torchrun
+from forgetfree.jobs.running.signals import terminable
+from forgetfree.jobs.running.torchrun import of_torchrun
 
 #: What a lone hyphen means.
 STDIN = "/dev/stdin"
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # show a character's number where it cannot be shown itself
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with terminable(), of_torchrun("forgetfree.jobs.together:follow") as leads:
+        with terminable(), of_torchrun("forgetfree.jobs.running.process_group:follow") as leads:
             return _run(words, before_texts) if leads else 0
     except SystemExit as stop:  # the completion was installed
         return int(stop.code or 0)

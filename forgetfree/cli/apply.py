@@ -12,7 +12,7 @@ from forgetfree.cli.usage import Debug
 from forgetfree.cli.words import no_empty_directories
 from forgetfree.display import counted, escaped
 from forgetfree.errors import GraftError
-from forgetfree.jobs.environment import make_directory, quiet_libraries
+from forgetfree.jobs.running.environment import make_directory, quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.serve.apply import WrittenModel

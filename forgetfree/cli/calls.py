@@ -17,13 +17,13 @@ from forgetfree.cli.words import no_empty_directories, recipe_of, say
 from forgetfree.data.sources import check_form, default_data, tasks_of_files
 from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import JobConfig, key_of
-from forgetfree.jobs.engine import Job, failures, resumption
-from forgetfree.jobs.environment import caller_untouched, quiet_libraries
-from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.progress import make_progress
+from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.run_config import RunConfig, strategies_of
-from forgetfree.jobs.torchrun import PARTS
+from forgetfree.jobs.running.engine import Job, failures, resumption
+from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
+from forgetfree.jobs.running.progress import make_progress
+from forgetfree.jobs.running.torchrun import PARTS
 from forgetfree.learning.own_optimizers import refuse_made
 from forgetfree.options import build, by_name, name_of_function
 from forgetfree.results.table import Results, load_results
@@ -115,7 +115,7 @@ def run(
     objects = _objects(data, model, tokenizer, classes)
 
     def make(out: str) -> Job[Any]:
-        from forgetfree.jobs.runner import RunJob
+        from forgetfree.jobs.run import RunJob
 
         config = build(RunConfig, _without_none(values | {"out": out}), "run")
         if not config.stream:
@@ -194,7 +194,7 @@ def graft(
     objects = _objects(data, model, tokenizer, {})
 
     def make(out: str) -> Job[Any]:
-        from forgetfree.jobs.graft_run import GraftJob
+        from forgetfree.jobs.graft import GraftJob
 
         config = build(GraftConfig, _without_none(values | {"out": out}), "graft")
         config.checked()
@@ -214,7 +214,7 @@ def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress
     with warnings.catch_warnings(), caller_untouched(), _directory(out, cache) as directory:
         quiet_libraries()
         job = make(str(directory))
-        if needs_hub("minilm" if job.given.model is not None else values["model"], values["data"]):
+        if needs_hub("minilm" if job.in_memory.model is not None else values["model"], values["data"]):
             go_offline_if_cut_off()
         if progress:
             how["progress"] = make_progress(sys.stderr)
@@ -276,8 +276,8 @@ def _parts(processes: int | None) -> Json:
     return {} if processes is None else {"parts": PARTS}
 
 
-def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type]) -> Given:
-    return Given(
+def _objects(data: Any, model: Any, tokenizer: Any, classes: Mapping[str, type]) -> InMemory:
+    return InMemory(
         strategies=classes,
         data=None if data is None or _is_place(data) else data,
         model=None if _is_name(model) else model,

@@ -14,7 +14,7 @@ from forgetfree.cli.use import Seed, Strategy
 from forgetfree.cli.words import check_new_file, say
 from forgetfree.display import counted, escaped
 from forgetfree.errors import UsageError
-from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.running.environment import quiet_libraries
 
 
 def command(

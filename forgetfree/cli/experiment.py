@@ -13,7 +13,7 @@ from forgetfree.display import escaped
 from forgetfree.jobs.experiment_config import ExperimentConfig
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.engine import Execution
+    from forgetfree.jobs.running.engine import Execution
 
 
 def _experiment(config: ExperimentConfig, how: Execution, verbose: bool) -> int:

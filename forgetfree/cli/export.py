@@ -13,7 +13,7 @@ from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import no_empty_directories
 from forgetfree.display import escaped
-from forgetfree.jobs.environment import make_directory
+from forgetfree.jobs.running.environment import make_directory
 
 Task = Annotated[str, Parameter(metavar="NAME", help="the task to export")]
 Out = Annotated[Path, Parameter(metavar="DIR", help="where to write the model; must be new or empty")]

@@ -13,12 +13,12 @@ from forgetfree.display import escaped
 from forgetfree.jobs.graft_config import GraftConfig
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.engine import Execution
+    from forgetfree.jobs.running.engine import Execution
 
 
 def _graft(config: GraftConfig, how: Execution, verbose: bool) -> int:
     """Graft, then print the report and the files."""
-    from forgetfree.jobs.graft_run import run_graft
+    from forgetfree.jobs.graft import run_graft
 
     config.checked()  # before anything is said
     check_one(config.task, config.data, config.read_options)

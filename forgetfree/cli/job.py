@@ -21,14 +21,14 @@ from forgetfree.data.sources import check_data, check_headers, default_data, tas
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
-from forgetfree.jobs.environment import quiet_libraries
 from forgetfree.jobs.run_config import RunConfig, left_behind
-from forgetfree.jobs.torchrun import PARTS, launched
+from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.jobs.running.torchrun import PARTS, launched
 from forgetfree.options import FLAGGED, build
 from forgetfree.results.config_file import read_config
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.engine import Execution
+    from forgetfree.jobs.running.engine import Execution
 
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
@@ -90,8 +90,8 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution, boo
         values.setdefault("data", default_data())
         prefix = "" if config.command == "run" else f"{config.command}-"
         values.setdefault("out", free_directory(f"{prefix}{values[subject]}"))
-        from forgetfree.jobs.loggers import check_loggers
-        from forgetfree.jobs.progress import Progress, make_progress
+        from forgetfree.jobs.running.loggers import check_loggers
+        from forgetfree.jobs.running.progress import Progress, make_progress
 
         check_loggers(given.get("log", ()))
         asked = build(config, values, config.command)
@@ -118,7 +118,7 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution, boo
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(begun):
                     raise
-                from forgetfree.jobs.preflight import with_all_faults
+                from forgetfree.jobs.running.preflight import with_all_faults
 
                 raise with_all_faults(error, asked) from error
 
@@ -144,7 +144,7 @@ def _check_flags(command: str, subject: str, subjects: Sequence[str], given: Jso
     if launched() and "processes" in given:
         raise UsageError(f"torchrun has started {launched()} processes already. Leave --processes out.")
     if "cluster" in given:
-        from forgetfree.jobs.cluster import check_cluster
+        from forgetfree.jobs.running.cluster import check_cluster
 
         check_cluster(given["cluster"], given.get("jobs", 1))
 
@@ -276,7 +276,7 @@ def perform(
     Returns:
         The exit code.
     """
-    from forgetfree.jobs.engine import failures, holdings, resumption
+    from forgetfree.jobs.running.engine import failures, holdings, resumption
 
     if needs_hub(model, config.data):
         from forgetfree.models.loading import locate

@@ -14,7 +14,7 @@ from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import check_new_file, fail, no_empty_directories, unsaid
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import LedgerError, UsageError
-from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.unit_record import check_own
 
@@ -46,8 +46,8 @@ def revise(
     if needs_hub(model or located(held["model"], run), data or of_each(located, held["data"], run)):
         go_offline_if_cut_off()
     from forgetfree.jobs import revision
-    from forgetfree.jobs.engine import failures, holdings
-    from forgetfree.jobs.progress import Progress, make_progress
+    from forgetfree.jobs.running.engine import failures, holdings
+    from forgetfree.jobs.running.progress import Progress, make_progress
 
     change = revision.remove if action == "remove" else partial(revision.update, or_fewer=or_fewer)
     with unsaid(quiet), no_empty_directories(out):

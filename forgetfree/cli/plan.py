@@ -10,24 +10,24 @@ from forgetfree.cli.words import recipe_of
 from forgetfree.display import counted, escaped
 from forgetfree.jobs.config import JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
-from forgetfree.jobs.given import Given
+from forgetfree.jobs.in_memory import InMemory
 from forgetfree.results.rendering import size
 
 #: The most units that are printed.
 _SHOWN = 12
 
 
-def plan(config: JobConfig, given: Given | None = None, *, resume: bool = False) -> dict[str, Any]:
-    """Return what a job would do and cost, as `forgetfree.jobs.preflight` says; nothing is written or trained.
+def plan(config: JobConfig, in_memory: InMemory | None = None, *, resume: bool = False) -> dict[str, Any]:
+    """Return what a job would do and cost, as `forgetfree.jobs.running.preflight` says; nothing is written or trained.
 
     Raises:
         UsageError: naming all that is wrong.
     """
-    if config.model and (given is None or given.model is None) and needs_hub(config.model):
+    if config.model and (in_memory is None or in_memory.model is None) and needs_hub(config.model):
         go_offline_if_cut_off()
-    from forgetfree.jobs.preflight import plan_of
+    from forgetfree.jobs.running.preflight import plan_of
 
-    return plan_of(config, given, resume=resume)
+    return plan_of(config, in_memory, resume=resume)
 
 
 def show_plan(config: JobConfig, resume: bool, as_json: bool) -> None:

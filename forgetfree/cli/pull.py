@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from forgetfree.cli.hub import go_offline_if_cut_off
 from forgetfree.cli.usage import Debug
 from forgetfree.display import escaped
-from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.running.environment import quiet_libraries
 
 
 def command(

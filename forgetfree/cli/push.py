@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from forgetfree.cli.usage import Debug
 from forgetfree.display import escaped
-from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.running.environment import quiet_libraries
 
 
 def command(

@@ -59,8 +59,8 @@ def command(
     load, lay_out = _reader(kind)
     all_results = [load(path) for path in paths]
     if draw:
-        from forgetfree.jobs.environment import make_directory
         from forgetfree.jobs.experiments import draw_outcome
+        from forgetfree.jobs.running.environment import make_directory
 
         make_directory(draw, "--draw")
     if how == "json":

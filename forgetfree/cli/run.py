@@ -12,16 +12,16 @@ from forgetfree.cli.job import command_of, perform
 from forgetfree.cli.words import recipe_of, say
 from forgetfree.data.sources import check_stream
 from forgetfree.display import escaped
+from forgetfree.jobs.adapter_starts import starts_of
 from forgetfree.jobs.run_config import RunConfig, strategies_of
-from forgetfree.jobs.starts import starts_of
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.engine import Execution
+    from forgetfree.jobs.running.engine import Execution
 
 
 def _run(config: RunConfig, how: Execution, verbose: bool) -> int:
     """Run it; 1 where a strategy failed."""
-    from forgetfree.jobs.runner import run
+    from forgetfree.jobs.run import run
 
     config = replace(config, strategies=strategies_of(config.strategies))
     config.checked()  # before anything is said

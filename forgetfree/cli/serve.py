@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.errors import UsageError, first_line
-from forgetfree.jobs.environment import set_threads
+from forgetfree.jobs.running.environment import set_threads
 
 
 def command(

@@ -10,11 +10,11 @@ from forgetfree.cli.job import command_of, perform
 from forgetfree.cli.words import recipe_of, say
 from forgetfree.data.sources import check_stream
 from forgetfree.display import counted, escaped
-from forgetfree.jobs.starts import starts_of
+from forgetfree.jobs.adapter_starts import starts_of
 from forgetfree.jobs.sweep_config import SweepConfig
 
 if TYPE_CHECKING:
-    from forgetfree.jobs.engine import Execution
+    from forgetfree.jobs.running.engine import Execution
 
 
 def _sweep(config: SweepConfig, how: Execution, verbose: bool) -> int:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import say
-from forgetfree.jobs.environment import quiet_libraries
+from forgetfree.jobs.running.environment import quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor

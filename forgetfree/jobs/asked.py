@@ -9,11 +9,11 @@ from typing import Any
 from forgetfree.errors import ForgetfreeError, UsageError
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
 from forgetfree.jobs.experiment_config import ExperimentConfig
-from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.run_config import RunConfig, RunOptions, strategies_of
+from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.sweep_config import Setting, SweepConfig
-from forgetfree.jobs.unit import Json
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
@@ -74,17 +74,17 @@ class Asked:
         return tuple(dict.fromkeys(sparsity for learner in self.learners for sparsity in learner.sparsities))
 
 
-def asked_for(config: JobConfig, given: Given, faults: Faults) -> Asked:
+def asked_for(config: JobConfig, in_memory: InMemory, faults: Faults) -> Asked:
     """Return what a configuration asks for; what is wrong with it is added to ``faults``."""
     match config:
         case RunConfig():
-            return _asked_of_run(config, given, faults)
+            return _asked_of_run(config, in_memory, faults)
         case SweepConfig():
             settings = faults.attempt(config.checked) or _one_setting(config)
             trials = settings if config.trials is None else [settings[0]] * config.trials
             runs = [config.run_config(setting, config.out, trial=True) for setting in trials]
             runs.append(config.run_config(settings[0], config.out, trial=False))  # the chosen one
-            every = [_asked_of_run(run, given, faults, f"trials/{number}/") for number, run in enumerate(runs)]
+            every = [_asked_of_run(run, in_memory, faults, f"trials/{number}/") for number, run in enumerate(runs)]
             every[0].learners = [learner for each in every for learner in each.learners]
             return every[0]
         case GraftConfig():
@@ -102,9 +102,9 @@ def _one_setting(config: SweepConfig) -> list[Setting]:
         return [{}]
 
 
-def _asked_of_run(config: RunConfig, given: Given, faults: Faults, prefix: str = "") -> Asked:
+def _asked_of_run(config: RunConfig, in_memory: InMemory, faults: Faults, prefix: str = "") -> Asked:
     config = replace(config, strategies=strategies_of(config.strategies))
-    checked = faults.attempt(config.checked, given.strategies)
+    checked = faults.attempt(config.checked, in_memory.strategies)
     common = (checked and checked.run) or RunOptions()
     names = config.names
     asked = Asked(config.model, config.readout, names, common)

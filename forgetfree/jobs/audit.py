@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.files import write_atomically
-from forgetfree.jobs.environment import versions
+from forgetfree.jobs.running.environment import versions
 
 AUDIT = "audit.jsonl"
 

@@ -35,7 +35,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Shots = Annotated[int, Field(ge=1)]
 Sparsity = Annotated[float, Field(gt=0, le=1)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal"]
-#: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.loggers`.
+#: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.running.loggers`.
 LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 #: Fields that hold several values, and the name that each of them is given by.
 _SINGULAR = {

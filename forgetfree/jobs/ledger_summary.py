@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.core.regions import distribution, kind_of, layer_of
-from forgetfree.jobs.unit import Json
+from forgetfree.jobs.running.unit import Json
 
 if TYPE_CHECKING:
     from forgetfree.ledger import Ledger

@@ -23,15 +23,15 @@ from safetensors import SafetensorError, safe_open
 from forgetfree import registry
 from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.carried import Carried
-from forgetfree.jobs.engine import Execution, assemble, check_begun, hardly_begun
-from forgetfree.jobs.environment import make_directory, refuse_held
-from forgetfree.jobs.resuming import as_json, grown, read_config
+from forgetfree.jobs.adapter_starts import fine_tunes
+from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.runner import RunJob
-from forgetfree.jobs.starts import fine_tunes
+from forgetfree.jobs.running.engine import Execution, assemble, check_begun, hardly_begun
+from forgetfree.jobs.running.environment import make_directory, refuse_held
+from forgetfree.jobs.running.resume import as_json, grown, read_config
+from forgetfree.jobs.running.unit import HISTORY, Json, Unit
 from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
-from forgetfree.jobs.unit import HISTORY, Json, Unit
+from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
@@ -271,7 +271,7 @@ class _RevisedRun(RunJob):
     ) -> None:
         super().__init__(config)
         self._of, self._action, self._task, self._stream_tasks, self._rows = run, action, task, tasks, rows
-        self._carried: dict[str, Carried] = {}
+        self._carried: dict[str, StreamPrefix] = {}
         self._reused: set[str] = set()
 
     @cached_property
@@ -287,7 +287,7 @@ class _RevisedRun(RunJob):
         check_versions([rows.task for rows in (*old, new)])
         return [*old, new]
 
-    def carried(self, key: Mapping[str, Any]) -> Carried:
+    def carried(self, key: Mapping[str, Any]) -> StreamPrefix:
         """Return what is carried over from a unit."""
         from forgetfree.continual.regions import RegionStrategy
 
@@ -296,7 +296,7 @@ class _RevisedRun(RunJob):
             ours = name in registry.STRATEGIES and issubclass(self.checked.classes[name], RegionStrategy)
             on_ledger = ours and self.common.scenario == "task"
             unit = self._of.units[folder]
-            self._carried[folder] = Carried(unit, self._of.tasks, self._stream_tasks, on_ledger=on_ledger)
+            self._carried[folder] = StreamPrefix(unit, self._of.tasks, self._stream_tasks, on_ledger=on_ledger)
         return self._carried[folder]
 
     def prepare(self, name: str, strategy: ContinualStrategy) -> None:
@@ -334,7 +334,7 @@ class _RevisedRun(RunJob):
         return len(tasks)
 
     @staticmethod
-    def _stand(strategy: ContinualStrategy, carried: Carried, count: int, directory: Path) -> None:
+    def _stand(strategy: ContinualStrategy, carried: StreamPrefix, count: int, directory: Path) -> None:
         """Put the strategy where it stood after some of the tasks."""
         carried.ledger.of_tasks(carried.tasks[:count]).save(directory / LEDGER)
         strategy.load(directory)

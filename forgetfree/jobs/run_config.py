@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
 from forgetfree.errors import ForgetfreeError, OptionError, UnknownNameError, UsageError, nearest
+from forgetfree.jobs.adapter_starts import check_start, fine_tunes
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig, check_or_fewer
-from forgetfree.jobs.starts import check_start, fine_tunes
 from forgetfree.options import build, option
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.tasks import Scenario

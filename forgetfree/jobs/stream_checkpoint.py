@@ -19,7 +19,7 @@ import torch
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import new_directory, read_signed, write_json, write_tensors
-from forgetfree.jobs.unit import described_files
+from forgetfree.jobs.running.unit import described_files
 from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.results.answers import Answers
 

@@ -17,10 +17,10 @@ from typing import Any, Unpack
 from forgetfree.errors import RunError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
-from forgetfree.jobs.engine import Execution, Job
-from forgetfree.jobs.runner import RunJob
+from forgetfree.jobs.run import RunJob
+from forgetfree.jobs.running.engine import Execution, Job
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.sweep_config import Range, Setting, SweepConfig, setting_text
-from forgetfree.jobs.unit import Json, Unit
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.rendering import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores

@@ -19,9 +19,9 @@ import torch
 
 from forgetfree import __version__, cli, registry
 from forgetfree.cli.run import strategies_of
-from forgetfree.jobs import progress
-from forgetfree.jobs.engine import assemble
-from forgetfree.jobs.resuming import continued
+from forgetfree.jobs.running import progress
+from forgetfree.jobs.running.engine import assemble
+from forgetfree.jobs.running.resume import continued
 
 TASKS = ["qnli", "ag_news", "sst2"]
 STRATEGIES = ["fine-tune", "continual-ft", "grafting-continual"]

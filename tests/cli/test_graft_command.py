@@ -37,7 +37,7 @@ from forgetfree.core.parameters import kind_of, layer_of
 from forgetfree.core.regions import Region, biases, distribution
 from forgetfree.data.sources import load_task
 from forgetfree.files import signed_bytes
-from forgetfree.jobs import progress
+from forgetfree.jobs.running import progress
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.classifier import ClassifierModel

@@ -761,7 +761,9 @@ def test_a_row_of_the_hub_that_is_wrong_is_named_by_its_own_number(hub: dict[Any
         )
     with pytest.raises(BadDataError) as caught:
         load_tasks("snli", "hub")
-    assert [row.file for row in caught.value.rows] == [f"stanfordnlp/snli:{split}" for split in ("train", "validation", "test")]
+    assert [row.file for row in caught.value.rows] == [
+        f"stanfordnlp/snli:{split}" for split in ("train", "validation", "test")
+    ]
     assert "snli:train, row 2, column 'text_a': expected a text, got nothing" in caught.value.rows[0].message
     hub["stanfordnlp/snli", None, "train"] = Table(premise=["a"], hypothesis=["e"], label=["unsure"])
     assert "stanfordnlp/snli:train, row 0, column 'label'" in hub_message("snli")

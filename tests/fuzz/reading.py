@@ -25,8 +25,8 @@ from forgetfree.errors import (
 )
 from forgetfree.jobs.experiments.report import outcome
 from forgetfree.jobs.predictions import load_logits
-from forgetfree.jobs.resuming import continued, grown, read_config
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.running.resume import continued, grown, read_config
+from forgetfree.jobs.running.unit import Unit
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run

@@ -27,8 +27,8 @@ import tiny
 import torch
 
 from forgetfree import cli, files
-from forgetfree.jobs import checkpoints, engine, unit, workers
-from forgetfree.jobs.runner import RunJob  # with all that it needs
+from forgetfree.jobs.run import RunJob  # with all that it needs
+from forgetfree.jobs.running import checkpoints, engine, unit, workers
 from forgetfree.strategies import continual_ft, fine_tune, grafting_continual
 
 Json = dict[str, Any]

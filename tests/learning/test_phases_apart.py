@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from forgetfree.data.sources import load_tasks
-from forgetfree.jobs import checkpoints
-from forgetfree.jobs.checkpoints import KeptPhases
+from forgetfree.jobs.running import checkpoints
+from forgetfree.jobs.running.checkpoints import KeptPhases
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask

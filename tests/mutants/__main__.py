@@ -287,8 +287,8 @@ def _import_everything() -> None:
         "avalanche.training",
         "transformers",
         "forgetfree.cli",
-        "forgetfree.jobs.engine",
-        "forgetfree.jobs.runner",
+        "forgetfree.jobs.running.engine",
+        "forgetfree.jobs.run",
     ):
         importlib.import_module(name)
 

@@ -22,7 +22,7 @@ from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
 from forgetfree.files import checksum
-from forgetfree.jobs.checkpoints import pack
+from forgetfree.jobs.running.checkpoints import pack
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Record

@@ -28,7 +28,7 @@ from forgetfree.jobs.experiments.rows import (
     verdict,
     with_constant,
 )
-from forgetfree.jobs.workers import usual_jobs
+from forgetfree.jobs.running.workers import usual_jobs
 
 __all__ = [
     "SCORE",

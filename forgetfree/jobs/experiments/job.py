@@ -17,13 +17,13 @@ from forgetfree.display import tell_note
 from forgetfree.errors import DataError, ReportError, UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
-from forgetfree.jobs.engine import Execution, Job
-from forgetfree.jobs.environment import tell_shared_rows, versions
 from forgetfree.jobs.experiment_config import ExperimentConfig
 from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.report import draw_outcome, outcome, rows_of
-from forgetfree.jobs.unit import Json, Unit
+from forgetfree.jobs.running.engine import Execution, Job
+from forgetfree.jobs.running.environment import tell_shared_rows, versions
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore

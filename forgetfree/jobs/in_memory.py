@@ -10,7 +10,7 @@ from forgetfree.options import name_of_function
 
 
 @dataclass(frozen=True)
-class Given:
+class InMemory:
     """Objects in the place of names. config.json says what they were, but cannot bring them back.
 
     Attributes:

@@ -23,15 +23,15 @@ from tiny import last_of_each
 from forgetfree import cli
 from forgetfree.errors import ConformanceError, DataError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import locked
-from forgetfree.jobs.engine import LOCK, assemble
 from forgetfree.jobs.experiments import ExperimentConfig, run_experiment
+from forgetfree.jobs.graft import run_graft
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.graft_run import run_graft
-from forgetfree.jobs.progress import Progress
+from forgetfree.jobs.run import run
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.runner import run
-from forgetfree.jobs.unit import Unit
-from forgetfree.jobs.workers import ThisProcess
+from forgetfree.jobs.running.engine import LOCK, assemble
+from forgetfree.jobs.running.progress import Progress
+from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.running.workers import ThisProcess
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.unit_record import RECORD
 
@@ -101,10 +101,10 @@ def command(request: pytest.FixtureRequest, data_directory: Path, model_director
     if request.param == "run":
         config: Any = RunConfig(stream="sst2", strategies=both, shots=4, sparsity=0.05, **common)
         units = tuple(f"{name}/seed-0" for name in both)
-        return Command("run", config, run, "forgetfree.jobs.runner.RunJob", units)
+        return Command("run", config, run, "forgetfree.jobs.run.RunJob", units)
     if request.param == "graft":
         config = GraftConfig(task="sst2", seeds=(0, 1), shots=4, sparsities=(0.05,), **common)
-        job, units = "forgetfree.jobs.graft_run.GraftJob", ("seed-0", "seed-1")
+        job, units = "forgetfree.jobs.graft.GraftJob", ("seed-0", "seed-1")
         return Command("graft", config, run_graft, job, units)
     config = ExperimentConfig(name="where", tasks=("sst2",), seeds=(0, 1), shots=(4,), sparsities=(0.05,), **common)
     units = tuple(f"units/sst2-shots-4-seed-{seed}" for seed in (0, 1))

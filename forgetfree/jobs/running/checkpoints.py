@@ -22,7 +22,7 @@ from torch import Tensor
 from forgetfree.core.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import RunError
 from forgetfree.files import checksum, read_signed, write_json, write_tensors
-from forgetfree.jobs.signals import STOP
+from forgetfree.jobs.running.signals import STOP
 from forgetfree.json_file import read_json
 
 #: The folder.

@@ -11,7 +11,7 @@ from forgetfree import registry
 from forgetfree.core.device import kind_of_device
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import key_of
-from forgetfree.jobs.environment import versions
+from forgetfree.jobs.running.environment import versions
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.options import flag_of, name_of_function, typed
 from forgetfree.results.config_file import load_run

@@ -23,7 +23,7 @@ from forgetfree import cli
 from forgetfree.core import device
 from forgetfree.core.device import find_device, give_device, spread
 from forgetfree.errors import UsageError
-from forgetfree.jobs.workers import dealt
+from forgetfree.jobs.running.workers import dealt
 
 STRATEGIES = ["fine-tune", "grafting-continual", "replay"]
 QUICK = {"steps": 6, "sparsity": 0.1, "mask_steps": 3, "optimizer": "adamw", "learning_rate": 0.001}

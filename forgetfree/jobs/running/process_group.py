@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 from forgetfree.core.device import devices, give_device, kind_of_device
 from forgetfree.errors import ForgetfreeError, UsageError
-from forgetfree.jobs.environment import quiet_libraries, set_threads
-from forgetfree.jobs.progress import Ended, Progress
-from forgetfree.jobs.torchrun import PARTS, launched
-from forgetfree.jobs.unit import Unit, described_files
-from forgetfree.jobs.workers import Work, cores, end_with_parent
+from forgetfree.jobs.running.environment import quiet_libraries, set_threads
+from forgetfree.jobs.running.progress import Ended, Progress
+from forgetfree.jobs.running.torchrun import PARTS, launched
+from forgetfree.jobs.running.unit import Unit, described_files
+from forgetfree.jobs.running.workers import Work, cores, end_with_parent
 from forgetfree.learning.monitor import Monitor
 
 _SAME_DIRECTORY = "Give a directory that all of them see, and start again."
@@ -74,7 +74,7 @@ class Shared(Protocol):
         """Run one unit."""
 
 
-class Together:
+class ProcessGroup:
     """Runs one unit after the other, each in several processes, of which this is the first.
 
     Args:

@@ -22,10 +22,10 @@ import torch
 import forgetfree
 from forgetfree import cli
 from forgetfree.errors import UsageError
-from forgetfree.jobs import cluster, engine
-from forgetfree.jobs.cluster import Place, check_cluster, read_files, replace_files
-from forgetfree.jobs.engine import LOCK
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.running import cluster, engine
+from forgetfree.jobs.running.cluster import Place, check_cluster, read_files, replace_files
+from forgetfree.jobs.running.engine import LOCK
+from forgetfree.jobs.running.unit import Unit
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.unit_record import RECORD
 
@@ -229,7 +229,7 @@ def watched(until: Callable[[], bool], then: Callable[[], object]) -> threading.
 
 def careful(note: str, *given: Any) -> Any:
     """Run a unit on a node, with a checkpoint after every step, and note after how many steps its phases begin."""
-    from forgetfree.jobs import checkpoints, cluster
+    from forgetfree.jobs.running import checkpoints, cluster
 
     begin = checkpoints.KeptPhases.begin
 

@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from forgetfree import cli
-from forgetfree.jobs import costs, room
-from forgetfree.jobs.unit import Unit
+from forgetfree.jobs.running import costs, disk_space
+from forgetfree.jobs.running.unit import Unit
 from forgetfree.models.loading import load_model, sized
 
 Plan = Callable[..., dict[str, Any]]
@@ -270,7 +270,7 @@ def test_room_is_wanted_where_models_are_kept_and_for_what_is_not_there_yet(
         disks = {
             name: SimpleNamespace(stat=lambda name=name: SimpleNamespace(st_dev=name)) for name in ("out", "cache")
         }
-        full.setattr(room, "existing", lambda path: disks[path.name])
+        full.setattr(disk_space, "existing", lambda path: disks[path.name])
         full.setattr(shutil, "disk_usage", lambda disk: SimpleNamespace(free=1000 if disk is disks["cache"] else 10**9))
         assert f"--cache {tmp_path / 'cache'} needs about " in refused(capsys, *words)
     assert cli.main(words) == 0

@@ -25,8 +25,8 @@ from forgetfree import cli, errors
 from forgetfree.errors import RunError, UnknownNameError
 from forgetfree.files import write_json
 from forgetfree.jobs.experiments import ExperimentConfig, run_experiment, usual_jobs
-from forgetfree.jobs.unit import Unit
-from forgetfree.jobs.workers import WorkerProcesses
+from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.running.workers import WorkerProcesses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -173,7 +173,7 @@ def test_an_error_of_the_parent_stops_the_workers(
             raise OSError(28, "No space left on device")
         write_json(path, content)
 
-    monkeypatch.setattr("forgetfree.jobs.engine.write_json", full)
+    monkeypatch.setattr("forgetfree.jobs.running.engine.write_json", full)
     many = [part for seed in range(2, 20) for part in ("--seed", str(seed))]
     with pytest.raises(OSError, match="No space left"):
         more = ["--set", "steps=100", "--debug", "--jobs", "2", "--out", str(tmp_path / "out")]
@@ -202,13 +202,13 @@ def test_no_module_of_the_working_directory_takes_the_place_of_ours(tmp_path: Pa
 import sys
 sys.path.remove("")
 from pathlib import Path
-from forgetfree.jobs.unit import Unit
-from forgetfree.jobs.workers import WorkerProcesses
+from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.running.workers import WorkerProcesses
 from together import tell_surroundings
 units = [Unit({{"seed": 0}}, Path({str(tmp_path)!r}) / "seed-0")]
 print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300
     )
@@ -218,7 +218,7 @@ print(len(list(WorkerProcesses(1).run(tell_surroundings, units))))
 
 def test_how_many_there_are_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, jobs in ((1, 1), (2, 2), (64, 2)):
-        monkeypatch.setattr("forgetfree.jobs.workers.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("forgetfree.jobs.running.workers.cores", lambda cores=cores: cores)
         assert usual_jobs("cpu") == jobs
         assert usual_jobs("cuda") == 1
 

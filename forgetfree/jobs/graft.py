@@ -30,12 +30,12 @@ from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically
 from forgetfree.jobs.config import with_precision
-from forgetfree.jobs.engine import Execution, Job
-from forgetfree.jobs.environment import left_out_of, tell_shared_rows
-from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.resuming import described
-from forgetfree.jobs.unit import Json, Unit
+from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.running.engine import Execution, Job
+from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
+from forgetfree.jobs.running.resume import described
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
@@ -106,8 +106,8 @@ class _Subject:
 class GraftJob(Job[GraftConfig]):
     """A graft of one task, for each sparsity and seed."""
 
-    def __init__(self, config: GraftConfig, given: Given | None = None) -> None:
-        config, self.given = with_precision(config), given or Given()
+    def __init__(self, config: GraftConfig, in_memory: InMemory | None = None) -> None:
+        config, self.in_memory = with_precision(config), in_memory or InMemory()
         checked = config.checked()
         if config.fine_tuned is not None:
             _check_readout(config.readout, config.fine_tuned)
@@ -160,7 +160,10 @@ class GraftJob(Job[GraftConfig]):
     def rows(self) -> TaskRows:
         """Return the task and all its rows."""
         return load_task(
-            self.config.task, self.given.data_or(self.config.data), self.common.evaluate_on, self.config.read_options
+            self.config.task,
+            self.in_memory.data_or(self.config.data),
+            self.common.evaluate_on,
+            self.config.read_options,
         )
 
     def _subject(self, seed: int) -> _Subject:
@@ -177,7 +180,7 @@ class GraftJob(Job[GraftConfig]):
             given.loaded
             if given
             else load_model(
-                self.given.model_or(config.model), readout, tasks=[self.rows.task], **how, **self.given.how
+                self.in_memory.model_or(config.model), readout, tasks=[self.rows.task], **how, **self.in_memory.how
             ),
             self.rows,
             shots=config.shots,

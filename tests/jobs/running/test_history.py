@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forgetfree.core.checkpoint import Checkpoint
-from forgetfree.jobs.unit import HISTORY, History
+from forgetfree.jobs.running.unit import HISTORY, History
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.training import rate_at
 from forgetfree.options import build

@@ -28,10 +28,10 @@ from forgetfree.core.device import kind_of_device
 from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError, first_line
 from forgetfree.files import write_atomically
-from forgetfree.jobs.environment import quiet_libraries, set_threads
-from forgetfree.jobs.progress import Ended, Event, Progress, Teller
-from forgetfree.jobs.unit import Unit
-from forgetfree.jobs.workers import Work
+from forgetfree.jobs.running.environment import quiet_libraries, set_threads
+from forgetfree.jobs.running.progress import Ended, Event, Progress, Teller
+from forgetfree.jobs.running.unit import Unit
+from forgetfree.jobs.running.workers import Work
 from forgetfree.results.unit_record import RECORD
 
 #: Times that a unit is begun, at most, where the node or the process that ran it has died.
@@ -174,7 +174,7 @@ class RayTasks:
         address = (os.environ.get("RAY_ADDRESS") or "local") if self._cluster == "ray" else self._cluster
         environment: dict[str, Any] = {"env_vars": self._place.variables}
         if address != "local":  # other nodes compute with the code of this one
-            environment["py_modules"] = [str(Path(__file__).parents[1])]
+            environment["py_modules"] = [str(Path(__file__).parents[2])]
         handler = signal.getsignal(signal.SIGTERM)
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:

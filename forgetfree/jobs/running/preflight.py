@@ -32,18 +32,18 @@ from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import check_task, load_task, read_tasks
 from forgetfree.errors import ForgetfreeError, ModelError, NoDataError, SeveralFaultsError, UsageError, first_line
 from forgetfree.files import is_place
-from forgetfree.jobs import costs
+from forgetfree.jobs.adapter_starts import starts_of
 from forgetfree.jobs.asked import Asked, Learner, asked_for
 from forgetfree.jobs.config import Faults, JobConfig
-from forgetfree.jobs.environment import check_place, check_precision, existing, refuse_held, set_threads
 from forgetfree.jobs.experiment_config import ExperimentConfig
-from forgetfree.jobs.given import Given
 from forgetfree.jobs.graft_config import GraftConfig
-from forgetfree.jobs.room import refuse_without, room_for
+from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.starts import starts_of
+from forgetfree.jobs.running import costs
+from forgetfree.jobs.running.disk_space import refuse_without, room_for
+from forgetfree.jobs.running.environment import check_place, check_precision, existing, refuse_held, set_threads
+from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.sweep_config import SweepConfig
-from forgetfree.jobs.unit import Json
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import mask_options
@@ -57,25 +57,25 @@ from forgetfree.tasks import TaskDefinition
 _TIMED = 10**9
 
 
-def plan_of(config: JobConfig, given: Given | None = None, *, resume: bool = False) -> Json:
+def plan_of(config: JobConfig, in_memory: InMemory | None = None, *, resume: bool = False) -> Json:
     """Return the plan of a job; nothing is written, downloaded or trained.
 
     Args:
         config: what is asked for.
-        given: objects in the place of names.
+        in_memory: objects in the place of names.
         resume: whether the job is to go on in its directory.
 
     Raises:
         UsageError: naming every fault of configuration, places, data, model, readouts, budgets and space on the disk.
     """
-    found = _found(config, given or Given(), resume)
+    found = _found(config, in_memory or InMemory(), resume)
     found.faults.report()
     return _plan(config, found)
 
 
 def with_all_faults(error: ForgetfreeError, config: JobConfig) -> ForgetfreeError:
     """Return the error that keeps a job from beginning, or all that is wrong with it, if that is more."""
-    faults = _found(config, Given(), False).faults
+    faults = _found(config, InMemory(), False).faults
     for fault in getattr(error, "faults", (str(error),)):
         faults.add(fault)
     return error if len(faults) == 1 else SeveralFaultsError(faults, getattr(error, "rows", ()))
@@ -94,10 +94,10 @@ class _Found:
     model: _Model
 
 
-def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
+def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
     """Look at all that can be looked at."""
     faults, notes = Faults(ForgetfreeError), list[str]()
-    asked, out = asked_for(config, given, faults), Path(config.out)
+    asked, out = asked_for(config, in_memory, faults), Path(config.out)
     faults.attempt(check_place, out, "--out")
     if asked.common.cache:
         faults.attempt(check_place, Path(asked.common.cache), "--cache")
@@ -108,10 +108,10 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
         )
     device = faults.attempt(find_device, config.device) or "cpu"
     faults.attempt(check_precision, [each.options.precision for each in asked.learners], device)
-    rows = _rows(config, asked, given, faults, notes)
+    rows = _rows(config, asked, in_memory, faults, notes)
     definitions = {name: each.task for name, each in rows.items()}
     definitions |= {name: task for name in asked.tasks if name not in rows and (task := registry.tasks().get(name))}
-    model = faults.attempt(_model, asked, given, list(definitions.values()), notes)
+    model = faults.attempt(_model, asked, in_memory, list(definitions.values()), notes)
     if model is not None and model.loaded is not None:
         faults.attempt(model.loaded.check_words, definitions.values())
         for task in definitions.values():
@@ -121,7 +121,7 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
                 faults.attempt(learner.check, learner.options, SimpleNamespace(model=model.loaded.model))
     if isinstance(config, RunConfig | SweepConfig):
         for name, place in config.starts.items():
-            start = (faults.attempt(starts_of, {name: place}, config.model, given.model) or {}).get(name)
+            start = (faults.attempt(starts_of, {name: place}, config.model, in_memory.model) or {}).get(name)
             if start is not None and model is not None and model.loaded is not None:
                 notes += faults.attempt(start.check, model.loaded.model) or ()
     if model is not None and model.graftable:
@@ -137,10 +137,12 @@ def _found(config: JobConfig, given: Given, resume: bool) -> _Found:
 # -- Places, data and model -----------------------------------------------------------------------------------
 
 
-def _rows(config: JobConfig, asked: Asked, given: Given, faults: Faults, notes: list[str]) -> dict[str, TaskRows]:
+def _rows(
+    config: JobConfig, asked: Asked, in_memory: InMemory, faults: Faults, notes: list[str]
+) -> dict[str, TaskRows]:
     """Return the rows of the tasks whose data are here."""
-    data: Any = given.data_or(config.data)
-    if given.reads_tensors:
+    data: Any = in_memory.data_or(config.data)
+    if in_memory.reads_tensors:
         return {}
     single = isinstance(config, GraftConfig | ExperimentConfig)
     if data == "hub":
@@ -189,14 +191,14 @@ class _Model:
     loaded: LoadedModel | None = None
 
 
-def _model(asked: Asked, given: Given, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
+def _model(asked: Asked, in_memory: InMemory, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
     readout = readout_for(asked.readout, tasks)
     how: Json = {"graftable": asked.common.graftable, "max_length": asked.common.max_length}
-    if given.reads_tensors:
+    if in_memory.reads_tensors:
         notes.append("The model reads tensors: it is not timed here.")
-        size = sum(parameter.numel() for parameter in given.model.parameters())
-        return _Model(type(given.model).__name__, "linear", None, size, size, True)
-    path = None if given.model is not None else locate(asked.model)
+        size = sum(parameter.numel() for parameter in in_memory.model.parameters())
+        return _Model(type(in_memory.model).__name__, "linear", None, size, size, True)
+    path = None if in_memory.model is not None else locate(asked.model)
     local = path is None or Path(path).is_dir()
     if not local:
         if not is_place(asked.model) and asked.model.count("/") > 1:
@@ -204,7 +206,7 @@ def _model(asked: Asked, given: Given, tasks: Sequence[TaskDefinition], notes: l
         notes.append(f"The weights of {asked.model} come from the hub: they are not checked here.")
     weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
     if local and weights <= _TIMED:
-        loaded = load_model(given.model_or(asked.model), readout, tasks=tasks, **how, **given.how)
+        loaded = load_model(in_memory.model_or(asked.model), readout, tasks=tasks, **how, **in_memory.how)
         notes += [loaded.note] if loaded.note else []
         backbone = loaded.model.backbone
         size = sum(parameter.numel() for parameter in backbone.parameters())

@@ -14,11 +14,11 @@ from torch import Tensor
 from forgetfree.errors import RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically, write_json
 from forgetfree.jobs.audit import AUDIT, note
-from forgetfree.jobs.environment import make_directory
 from forgetfree.jobs.floors_file import read_floors, write_floors
 from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import PREDICTIONS
-from forgetfree.jobs.unit import HISTORY, Json, Unit, described_files
+from forgetfree.jobs.running.environment import make_directory
+from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
 from forgetfree.json_file import parse_json, read_json
 from forgetfree.learning.monitor import PHASES
 from forgetfree.ledger import Ledger
@@ -30,7 +30,7 @@ from forgetfree.tasks import version_of
 _REMEDY = "Restore it from a copy, or run the stream again."
 
 
-class Carried:
+class StreamPrefix:
     """What is carried over from a unit.
 
     Args:

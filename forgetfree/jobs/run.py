@@ -20,18 +20,18 @@ from forgetfree.core.device import find_device
 from forgetfree.display import tell_note
 from forgetfree.errors import ReportError, RunError
 from forgetfree.files import write_atomically, write_json
+from forgetfree.jobs.adapter_starts import starts_of, tell_starts
 from forgetfree.jobs.config import with_precision
-from forgetfree.jobs.engine import Execution, Job
-from forgetfree.jobs.environment import left_out_of, tell_shared_labels, tell_shared_rows
 from forgetfree.jobs.floors_file import read_floors, write_floors
-from forgetfree.jobs.given import Given
+from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import agreement, save_predictions
-from forgetfree.jobs.resuming import described
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.starts import starts_of, tell_starts
+from forgetfree.jobs.running.engine import Execution, Job
+from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
+from forgetfree.jobs.running.resume import described
+from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_checkpoint import Learned, Row, StreamCheckpoint
-from forgetfree.jobs.unit import Json, Unit
 from forgetfree.json_file import read_json
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import PHASES, Monitor
@@ -82,9 +82,9 @@ class RunJob(Job[RunConfig]):
     growing = ("strategy", "seed")
     learns_stream = True
 
-    def __init__(self, config: RunConfig, given: Given | None = None) -> None:
-        config, self.given = with_precision(config), given or Given()
-        self.checked = config.checked(self.given.strategies)
+    def __init__(self, config: RunConfig, in_memory: InMemory | None = None) -> None:
+        config, self.in_memory = with_precision(config), in_memory or InMemory()
+        self.checked = config.checked(self.in_memory.strategies)
         options = self.checked.options
         self.common = self.checked.run
         super().__init__(config, self.common, [each.precision for each in options.values()])
@@ -147,9 +147,9 @@ class RunJob(Job[RunConfig]):
         """Return the tasks of the stream with all their rows, unless these are tensors."""
         from forgetfree.data.sources import load_tasks
 
-        if self.given.reads_tensors:
+        if self.in_memory.reads_tensors:
             return []
-        data = self.given.data_or(self.config.data)
+        data = self.in_memory.data_or(self.config.data)
         return load_tasks(self.config.stream, data, self.common.evaluate_on, self.config.read_options)
 
     def stream(self, seed: int) -> Stream:
@@ -160,7 +160,7 @@ class RunJob(Job[RunConfig]):
         if seed not in self._streams:
             self._streams.clear()
             self._first_rows.clear()
-            config, common, given = self.config, self.common, self.given
+            config, common, memory = self.config, self.common, self.in_memory
             drawn: Json = {
                 "shots": config.shots,
                 "or_fewer": common.or_fewer,
@@ -168,21 +168,21 @@ class RunJob(Job[RunConfig]):
                 "test_limit": common.test_limit,
                 "scenario": common.scenario,
             }
-            if given.reads_tensors:
+            if memory.reads_tensors:
                 drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on}
-                self._streams[seed] = load_stream(config.stream, data=given.data, model=given.model, **drawn)
+                self._streams[seed] = load_stream(config.stream, data=memory.data, model=memory.model, **drawn)
             else:
-                how: Json = {"graftable": common.graftable, "max_length": common.max_length, **given.how}
+                how: Json = {"graftable": common.graftable, "max_length": common.max_length, **memory.how}
                 tasks = [rows.task for rows in self.tasks]
                 readout = readout_for(config.readout, tasks)
-                model = load_model(given.model_or(config.model), readout, tasks=tasks, **how)
+                model = load_model(memory.model_or(config.model), readout, tasks=tasks, **how)
                 self._streams[seed] = make_stream(config.stream, self.tasks, model, **drawn)
             self._streams[seed] = replace(self._streams[seed], starts=self._starts)
         return self._streams[seed]
 
     @cached_property
     def _starts(self) -> Mapping[str, AdapterStart]:
-        return starts_of(self.config.starts, self.config.model, self.given.model)
+        return starts_of(self.config.starts, self.config.model, self.in_memory.model)
 
     def learn(
         self,
@@ -284,7 +284,7 @@ class RunJob(Job[RunConfig]):
             write_scores(directory / SCORES_FILE, scores)
             monitor.scored(more)
 
-        from forgetfree.jobs.beside import readouts_again, temperatures
+        from forgetfree.jobs.diagnostics import readouts_again, temperatures
 
         # Floors are those of a seed, so one strategy measures them, before anything can fail.
         if key["strategy"] == self.config.strategies[0]:
@@ -316,7 +316,7 @@ class RunJob(Job[RunConfig]):
 
     def floors(self, seed: int) -> Json:
         """Return the scores that take no fine-tuning, beside those of a constant answer."""
-        from forgetfree.jobs.beside import floors
+        from forgetfree.jobs.diagnostics import floors
 
         common = self.common
         if common.floors == "constant":

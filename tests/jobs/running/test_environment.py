@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forgetfree.errors import UsageError
-from forgetfree.jobs import environment
+from forgetfree.jobs.running import environment
 from forgetfree.learning.monitor import Monitor, Stopwatch
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from forgetfree import cli
-from forgetfree.jobs import loggers
-from forgetfree.jobs.unit import HISTORY
+from forgetfree.jobs.running import loggers
+from forgetfree.jobs.running.unit import HISTORY
 
 TASKS = ("qnli", "ag_news", "sst2")
 

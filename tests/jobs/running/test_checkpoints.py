@@ -22,12 +22,12 @@ import torch
 from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import locked
-from forgetfree.jobs import checkpoints, environment, resuming, unit
-from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
-from forgetfree.jobs.engine import holdings, resumption
+from forgetfree.jobs.run import run
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.runner import run
-from forgetfree.jobs.signals import STOP, terminable
+from forgetfree.jobs.running import checkpoints, environment, resume, unit
+from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
+from forgetfree.jobs.running.engine import holdings, resumption
+from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.learning.in_training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
 
@@ -374,12 +374,12 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
 def test_a_kill_during_the_first_write_leaves_a_directory_that_starts_anew(
     config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    for number, resume in enumerate((False, True)):
+    for number, resumed in enumerate((False, True)):
         out = tmp_path / f"out-{number}"
         (out / "bitfit" / "seed-0").mkdir(parents=True)
         for name in (".lock", ".writable", ".config.json.abcd1234"):
             (out / name).touch()
-        run(config("bitfit", out.name), resume=resume)
+        run(config("bitfit", out.name), resume=resumed)
         assert not [path for path in out.rglob(".*")]
     assert outcome(tmp_path / "out-0") == outcome(tmp_path / "out-1")
     (tmp_path / "theirs").mkdir()
@@ -543,7 +543,7 @@ def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_w
         run(both)
     finished = (out / "bitfit" / "seed-0" / "unit.json").read_bytes()
     versions = environment.versions()
-    for module in (environment, resuming):
+    for module in (environment, resume):
         monkeypatch.setattr(module, "versions", lambda: versions | {"torch": "9.9"})
     with pytest.raises(
         RunError, match=r"the version of torch .* or give --allow-changed: then config.json names the change"

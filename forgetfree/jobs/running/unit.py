@@ -2,7 +2,7 @@
 
 scores.csv       its scores, see `forgetfree.results.scores`
 history.jsonl    task, phase, step, loss, rate and seconds since the unit began, of at most about a hundred steps a phase
-.checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.checkpoints`
+.checkpoint/     where it stands, until it has ended, see `forgetfree.jobs.running.checkpoints`
 …                what else it makes: a ledger, predictions, a graft, floors
 unit.json        written last: how it ended, with the size and SHA-256 of each file beside it
 """
@@ -24,8 +24,8 @@ from typing import Any
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
-from forgetfree.jobs.environment import circumstances, environment
+from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
+from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.jobs.traffic import Traffic
 from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Follower, Monitor, Phase

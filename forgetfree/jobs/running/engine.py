@@ -1,7 +1,7 @@
 """The one engine of run, graft and experiment: a job is units in an order, a directory, and what is made of them.
 
 OUT/config.json     what was asked for and found, and all that is needed to repeat it
-OUT/…/unit.json     one folder for each unit, see `forgetfree.jobs.unit`
+OUT/…/unit.json     one folder for each unit, see `forgetfree.jobs.running.unit`
 OUT/results.json    made from the units, whenever one has ended
 OUT/report.md       the tables
 OUT/report.html     of a run, figures and tables: made when it ends, however it ends
@@ -24,10 +24,11 @@ from forgetfree.core.exchange import ProcessLost
 from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_left, locked, sweep, write_json
-from forgetfree.jobs.checkpoints import CHECKPOINT, in_a_phase
-from forgetfree.jobs.cluster import Place, RayTasks, check_cluster
 from forgetfree.jobs.config import CommonOptions, JobConfig
-from forgetfree.jobs.environment import (
+from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.running.checkpoints import CHECKPOINT, in_a_phase
+from forgetfree.jobs.running.cluster import Place, RayTasks, check_cluster
+from forgetfree.jobs.running.environment import (
     check_precision,
     environment,
     make_directory,
@@ -36,15 +37,14 @@ from forgetfree.jobs.environment import (
     threads_as_before,
     threads_of_each,
 )
-from forgetfree.jobs.given import Given
-from forgetfree.jobs.loggers import Subject, check_loggers, logged
-from forgetfree.jobs.progress import Progress
-from forgetfree.jobs.resuming import as_json, continued, grown, read_config
-from forgetfree.jobs.signals import STOP, terminable
+from forgetfree.jobs.running.loggers import Subject, check_loggers, logged
+from forgetfree.jobs.running.process_group import ProcessGroup, check_processes, threads_each
+from forgetfree.jobs.running.progress import Progress
+from forgetfree.jobs.running.resume import as_json, continued, grown, read_config
+from forgetfree.jobs.running.signals import STOP, terminable
+from forgetfree.jobs.running.unit import Json, Unit, named, remove_checkpoints
+from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.jobs.stream_checkpoint import tasks_learned
-from forgetfree.jobs.together import Together, check_processes, threads_each
-from forgetfree.jobs.unit import Json, Unit, named, remove_checkpoints
-from forgetfree.jobs.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.json_file import sign
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.unit_record import signatures
@@ -54,8 +54,8 @@ SCHEMA = 1
 #: In a directory while a process works in it.
 LOCK = ".lock"
 _JOBS = {
-    "run": "runner:RunJob",
-    "graft": "graft_run:GraftJob",
+    "run": "run:RunJob",
+    "graft": "graft:GraftJob",
     "experiment": "experiments.job:ExperimentJob",
     "sweep": "sweep:SweepJob",
 }
@@ -72,10 +72,10 @@ class Execution(TypedDict, total=False):
         jobs: how many units run at a time, more than one as worker processes. Default: 1, in this process.
         processes: how many train each unit together; the first unexpected exception then ends the job. Default: this one.
         progress: hears of all units. Default: silence.
-        log: also log losses, rates and scores there, see `forgetfree.jobs.loggers`.
+        log: also log losses, rates and scores there, see `forgetfree.jobs.running.loggers`.
         debug: let an unexpected exception of a unit through, instead of going on with the others.
         executor: runs the units in place of this process or workers of its own.
-        cluster: runs them as tasks of Ray: ``ray`` or ``ray://HOST:PORT``, see `forgetfree.jobs.cluster`.
+        cluster: runs them as tasks of Ray: ``ray`` or ``ray://HOST:PORT``, see `forgetfree.jobs.running.cluster`.
     """
 
     resume: bool
@@ -105,7 +105,7 @@ class Job(ABC, Generic[Config]):
     #: Whether those lists must name what is there already, too.
     names_all: ClassVar[bool] = False
     #: Objects in the place of names.
-    given: Given = Given()
+    in_memory: InMemory = InMemory()
     #: Whether each unit learns all tasks, one after the other.
     learns_stream: ClassVar[bool] = False
 
@@ -139,7 +139,7 @@ class Job(ABC, Generic[Config]):
 
     @abstractmethod
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
-        """Measure one unit; see `forgetfree.jobs.unit.Measure`."""
+        """Measure one unit; see `forgetfree.jobs.running.unit.Measure`."""
 
     @classmethod
     @abstractmethod
@@ -162,7 +162,7 @@ class Job(ABC, Generic[Config]):
     @property
     def objects(self) -> list[str]:
         """List what was given that no file can name."""
-        return self.given.objects(self.config.settings)
+        return self.in_memory.objects(self.config.settings)
 
     def __call__(self, unit: Unit, monitor: Monitor, debug: bool = False, log: Sequence[str] = ()) -> None:
         """Run one unit."""
@@ -218,7 +218,7 @@ class Job(ABC, Generic[Config]):
             remove_checkpoints(_units(self.out, config["units"]))
             missing = [unit for unit in _units(self.out, self.keys()) if not unit.is_done()]
             if missing:  # room knows all kinds of jobs
-                import_module("forgetfree.jobs.room").check_room(self.config, self.given, config)
+                import_module("forgetfree.jobs.running.disk_space").check_room(self.config, self.in_memory, config)
             for unit in missing:
                 make_directory(unit.directory)
                 unit.forget()
@@ -228,7 +228,7 @@ class Job(ABC, Generic[Config]):
                 if cluster is not None:
                     executor = RayTasks(cluster, self._place(), progress)
                 if processes is not None and processes > 1 and missing:
-                    return self._run(Together(self, processes, progress), missing, True, log)
+                    return self._run(ProcessGroup(self, processes, progress), missing, True, log)
                 if executor is None and (jobs == 1 or len(missing) < 2):
                     return self._run(ThisProcess(progress), missing, debug, log)
                 fresh, arguments = self.__reduce__()
@@ -301,8 +301,8 @@ class Job(ABC, Generic[Config]):
         # On them depends the order in which numbers are added, so all units of a directory have as many.
         set_threads(self.threads or (held if isinstance(held, int) else threads_of_each(min(jobs, len(self.keys())))))
         config = {"schema": SCHEMA, place: asked, **environment(self.device), **found, "units": self.keys()}
-        if self.given.call:
-            config["command"] = self.given.call
+        if self.in_memory.call:
+            config["command"] = self.in_memory.call
         if self.objects:  # it cannot be repeated from this file alone
             config["objects"] = self.objects
         return continued(self.out, before, as_json(config), allow_changed) if before else as_json(config)

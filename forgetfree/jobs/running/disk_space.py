@@ -11,25 +11,25 @@ from typing import Any
 from forgetfree.core.base_regions import tiny_region_note
 from forgetfree.display import tell_note
 from forgetfree.errors import ForgetfreeError, UsageError
-from forgetfree.jobs import costs
 from forgetfree.jobs.asked import Asked, asked_for
 from forgetfree.jobs.config import Faults, JobConfig
-from forgetfree.jobs.environment import existing
-from forgetfree.jobs.given import Given
-from forgetfree.jobs.unit import Json
+from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.running import costs
+from forgetfree.jobs.running.environment import existing
+from forgetfree.jobs.running.unit import Json
 from forgetfree.models.loading import locate, sized
 from forgetfree.tasks import TaskDefinition
 
 
-def check_room(config: JobConfig, given: Given, found: Json) -> None:
+def check_room(config: JobConfig, in_memory: InMemory, found: Json) -> None:
     """Raise ``UsageError`` unless there is room for what a job writes; say, too, where its regions are tiny.
 
     Args:
         config: what is asked for; it was checked.
-        given: objects in the place of names.
+        in_memory: objects in the place of names.
         found: its config.json.
     """
-    asked, model = asked_for(config, given, Faults(ForgetfreeError)), found["about"]["model"]
+    asked, model = asked_for(config, in_memory, Faults(ForgetfreeError)), found["about"]["model"]
     if isinstance(model, dict):
         graftable = model["graftable"]
     else:  # of an experiment
