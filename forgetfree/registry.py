@@ -392,6 +392,18 @@ def metric(name: str) -> Any:
     return known[name].load(_metric)
 
 
+def unknown_names(task: TaskDefinition) -> list[str]:
+    """Return a phrase for the kind, and for the metric, that a definition names and no package here has."""
+    from forgetfree.tasks import KIND_OF_FORM
+
+    known = {"kind": [*KIND_OF_FORM, *kinds()], "metric": [*metrics()]}
+    return [
+        f"{what} must be one of {', '.join(names)}, got {getattr(task, what)!r}"
+        for what, names in known.items()
+        if getattr(task, what) not in names
+    ]
+
+
 def tasks() -> dict[str, TaskDefinition]:
     """Return all registered tasks: ours first, then those of installed packages that can be used."""
     from forgetfree.benchmarks.tasks import TASKS
@@ -533,7 +545,7 @@ def _stream_or_task(name: str, given: Any) -> Any:
             template=given.template or DEFAULT_TEMPLATE.get(given.kind, ""),
             causal_template=given.causal_template or DEFAULT_CAUSAL_TEMPLATE.get(given.kind, ""),
         )
-        if faults := kind(task.kind).faults(task):
+        if faults := unknown_names(task) or kind(task.kind).faults(task):
             raise UsageError("; ".join(faults))
         return task
     if isinstance(given, tuple | list) and given and all(isinstance(task, str) and task for task in given):

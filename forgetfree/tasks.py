@@ -95,7 +95,7 @@ class TaskDefinition:
             ValueError: a field is not known, is missing or does not fit; the message names each.
         """
         task = checked(cls, fields)
-        if faults := task._label_faults():
+        if faults := task.label_faults():
             raise ValueError("; ".join(faults))
         return replace(task, hub=None)
 
@@ -131,8 +131,8 @@ class TaskDefinition:
         except ValueError as error:
             return [str(error)]
         if self.kind not in ("single", "pair"):
-            return self._label_faults()
-        return [*self._label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
+            return self.label_faults()
+        return [*self.label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
 
     def prompt_faults(self, readout: str, *, words: bool = True) -> list[str]:
         """Return a phrase for each thing that a readout by label words lacks.
@@ -155,7 +155,8 @@ class TaskDefinition:
             faults.append(f"{name} must hold each of {each} once and no other slot, got {prompt!r}")
         return faults
 
-    def _label_faults(self) -> list[str]:
+    def label_faults(self) -> list[str]:
+        """Return a phrase for each fault of the labels, of the metric and of the hub's columns."""
         faults = []
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
             faults.append(f"labels must be at least two names, all different, got {brief(self.labels, 200)}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from forgetfree import registry
 from forgetfree.continual.streams import EncodedTask, Stream, load_stream, make_stream
 from forgetfree.core.examples import Examples
 from forgetfree.data.sampling import evenly
@@ -77,7 +77,7 @@ def _check_tasks(stream: Stream, faults: Faults) -> None:
     if [task.label for task in stream.tasks] != list(range(len(names))):
         faults.add(f"tasks: expected labels 0, 1, … by position, got {[task.label for task in stream.tasks]}.")
     for task in stream.tasks:
-        for fault in task.kind.faults(replace(task.definition, hub=None)):
+        for fault in registry.unknown_names(task.definition) or task.definition.label_faults():
             faults.add(f"{task.name}: {fault}.")
         if len(task.classes) != len(task.definition.labels):
             faults.add(f"{task.name}: expected a class a label, got {task.classes} for {task.definition.labels}.")

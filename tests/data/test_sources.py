@@ -765,10 +765,12 @@ def test_a_row_of_the_hub_that_is_wrong_is_named_by_its_own_number(hub: dict[Any
         f"stanfordnlp/snli:{split}" for split in ("train", "validation", "test")
     ]
     assert "snli:train, row 2, column 'text_a': expected a text, got nothing" in caught.value.rows[0].message
-    hub["stanfordnlp/snli", None, "train"] = Table(premise=["a"], hypothesis=["e"], label=["unsure"])
-    assert "stanfordnlp/snli:train, row 0, column 'label'" in hub_message("snli")
-    hub["stanfordnlp/snli", None, "train"] = Table(premise=["a"], hypothesis=["e"], label=[3])
-    assert "stanfordnlp/snli:train, row 0, column 'label': 3 is out of range" in hub_message("snli")
+    for label, fault in (("unsure", ""), (3, ": 3 is out of range")):
+        for split in ("train", "validation", "test"):
+            hub["stanfordnlp/snli", None, split] = Table(premise=["a"], hypothesis=["e"], label=[label])
+        with pytest.raises(BadDataError) as caught:
+            load_tasks("snli", "hub")
+        assert f"stanfordnlp/snli:train, row 0, column 'label'{fault}" in str(caught.value)
 
 
 def test_a_data_set_that_changed_on_the_hub_is_reported(hub: dict[Any, Any]) -> None:
