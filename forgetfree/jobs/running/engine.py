@@ -337,7 +337,8 @@ def holdings(out: Path) -> str:
     if not (units := _by_standing(out)):
         return ""
     parts = [f"finished: {_listed(units['finished'])}"]
-    parts += [f"{what}: {_listed(units[what])}" for what in ("goes on", "will start again") if units[what]]
+    more = ("damaged, begins again", "goes on", "will start again")
+    parts += [f"{what}: {_listed(units[what])}" for what in more if units[what]]
     return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
 
 
@@ -353,12 +354,23 @@ def _by_standing(out: Path) -> dict[str, list[str]]:
         config = read_config(out)
     except RunError:
         return {}
-    units: dict[str, list[str]] = {
-        what: [] for what in ("finished", "goes on", "will start again", "failed, begins again", "not begun")
-    }
+    standings = (
+        "finished",
+        "damaged, begins again",
+        "goes on",
+        "will start again",
+        "failed, begins again",
+        "not begun",
+    )
+    units: dict[str, list[str]] = {what: [] for what in standings}
     for unit in _units(out, config["units"]):
-        if record := unit.record():
-            units["finished" if record["status"] == "done" else "failed, begins again"].append(str(unit))
+        record = unit.record()
+        if record and record["status"] != "done":
+            units["failed, begins again"].append(str(unit))
+        elif record and (damaged := unit.damaged(record)):
+            units["damaged, begins again"].append(f"{unit} ({', '.join(damaged)})")
+        elif record:
+            units["finished"].append(str(unit))
         elif unit.is_begun:
             where = _standing(unit, config)
             units["goes on" if where else "will start again"].append(f"{unit}{where}")

@@ -28,7 +28,7 @@ from forgetfree.jobs.graft import run_graft
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run import run
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.engine import LOCK, assemble
+from forgetfree.jobs.running.engine import LOCK, assemble, resumption
 from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import ThisProcess
@@ -211,6 +211,28 @@ def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         failing(command, patch, ZeroDivisionError("oh"), unit=0)
         command.perform(command.at(tmp_path / "debug"), debug=True)
+
+
+@pytest.mark.sampled("graft")
+def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    command.perform(command.at(out))
+    whole = bytes_of(out)
+    first, second = (str(Unit(json.loads((out / each / RECORD).read_text())["unit"], out)) for each in command.units)
+    history = out / command.units[1] / "history.jsonl"
+    lines = history.read_bytes()
+    for damaged in (lines + b" ", lines.replace(b"1", b"2"), None):  # longer, as long, lost
+        if damaged is None:
+            history.unlink()
+        else:
+            history.write_bytes(damaged)
+        assert f"finished: {first}; damaged, begins again: {second} (history.jsonl)" in resumption(out)
+    with monkeypatch.context() as patch:
+        again = failing(command, patch, TrainingError(""), unit=0)
+        command.perform(command.at(out), resume=True)
+    assert again == [command.units[1]] and bytes_of(out) == whole
 
 
 @pytest.mark.sampled("graft-error0")
