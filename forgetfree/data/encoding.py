@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree import registry
 from forgetfree.core.examples import Batch
 from forgetfree.core.readout_model import LOWEST
-from forgetfree.data.rows import Rows, rarest_entities
+from forgetfree.data.rows import Rows
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
@@ -38,6 +39,7 @@ class EncodedRows:
         task: the task label, the same for every row.
         pad: the id that fills short rows.
         words: where words are labelled, where the labels of each row begin, and the end: int64 ``(n + 1,)``.
+        kind: of the task, as its definition names it.
     """
 
     tokens: Tensor
@@ -46,9 +48,12 @@ class EncodedRows:
     task: int
     pad: int
     words: Tensor | None = None
+    kind: str = "single"
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int) -> EncodedRows:
+    def of(
+        cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int, kind: str = "single"
+    ) -> EncodedRows:
         """Pack rows of ids of any length; ``labels`` has one for each, or a sequence with one for each of its words."""
         lengths = torch.tensor([0, *map(len, rows)])
         tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
@@ -56,7 +61,7 @@ class EncodedRows:
         if labels and isinstance(labels[0], Sequence):
             words = torch.tensor([0, *map(len, labels)]).cumsum(0)
             labels = [label for row in labels for label in row]
-        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad, words)
+        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad, words, kind)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -86,11 +91,12 @@ class EncodedRows:
 
     @property
     def targets(self) -> list[int]:
-        """The label of each row, under the name that Avalanche expects; of sentences what `Rows.groups` says."""
-        if self.words is not None:
-            return rarest_entities([self._labels(i) for i in range(len(self))])
-        labels: list[int] = self.labels.tolist()
-        return labels
+        """The group of each row, under the name that Avalanche expects: the label, or of sentences what their kind says."""
+        if self.words is None:
+            labels: list[int] = self.labels.tolist()
+            return labels
+        groups: list[int] = registry.kind(self.kind).groups([self._labels(i) for i in range(len(self))])
+        return groups
 
     def _labels(self, i: int) -> list[int]:
         assert self.words is not None
@@ -132,7 +138,7 @@ class EncodedRows:
         """Return the rows at ``indices``, in that order."""
         rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
         labels = [int(self.labels[i]) if self.words is None else self._labels(i) for i in indices]
-        return EncodedRows.of(rows, labels, self.task, self.pad)
+        return EncodedRows.of(rows, labels, self.task, self.pad, self.kind)
 
 
 _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")

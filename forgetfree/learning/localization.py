@@ -198,7 +198,7 @@ def localize(
 
     def score() -> float:
         logits = predict(model, validation, batch_size=options.rows_at_once, precision=options.precision)
-        return task.predictions(logits, validation).score(task.definition.metric)
+        return task.quality(task.answers(logits, validation))
 
     with _reading_as(fine_tuned, pre, model, task):
         count = budget(len(space), sparsities[0])

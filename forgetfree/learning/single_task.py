@@ -41,7 +41,7 @@ from forgetfree.learning.training import TrainingOptions, fine_tune, predict, sc
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 
 
@@ -261,7 +261,7 @@ class SingleTask:
 
     def answers(
         self, state: ModelState, rows: Examples | None = None, options: TrainingOptions | None = None
-    ) -> Predictions:
+    ) -> Answers:
         """Return the model's predictions.
 
         Args:
@@ -272,7 +272,7 @@ class SingleTask:
         rows, options = self.task.test if rows is None else rows, options or TrainingOptions()
         with self.holding(state):
             logits = predict(self.model, rows, batch_size=options.rows_at_once, precision=options.precision)
-        return self.task.predictions(logits, rows)
+        return self.task.answers(logits, rows)
 
     def encode(self, rows: Rows) -> EncodedRows:
         """Encode rows of another data set as this task's rows, by its prompt and for its readout."""

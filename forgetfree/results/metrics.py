@@ -10,7 +10,7 @@ All results are fractions, never percent. All arithmetic is in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from forgetfree.results.arguments import (
     learning_matrix,
     logits_of,
 )
-from forgetfree.results.entities import Sentences, constant_entity_f1, entity_f1
 
 # ---- metrics of a learning matrix -----------------------------------------------------------------------
 
@@ -194,62 +193,6 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     return float(f1_score(labels_of(labels, scores), scores.argmax(axis=1), zero_division=0.0))
 
 
-def constant_score(labels: npt.ArrayLike, metric: str = "accuracy", sentences: Sentences | None = None) -> float:
-    """The best score that one and the same answer to every example can have: what a model must beat to be worth running.
-
-    Args:
-        labels: integers from 0, shape (n,).
-        metric: `accuracy`: the share of the commonest label. `f1`: of answering 1 throughout, 2p / (p + n) for p examples of
-            label 1.
-        sentences: whose words the examples are; then `f1` is that of entities.
-
-    Returns:
-        A fraction in [0, 1].
-    """
-    if sentences is not None and metric == "f1":
-        return constant_entity_f1(np.asarray(labels), sentences)
-    counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=2)
-    if metric == "f1":
-        return float(2 * counts[1] / (counts[1] + counts.sum()))
-    return float(counts.max() / counts.sum())
-
-
-def constant_scores(
-    labels: Sequence[npt.ArrayLike],
-    metric: Sequence[str],
-    *,
-    task_known: bool = True,
-    sentences: Sequence[Sentences | None] = (),
-) -> list[float]:
-    """Return `constant_score` of each task of a stream.
-
-    Args:
-        labels: of each task, as the readout numbers them.
-        metric: of each task.
-        task_known: whether the answer may depend on the task. Else it is one for all of them: that of the best mean score.
-        sentences: of each task, see `constant_score`; default: none.
-    """
-    if task_known:
-        parts = sentences or [None] * len(metric)
-        return [constant_score(*each) for each in zip(labels, metric, parts, strict=True)]
-    held = [np.asarray(each, dtype=np.int64) for each in labels]
-    parts = sentences or [None] * len(held)
-    answers = [
-        [_score_of_answer(answer, *each) for each in zip(held, metric, parts, strict=True)]
-        for answer in range(1 + max(int(each.max()) for each in held))
-    ]
-    return max(answers, key=sum)
-
-
-def _score_of_answer(answer: int, labels: Integers, metric: str, sentences: Sentences | None) -> float:
-    """Return the score of one and the same answer to every example."""
-    if metric == "accuracy":
-        return float((labels == answer).mean())
-    if sentences is not None:
-        return entity_f1(np.full_like(labels, answer), labels, sentences)
-    return constant_score(labels, metric) * (answer == 1)
-
-
 @dataclass(frozen=True, eq=False)
 class Reliability:
     """A reliability diagram (Guo et al., ICML 2017, fig. 1): what a model's confidence is worth, bin by bin.
@@ -332,32 +275,37 @@ def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
     return _mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
 
 
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``.
+@dataclass(frozen=True)
+class Metric:
+    """A score of answers. Packages add theirs by entry points, see `forgetfree.registry`.
 
-    Where words are labelled, n counts those of all ``sentences``. Words that were cut off are answered by ``O``, for certain.
+    Attributes:
+        score: returns the score of a model's `forgetfree.results.answers.Answers` on one task's rows.
+        higher_is_better: else lower.
+        bounds: the lowest and the highest score there can be; ``None``: there is none.
+        constant: returns the best score that one and the same answer to all rows can have; none: every label is tried.
     """
 
-    logits: npt.NDArray[Any]
-    labels: npt.NDArray[Any]
-    sentences: Sentences | None = None
+    score: Callable[[Any], float]
+    higher_is_better: bool = True
+    bounds: tuple[float | None, float | None] = (0.0, 1.0)
+    constant: Callable[[Any], float] | None = None
 
-    def score(self, metric: str) -> float:
-        """Return ``accuracy`` or ``f1``, in [0, 1]; of sentences, ``f1`` is that of entities."""
-        if self.sentences is not None and metric == "f1":
-            predicted = logits_of(self.logits).argmax(axis=1)
-            return entity_f1(predicted, self.labels, self.sentences)
-        return f1(self.logits, self.labels) if metric == "f1" else accuracy(self.logits, self.labels)
 
-    def constant_score(self, metric: str) -> float:
-        """The best score of a constant answer on these rows, see `forgetfree.results.metrics.constant_score`."""
-        return constant_score(self.labels, metric, self.sentences)
+def _constant_accuracy(answers: Any) -> float:
+    """Return the share of the commonest label."""
+    counts = np.bincount(answers.labels)
+    return float(counts.max() / counts.sum())
 
-    @property
-    def ece(self) -> float:
-        """Expected calibration error, in [0, 1]."""
-        return expected_calibration_error(self.logits, self.labels)
+
+def _constant_f1(answers: Any) -> float:
+    """Return F1 where all rows are answered 1: 2p / (p + n) for p rows of label 1 among n."""
+    positive = int((answers.labels == 1).sum())
+    return float(2 * positive / (positive + len(answers.labels)))
+
+
+ACCURACY = Metric(lambda answers: accuracy(answers.logits, answers.labels), constant=_constant_accuracy)
+F1 = Metric(lambda answers: f1(answers.logits, answers.labels), constant=_constant_f1)
 
 
 def _right_after_learning(matrix: Floats) -> Floats:

@@ -41,13 +41,14 @@ from forgetfree.jobs.running.disk_space import needed_bytes, refuse_without
 from forgetfree.jobs.running.environment import check_place, check_precision, existing, refuse_held, set_threads
 from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
+from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import mask_options
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.results.temperature import CALIBRATION_ROWS
-from forgetfree.tasks import TaskDefinition, readout_for
+from forgetfree.tasks import TaskDefinition
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
 _TIMED = 10**9
@@ -336,7 +337,9 @@ def _phases(
         count = len(definitions[task].labels) if task in definitions else 2
         given = rows.get(task)
         train = None if given is None else len(sampled(given, unit.shots, unit.seed, workload.common.or_fewer))
-        rarest = unit.shots or (given and min(MOST_SHOTS, *Counter(given.train.groups).values()))
+        rarest = unit.shots or (
+            given and min(MOST_SHOTS, *Counter(kind_of(given.task).groups(given.train.labels)).values())
+        )
         full = options.steps or (paper_steps(count, rarest) if rarest else None)
         tokens = lengths.get(task) or [workload.common.max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), workload.common.max_length)

@@ -297,7 +297,11 @@ def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole
 def test_results_are_made_of_the_units_at_any_time(command: Command, whole: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "results.json").unlink()
-    assert as_json(assemble(registry.JOBS[command.name].job.load(), out, ended=True)) == results_of(whole) == results_of(out)
+    assert (
+        as_json(assemble(registry.JOBS[command.name].job.load(), out, ended=True))
+        == results_of(whole)
+        == results_of(out)
+    )
 
 
 @pytest.mark.sampled("graft")
