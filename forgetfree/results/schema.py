@@ -73,7 +73,9 @@ Overlap = Annotated[
 
 _Above0 = Annotated[float, Field(gt=0)]
 _Rate = Annotated[float, Field(gt=0, le=1e38)]
+_Fraction = Annotated[float, Field(gt=0, le=1)]
 _Count = Annotated[int, Field(ge=1)]
+_Number = Annotated[int, Field(ge=0)]
 #: How far a number of the summary may lie from what follows from the matrix.
 _CLOSE = 1e-6
 
@@ -112,7 +114,7 @@ class _Union(_Part):
 
 
 class RunOptions(_Part):
-    """The bounds of the options that every strategy has; of others only the strategy knows."""
+    """The bounds of the options that every strategy has."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -128,6 +130,64 @@ class RunOptions(_Part):
     steps: _Count | None = None
     max_gradient_norm: _Above0 | None = None
     evaluation_batch_size: _Count | None = None
+
+
+class OwnOptions(_Part):
+    """The bounds of the options that only some of our strategies have, as their ``Options`` declare them.
+
+    They stand here again since a report is made without torch, which strategies import; a test compares them. A plug-in's
+    strategy may have an option of the same name with other bounds.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    alpha: Amount | None = None
+    base_fraction: _Fraction | None = None
+    batch_size_mem: _Count | None = None
+    beta: Amount | None = None
+    capacity: _Fraction | None = None
+    decay_factor: Share | None = None
+    delta_t: _Count | None = None
+    density: _Fraction | None = None
+    eps: _Above0 | None = None
+    ewc_alpha: Share | None = None
+    ewc_lambda: Amount | None = None
+    fisher_rows: _Count | None = None
+    importance_rows: _Count | None = None
+    keep: _Fraction | None = None
+    lambda_reg: Amount | None = None
+    largest_scale: Annotated[float, Field(ge=1)] | None = None
+    lda_layer: _Number | None = None
+    lda_rows: _Count | None = None
+    lora_alpha: _Count | None = None
+    lora_dropout: Share | None = None
+    lora_learning_rate: _Above0 | None = None
+    mask_batch_size: _Count | None = None
+    mask_evaluations: _Count | None = None
+    mask_every: _Count | None = None
+    mask_learning_rate: _Above0 | None = None
+    mask_micro_batch_size: _Count | None = None
+    mask_steps: _Number | None = None
+    mem_size: _Count | None = None
+    memory_strength: Amount | None = None
+    orthogonality: Amount | None = None
+    patterns_per_experience: _Count | None = None
+    rank: Annotated[int, Field(ge=1, le=65536)] | None = None
+    region_learning_rate: _Above0 | None = None
+    region_steps: _Number | None = None
+    sample_size: _Count | None = None
+    si_lambda: Amount | None = None
+    sparsity: _Fraction | None = None
+    steps_factor: _Above0 | None = None
+    temperature: _Above0 | None = None
+    validation_rows: _Count | None = None
+    weight: _Above0 | None = None
+
+
+class MASOptions(OwnOptions):
+    """``alpha`` is a share in MAS, and a weight elsewhere."""
+
+    alpha: Share | None = None
 
 
 class _Run(_Part):
@@ -301,6 +361,7 @@ def check_run(results: Any) -> None:
     tasks = checked(_OfTasks, results).tasks
     checked(RunResults, results, {"tasks": tasks, "n": len(tasks)})
     for number, run in enumerate(results["runs"]):
+        _check_own_options(f"runs[{number}].options", run)
         _check_summary(f"runs[{number}].summary", run, results["runs"])
     if results["runs"] and results.get("floors"):
         limits = [registry.metric(name).limits for name in results["runs"][0]["metric"]]
@@ -315,6 +376,15 @@ def _floors_of(floors: Json) -> Iterator[tuple[str, list[float | None]]]:
     for name in ("bag_of_words", "linear_probe"):
         for seed, scores in floors.get(name, {}).items():
             yield f"{name}.{seed}", scores
+
+
+def _check_own_options(place: str, run: Json) -> None:
+    """Raise ``ValueError`` where an option that is a strategy's own is out of its bounds."""
+    if run["strategy"] in registry.STRATEGIES:
+        try:
+            checked(MASOptions if run["strategy"] == "mas" else OwnOptions, run.get("options") or {})
+        except ValueError as error:
+            raise ValueError(f"{place}.{error}") from error
 
 
 def _check_summary(place: str, run: Json, runs: Sequence[Json]) -> None:
