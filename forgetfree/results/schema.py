@@ -366,7 +366,9 @@ def check_run(results: Any) -> None:
     if results["runs"] and results.get("floors"):
         limits = [registry.metric(name).limits for name in results["runs"][0]["metric"]]
         for place, floors in _floors_of(results["floors"]):
-            right = all(score is None or low <= score <= high for score, (low, high) in zip(floors, limits, strict=True))
+            right = all(
+                score is None or low <= score <= high for score, (low, high) in zip(floors, limits, strict=True)
+            )
             check(f"floors.{place}", floors, right, f"{len(tasks)} numbers within the bounds of their metrics")
 
 

@@ -94,7 +94,9 @@ def test_a_constant_answer_has_the_last_row() -> None:
 @pytest.mark.parametrize("constant", [None, [0.5], [0.5, 1.5], ["0.5", 0.5], 0.5])
 def test_floors_that_are_none_are_refused(constant: Any, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"results.json: floors\.constant(\[\d\])? must be"):
-        load_run_results(write(tmp_path / "run", results_of(floors={"constant": constant})))
+        load_run_results(
+            write(tmp_path / "run", results_of(run_of("ewc", 0, [0.8, 0.7]), floors={"constant": constant}))
+        )
 
 
 def test_transfer_table(two_seeds: Comparison) -> None:
