@@ -78,8 +78,7 @@ def command_of(path: Path) -> str:
 
 def _command(results: Any) -> str:
     held = results if isinstance(results, dict) else {}
-    telling = {"experiment": "experiment", "grafts": "graft", "trials": "sweep"}
-    return next((command for key, command in telling.items() if key in held), "run")
+    return next((command for command, entry in reversed(registry.JOBS.items()) if entry.mark in held), "run")
 
 
 # -- Results as scores -----------------------------------------------------------------------------------
