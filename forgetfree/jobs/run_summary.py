@@ -47,7 +47,7 @@ def summary_of_units(out: Path, about: Json, units: Sequence[tuple[Unit, Json | 
     for run in runs:
         reference = references.get(run["seed"])
         learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
-        run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned)
+        run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned, run["metric"])
         if reference:
             own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
             run["agreement"] = agreement(own, its, tasks, about["data"]["test_rows"])

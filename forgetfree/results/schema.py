@@ -5,13 +5,14 @@ Keys that no report reads are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from forgetfree import registry
 from forgetfree.display import brief
+from forgetfree.errors import MetricError, UsageError, first_line
 from forgetfree.json_file import check, checked
 
 #: Of every results.json.
@@ -43,20 +44,27 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0)]
 Shares = Annotated[list[Share], _that(lambda v, c: len(v) == c["n"], "{n} numbers in [0, 1]")]
 Amounts = Annotated[list[Amount], _that(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0")]
+ScoresOrNone = Annotated[list[float | None], _that(lambda v, c: len(v) == c["n"], "{n} numbers, or null")]
 ByTask = Annotated[list[Amount | None], _that(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0, or null")]
-Matrix = Annotated[
-    list[list[Share | None]],
-    _that(
-        lambda v, c: (
-            len(v) == c["n"] + 1
-            and all(len(row) == c["n"] for row in v)
-            and all(None not in row[:learned] for learned, row in enumerate(v))
-            and len({score is None for learned, row in enumerate(v) for score in row[learned:]}) == 1
-        ),
-        "a row before training and one after each task, each of {n} numbers in [0, 1]; null for all tasks "
-        "that are not learned yet, or for none",
-    ),
-]
+#: By tasks: whether numbers are within the bounds of their metric, see `_check_summary`.
+Scores = Annotated[list[float], _that(lambda v, c: len(v) == c["n"], "{n} numbers")]
+
+
+def _is_matrix(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
+    return (
+        len(rows) == context["n"] + 1
+        and all(len(row) == context["n"] for row in rows)
+        and all(None not in row[:learned] for learned, row in enumerate(rows))
+        and len({score is None for learned, row in enumerate(rows) for score in row[learned:]}) == 1
+    )
+
+
+_MATRIX = (
+    "a row before training and one after each task, each of {n} numbers%s; null for all tasks that are not learned yet, or for "
+    "none"
+)
+Matrix = Annotated[list[list[float | None]], _that(_is_matrix, _MATRIX % "")]
+MatrixOfShares = Annotated[list[list[Share | None]], _that(_is_matrix, _MATRIX % " in [0, 1]")]
 Overlap = Annotated[
     list[list[Amount]],
     _that(lambda v, c: len(v) == c["n"] and all(len(row) == c["n"] for row in v), "{n} rows of {n} numbers"),
@@ -101,7 +109,7 @@ class _Ledger(_Part):
 
 
 class _Union(_Part):
-    accuracy: Shares
+    accuracy: Scores
     ece: Shares
 
 
@@ -187,7 +195,7 @@ class _Run(_Part):
     seed: int
     metric: Annotated[list[str], _that(lambda v, c: len(v) == c["n"], "{n} names of metrics")]
     matrix: Matrix
-    ece: Matrix
+    ece: MatrixOfShares
     summary: _Summary
     seconds: dict[str, Amount]
     options: RunOptions | None = None
@@ -197,7 +205,7 @@ class _Run(_Part):
     agreement: Amounts | None = None
     temperature: ByTask | None = None
     ece_scaled: ByTask | None = None
-    readout_again: ByTask | None = None
+    readout_again: ScoresOrNone | None = None
     union: _Union | None = None
     broken_claims: list[str] = []
     trials: int | None = None
@@ -217,9 +225,9 @@ class _Failed(_Part):
 
 
 class _RunFloors(_Part):
-    constant: Shares
-    bag_of_words: dict[str, ByTask] = {}
-    linear_probe: dict[str, ByTask] = {}
+    constant: Scores
+    bag_of_words: dict[str, ScoresOrNone] = {}
+    linear_probe: dict[str, ScoresOrNone] = {}
 
 
 class _OfTasks(_Part):
@@ -252,7 +260,7 @@ class _GraftData(_Part):
 
 
 class _GraftFloors(_Part):
-    constant: Share
+    constant: float
 
 
 class _Given(_Part):
@@ -263,7 +271,7 @@ class _Given(_Part):
 class _GraftRow(_Part):
     seed: int
     model: str
-    score: Share
+    score: float
     ece: Share
     agreement: Share
     sparsity: Amount | None
@@ -355,6 +363,21 @@ def check_run(results: Any) -> None:
     for number, run in enumerate(results["runs"]):
         _check_own_options(f"runs[{number}].options", run)
         _check_summary(f"runs[{number}].summary", run, results["runs"])
+    if results["runs"] and results.get("floors"):
+        limits = [registry.metric(name).limits for name in results["runs"][0]["metric"]]
+        for place, floors in _floors_of(results["floors"]):
+            right = all(
+                score is None or low <= score <= high for score, (low, high) in zip(floors, limits, strict=True)
+            )
+            check(f"floors.{place}", floors, right, f"{len(tasks)} numbers within the bounds of their metrics")
+
+
+def _floors_of(floors: Json) -> Iterator[tuple[str, list[float | None]]]:
+    """Yield the place of each row of floors, and what it holds."""
+    yield "constant", floors["constant"]
+    for name in ("bag_of_words", "linear_probe"):
+        for seed, scores in floors.get(name, {}).items():
+            yield f"{name}.{seed}", scores
 
 
 def _check_own_options(place: str, run: Json) -> None:
@@ -372,7 +395,10 @@ def _check_summary(place: str, run: Json, runs: Sequence[Json]) -> None:
 
     reference = next((other for other in runs if other["strategy"] == REFERENCE and other["seed"] == run["seed"]), None)
     learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
-    derived, held = summarize(run["matrix"], run["ece"], learned), run["summary"]
+    try:
+        derived, held = summarize(run["matrix"], run["ece"], learned, run["metric"]), run["summary"]
+    except (MetricError, UsageError) as error:
+        raise ValueError(f"{place.removesuffix('.summary')}: {first_line(error)}") from error
     for key, expected in derived.items():
         if key == "intransigence" and None in (expected, held[key]):  # fine-tune may stand in another file
             continue
@@ -389,6 +415,12 @@ def check_graft(results: Any) -> None:
     checked(
         GraftResults, results, {name: (held if isinstance(held, dict) else {}).keys() for name, held in places.items()}
     )
+    try:
+        low, high = registry.metric(results["metric"]).limits
+    except UsageError as error:
+        raise ValueError(f"metric: {first_line(error)}") from error
+    for number, row in enumerate(results["rows"]):
+        check(f"rows[{number}].score", row["score"], low <= row["score"] <= high, f"a number in [{low:g}, {high:g}]")
 
 
 def check_experiment(results: Any) -> None:
