@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def _experiment(config: ExperimentConfig, how: Execution, verbose: bool) -> int:
     """Measure what is missing, then print the report."""
-    from forgetfree.core.device import find_device
+    from forgetfree.device import find_device
     from forgetfree.jobs import experiments
 
     paper, checked = experiments.load_experiment(config.name).paper, config.checked()

@@ -19,8 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
-from forgetfree.core.device import find_device, spread
-from forgetfree.core.exchange import ProcessLost
+from forgetfree.device import find_device, spread
 from forgetfree.display import counted
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import is_left, locked, sweep, write_json
@@ -47,6 +46,7 @@ from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcess
 from forgetfree.jobs.stream_checkpoint import tasks_learned
 from forgetfree.json_file import sign
 from forgetfree.learning.monitor import Monitor
+from forgetfree.parallel.exchange import ProcessLost
 from forgetfree.results.unit_record import signatures
 
 Config = TypeVar("Config", bound=JobConfig)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core import exchange
-from forgetfree.core.exchange import PartSum, every, owned, tree_sum
 from forgetfree.errors import OptionError
-from forgetfree.learning.parts import Part, cut
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.parallel import exchange
+from forgetfree.parallel.exchange import every, owned, tree_sum
+from forgetfree.parallel.parts import Part, PartSum, cut
 
 #: Of which (a + b) + c differs from a + (b + c) in float32, so that the order shows.
 BIG, SMALL = 2.0**24, 1.0
