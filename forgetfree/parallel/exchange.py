@@ -1,8 +1,8 @@
 """The exchange between processes that train as one, and end with the bits of one: data parallelism in a fixed order.
 
 All of them run one program on the same seeds, and hold the same weights. What they add up has a fixed number of numbered parts,
-a power of two, and is added by a tree over the numbers, ((0+1)+(2+3))+…: whoever holds a part, the sum has the same bits. Without
-a group of processes, this one computes all parts in the same way.
+a power of two, and is added by a tree over the numbers, ((0+1)+(2+3))+…: whoever holds a part, the sum has the same bits.
+Without a group of processes, this one computes all parts in the same way.
 """
 
 from __future__ import annotations

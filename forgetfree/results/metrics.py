@@ -5,22 +5,24 @@ shape (T+1, T), values in [0, 1]; row 0 is measured before any training, row i a
 column k belongs to the k-th task. Counting from zero as Python does, task k is learned between row k and
 row k + 1; before, values may be missing: None or NaN. The second kind reads logits and labels of n examples.
 
-All results are fractions, never percent. All arithmetic is in float64.
+All results are fractions, never percent, unless a metric has other bounds. All arithmetic is in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from forgetfree import registry
 from forgetfree.errors import MetricError
 from forgetfree.results.arguments import (
     Floats,
     Integers,
+    floats_of,
     fractions_of,
     labels_of,
     learning_matrix,
@@ -66,7 +68,10 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
     Returns:
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
-    scores = learning_matrix(matrix)
+    return _forgotten(learning_matrix(matrix))
+
+
+def _forgotten(scores: Floats) -> list[float]:
     best = [scores[task + 1 : -1, task].max() for task in range(scores.shape[1] - 1)]
     return [float(top - last) for top, last in zip(best, scores[-1], strict=False)] + [0.0]
 
@@ -80,7 +85,10 @@ def backward_transfer(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
     """
-    scores = learning_matrix(matrix)
+    return _backward(learning_matrix(matrix))
+
+
+def _backward(scores: Floats) -> float:
     return _mean((scores[-1] - _right_after_learning(scores))[:-1])
 
 
@@ -96,7 +104,10 @@ def forward_transfer(matrix: npt.ArrayLike) -> float | None:
         A fraction in [-1, 1], positive where earlier tasks helped; 0.0 for a stream of one task; None where tasks were not
         evaluated before they were learned.
     """
-    scores = learning_matrix(matrix)
+    return _forward(learning_matrix(matrix))
+
+
+def _forward(scores: Floats) -> float | None:
     transfer = _mean((np.diagonal(scores) - scores[0])[1:])
     return None if np.isnan(transfer) else transfer
 
@@ -116,8 +127,10 @@ def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> flo
     """
     if reference is None:
         return None
-    scores = learning_matrix(matrix)
-    expected = fractions_of(reference, "reference")
+    return _intransigence(learning_matrix(matrix), fractions_of(reference, "reference"))
+
+
+def _intransigence(scores: Floats, expected: Floats) -> float:
     if expected.shape != (tasks := scores.shape[1:]):
         raise MetricError(
             f"reference must hold one fine-tuning result per task, shape {tasks}; got shape {expected.shape}."
@@ -126,33 +139,60 @@ def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> flo
 
 
 def summarize(
-    matrix: npt.ArrayLike, ece: npt.ArrayLike, reference: npt.ArrayLike | None = None
+    matrix: npt.ArrayLike,
+    ece: npt.ArrayLike | None,
+    reference: npt.ArrayLike | None = None,
+    metrics: Sequence[str] | None = None,
 ) -> dict[str, float | None]:
     """Return the six numbers that results.json keeps as `summary`.
 
     Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-        ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1].
+        matrix: learning matrix, shape (T+1, T).
+        ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1]; None where answers have no
+            probabilities.
         reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
+        metrics: the name of each task's; default: any of which higher is better, in [0, 1].
 
     Returns:
-        Fractions under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
-        without reference) and `ece` (mean over tasks of the last row).
+        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
+        without reference) and `ece` (mean over tasks of the last row, None without). Where of a task's metric lower is better,
+        its column counts with the other sign, so that to forget is above 0 and to gain is, too; the average is that of the
+        scores as they are.
     """
-    scores, calibration = learning_matrix(matrix), learning_matrix(ece, "ece")
-    if calibration.shape != scores.shape:
+    if metrics is None:
+        scores, signs = learning_matrix(matrix), np.ones(1)
+        expected = None if reference is None else fractions_of(reference, "reference")
+    else:
+        scores, by = learning_matrix(matrix, within=(-np.inf, np.inf)), [registry.metric(name) for name in metrics]
+        signs = np.array([1.0 if metric.higher_is_better else -1.0 for metric in by])
+        _check_bounds(scores, by)
+        expected = None if reference is None else signs * floats_of(reference, "reference")
+    calibration = None if ece is None else learning_matrix(ece, "ece")
+    if calibration is not None and calibration.shape != scores.shape:
         raise MetricError(
             f"ece must have the shape of matrix, {scores.shape}; got {calibration.shape}. "
             "Both have a row before training and a row after each task."
         )
+    gains = signs * scores
     return {
-        "average": average_accuracy(scores),
-        "forgetting": forgetting(scores),
-        "bwt": backward_transfer(scores),
-        "fwt": forward_transfer(scores),
-        "intransigence": intransigence(scores, reference),
-        "ece": _mean(calibration[-1]),
+        "average": _mean(scores[-1]),
+        "forgetting": _mean(_forgotten(gains)[:-1]),
+        "bwt": _backward(gains),
+        "fwt": _forward(gains),
+        "intransigence": None if expected is None else _intransigence(gains, expected),
+        "ece": None if calibration is None else _mean(calibration[-1]),
     }
+
+
+def _check_bounds(scores: Floats, metrics: Sequence[Metric]) -> None:
+    """Raise ``MetricError`` for a score that its metric cannot have."""
+    for column, metric in zip(scores.T, metrics, strict=True):
+        low, high = metric.limits
+        held = column[~np.isnan(column)]
+        if outside := held[(held < low) | (held > high)].tolist():
+            raise MetricError(
+                f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
+            )
 
 
 # ---- metrics of predictions -----------------------------------------------------------------------------
@@ -290,6 +330,12 @@ class Metric:
     higher_is_better: bool = True
     bounds: tuple[float | None, float | None] = (0.0, 1.0)
     constant: Callable[[Any], float] | None = None
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The bounds, infinite where there is none."""
+        low, high = self.bounds
+        return (-np.inf if low is None else low), (np.inf if high is None else high)
 
 
 def _constant_accuracy(answers: Any) -> float:

@@ -10,6 +10,7 @@ import sklearn.metrics
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
+from forgetfree import registry
 from forgetfree.errors import MetricError
 from forgetfree.kinds.tagging import TagAnswers
 from forgetfree.results import metrics
@@ -308,3 +309,39 @@ def test_the_number_of_bins_is_checked() -> None:
 def test_wrong_predictions_are_refused(metric, logits, labels, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(MetricError, match=message):
         metric(logits, labels)
+
+
+OWN = {
+    "error": metrics.Metric(lambda answers: 0.0, higher_is_better=False, bounds=(0.0, None)),
+    "correlation": metrics.Metric(lambda answers: 0.0, bounds=(-1.0, 1.0)),
+}
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics of a package."""
+    known = registry.metric
+    monkeypatch.setattr(registry, "metric", lambda name: OWN.get(name) or known(name))
+
+
+@pytest.mark.usefixtures("registered")
+def test_where_lower_is_better_to_forget_is_above_zero() -> None:
+    """Errors 4, 1, 3 of the first task: it falls back by 2; the second, an accuracy, gains 0.2 before it is learned."""
+    found = metrics.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], None, [2, 0.8], ["error", "accuracy"])
+    assert found == pytest.approx(
+        {
+            "average": (3 + 0.9) / 2,
+            "forgetting": 2,
+            "bwt": -2,
+            "fwt": 0.2,
+            "intransigence": ((-2 + 1) + (0.8 - 0.9)) / 2,
+            "ece": None,
+        }
+    )
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_score_outside_its_metrics_bounds_is_refused() -> None:
+    assert metrics.summarize([[0.0], [-0.5]], None, None, ["correlation"])["average"] == -0.5
+    with pytest.raises(MetricError, match=r"scores in \[-1, 1\], the bounds of their metric; got 1.5"):
+        metrics.summarize([[0.0], [1.5]], None, None, ["correlation"])
