@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forgetfree import registry
-from forgetfree.core.device import find_device
+from forgetfree.device import find_device
 from forgetfree.jobs.adapter_starts import starts_of
 from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.run_config import CheckedRun, RunConfig

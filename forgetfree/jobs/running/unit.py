@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from forgetfree.core.checkpoint import Checkpoint
-from forgetfree.core.exchange import bytes_sent
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.json_file import parse_json, sign
 from forgetfree.learning.monitor import Follower, Monitor, Phase, Relay
+from forgetfree.parallel.exchange import bytes_sent
 from forgetfree.results.unit_record import RECORD, described, read_record
 
 Json = dict[str, Any]
