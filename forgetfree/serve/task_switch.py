@@ -19,7 +19,7 @@ from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_record import check_own
-from forgetfree.serve.kept import OTHERS, find_kept
+from forgetfree.serve.source import LEDGER, saved_file
 from forgetfree.tasks import chosen_version
 
 
@@ -127,8 +127,8 @@ def _file_of(place: Path) -> Path:
     if not place.is_dir():
         check_own(place)
         return place
-    file = find_kept(place)
-    if file.name in OTHERS:
+    file = saved_file(place)
+    if file.name != LEDGER:
         raise RunError(
             f"{place} holds no ledger, but {file.name} of {file.parts[-3]}. Answer from it by Predictor.of_run."
         )
