@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import RunError, UsageError
+from forgetfree.registry import WEIGHTS
 from forgetfree.results.config_file import check_whole, load_run, located
 from forgetfree.results.unit_record import check_own
 from forgetfree.tasks import TaskDefinition
@@ -16,14 +17,9 @@ from forgetfree.tasks import TaskDefinition
 if TYPE_CHECKING:
     from forgetfree.core.readout_model import Precision
 
-LEDGER, ADAPTERS, FINE_TUNED, CHECKPOINT = (
-    "ledger.safetensors",
-    "adapters.safetensors",
-    "fine-tuned.json",
-    "checkpoint.safetensors",
-)
+LEDGER = "ledger.safetensors"
 #: The files that answers come from; of one strategy and seed, the first that is there.
-FILES = (LEDGER, ADAPTERS, FINE_TUNED, CHECKPOINT)
+FILES = (LEDGER, *WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +105,7 @@ class Source:
     @property
     def is_ledger(self) -> bool:
         """Whether the file is a ledger."""
-        return self.file.name not in FILES[1:]
+        return self.file.name not in WEIGHTS
 
 
 def _options(config: Mapping[str, Any], strategy: str) -> Mapping[str, Any]:

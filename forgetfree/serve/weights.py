@@ -27,14 +27,12 @@ from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definit
 from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.registry import Entry
+from forgetfree.registry import WEIGHTS
 from forgetfree.results.unit_record import check_own
-from forgetfree.serve.source import CHECKPOINT, FINE_TUNED, Source
+from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
 
 _REMEDY = "Restore it from a copy, or run the stream again."
-#: What answers from adapters, beside the strategies that make them.
-_ADAPTERS = Entry("forgetfree.strategies.lora.weights:AdapterWeights")
 
 
 class TaskWeights(ABC):
@@ -234,8 +232,7 @@ def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
     Raises:
         RunError, ModelError: it is damaged, or of another model or run.
     """
-    ours: dict[str, type[RunWeights]] = {FINE_TUNED: FineTunedWeights, CHECKPOINT: SharedWeights}
-    found: type[RunWeights] = ours.get(source.file.name) or _ADAPTERS.load()
+    found: type[RunWeights] = WEIGHTS[source.file.name].load()
     return found.read(source, loaded)
 
 

@@ -245,7 +245,7 @@ def test_rows_that_are_no_texts_are_not_predicted(model_directory: Callable[[str
     ledger = Ledger(texts.space, texts.fingerprint, texts.composition)
     for record in texts.records:
         ledger.append(replace(record, definition=None))
-    with pytest.raises(LedgerError, match="does not say which labels task .* has: its rows are no texts"):
+    with pytest.raises(LedgerError, match=r"does not say which labels task .* has: its rows are no texts"):
         Predictor(loaded, ledger)
 
 
