@@ -98,7 +98,9 @@ def test_a_unit_that_does_not_say_it_answers_nothing(run: Path) -> None:
     record = read_record(folder)
     del record["details"]["bound"], record["checksum"]
     (folder / "unit.json").write_text(json.dumps(sign(record)))
-    with pytest.raises(RunError, match=r"unit\.json: details\.bound .*missing.* Restore it from a copy, or run the stream"):
+    with pytest.raises(
+        RunError, match=r"unit\.json: details\.bound .*missing.* Restore it from a copy, or run the stream"
+    ):
         Predictor.of_run(run, 0, "lora")
 
 
