@@ -37,7 +37,7 @@ from forgetfree.results.answers import constant_scores
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
-from forgetfree.serve.bound import bound_to
+from forgetfree.serve.run_binding import run_binding
 
 if TYPE_CHECKING:
     from forgetfree.results.answers import Answers
@@ -194,7 +194,7 @@ class RunJob(Job[RunConfig]):
         stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
         binding = stream.loaded.binding(options.precision)
         finding = "last" if stream.scenario == "task" else getattr(options, "task_inference", "last")
-        return bound_to((task.definition for task in stream.tasks), binding, stream.scenario == "class", finding)
+        return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", finding)
 
     def floors(self, seed: int) -> Json:
         """Return the scores that take no fine-tuning, beside those of a constant answer."""
