@@ -14,7 +14,7 @@ from forgetfree.errors import UsageError
 from forgetfree.files import has_format
 
 if TYPE_CHECKING:
-    from forgetfree.core.graft import Graft
+    from forgetfree.ledger.graft import Graft
 
 Tasks = Annotated[
     tuple[str, ...],
@@ -37,11 +37,11 @@ def grafts_of(
         UsageError: none holds a task, or the options are for runs and there is none.
         GraftError, LedgerError, RunError: something is damaged or missing.
     """
-    from forgetfree.core.graft import Graft
-    from forgetfree.core.graft_file import FORMAT as GRAFT_FORMAT
-    from forgetfree.core.graft_file import find_graft
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.file import FORMAT
+    from forgetfree.ledger.graft import Graft
+    from forgetfree.ledger.graft_file import FORMAT as GRAFT_FORMAT
+    from forgetfree.ledger.graft_file import find_graft
     from forgetfree.results.config_file import check_whole, load_run, located
     from forgetfree.results.unit_record import check_own
     from forgetfree.tasks import chosen_version

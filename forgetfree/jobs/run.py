@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.core.device import find_device
+from forgetfree.device import find_device
 from forgetfree.display import tell_note
 from forgetfree.errors import ReportError, RunError
 from forgetfree.files import write_atomically, write_json

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from forgetfree.core.binding import Binding
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.json_file import check_fields
+from forgetfree.ledger.binding import Binding
 from forgetfree.results.unit_record import RECORD, read_record
 from forgetfree.serve.kept import Source
 from forgetfree.tasks import TaskDefinition

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from forgetfree import registry
 from forgetfree.cli.ledger_view import render_ledger
 from forgetfree.core.body import fingerprint_of
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
@@ -28,6 +27,7 @@ from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.serve.inference import Predictor

@@ -56,12 +56,24 @@ def is_hardly_begun(out: Path) -> bool:
 # -- How units stand -------------------------------------------------------------------------------------
 
 
+#: How a unit stands.
+_STANDINGS = (
+    "finished",
+    "damaged, begins again",
+    "goes on",
+    "will start again",
+    "failed, begins again",
+    "not begun",
+)
+
+
 def holdings(job: type[Job[Any]], out: Path) -> str:
     """Say what a job that was cut short has left behind, and how to go on; an empty text where it left nothing."""
     if not (units := _by_standing(job, out)):
         return ""
     parts = [f"finished: {_listed(units['finished'])}"]
-    parts += [f"{what}: {_listed(units[what])}" for what in ("goes on", "will start again") if units[what]]
+    more = ("damaged, begins again", "goes on", "will start again")
+    parts += [f"{what}: {_listed(units[what])}" for what in more if units[what]]
     return f"{out} holds what was computed ({'; '.join(parts)}); the same command with --resume --out {out} goes on."
 
 
@@ -77,12 +89,15 @@ def _by_standing(job: type[Job[Any]], out: Path) -> dict[str, list[str]]:
         config = read_config(out)
     except RunError:
         return {}
-    units: dict[str, list[str]] = {
-        what: [] for what in ("finished", "goes on", "will start again", "failed, begins again", "not begun")
-    }
+    units: dict[str, list[str]] = {what: [] for what in _STANDINGS}
     for unit in units_in(out, config["units"]):
-        if record := unit.record():
-            units["finished" if record["status"] == "done" else "failed, begins again"].append(str(unit))
+        record = unit.record()
+        if record and record["status"] != "done":
+            units["failed, begins again"].append(str(unit))
+        elif record and (damaged := unit.damaged(record)):
+            units["damaged, begins again"].append(f"{unit} ({', '.join(damaged)})")
+        elif record:
+            units["finished"].append(str(unit))
         elif unit.is_begun:
             where = _standing(unit, len(config["tasks"]) if job.learns_stream else None)
             units["goes on" if where else "will start again"].append(f"{unit}{where}")

@@ -28,7 +28,7 @@ from forgetfree.jobs.graft import run_graft
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run import run
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.directory import LOCK
+from forgetfree.jobs.running.directory import LOCK, resumption
 from forgetfree.jobs.running.engine import assemble
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.progress import Progress
@@ -59,6 +59,12 @@ class Command:
     perform: Callable[..., Json]
     job: str
     units: tuple[str, ...]
+
+    @property
+    def job_class(self) -> Any:
+        """The class that `job` names."""
+        module, _, name = self.job.rpartition(".")
+        return getattr(sys.modules[module], name)
 
     def at(self, out: Path, **changes: Any) -> Any:
         """The configuration with another directory, whose models are kept inside."""
@@ -144,8 +150,7 @@ def bytes_of(out: Path) -> dict[str, bytes]:
 
 def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, unit: int = 1) -> list[str]:
     """Let one unit fail; the folders of all that are measured from then on."""
-    module, _, name = command.job.rpartition(".")
-    job = getattr(sys.modules[module], name)
+    job = command.job_class
     measure, measured = job.measure, list[str]()
 
     def fails(self: Any, key: Any, directory: Path, monitor: Any) -> Json:
@@ -213,6 +218,30 @@ def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         failing(command, patch, ZeroDivisionError("oh"), unit=0)
         command.perform(command.at(tmp_path / "debug"), Execution(debug=True))
+
+
+@pytest.mark.sampled("graft")
+def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    command.perform(command.at(out))
+    whole = bytes_of(out)
+    first, second = (str(Unit(json.loads((out / each / RECORD).read_text())["unit"], out)) for each in command.units)
+    history = out / command.units[1] / "history.jsonl"
+    lines = history.read_bytes()
+    for damaged in (lines + b" ", lines.replace(b"1", b"2"), None):  # longer, as long, lost
+        if damaged is None:
+            history.unlink()
+        else:
+            history.write_bytes(damaged)
+        assert f"finished: {first}; damaged, begins again: {second} (history.jsonl)" in resumption(
+            command.job_class, out
+        )
+    with monkeypatch.context() as patch:
+        again = failing(command, patch, TrainingError(""), unit=0)
+        command.perform(command.at(out), Execution(resume=True))
+    assert again == [command.units[1]] and bytes_of(out) == whole
 
 
 @pytest.mark.sampled("graft-error0")
