@@ -1,4 +1,4 @@
-"""The metrics by hand, and a stream of the kind that keeps the contract of forgetfree."""
+"""The metrics by hand, and rows of the kind."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from my_kind import stars_off, weighted_kappa
 
+from forgetfree.data.sources import load_task
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.testing import check_stream
 
 
 def test_the_metrics_by_hand() -> None:
@@ -20,11 +20,12 @@ def test_the_metrics_by_hand() -> None:
     assert weighted_kappa(answers) == pytest.approx(0.8)
 
 
-def test_a_stream_of_ratings(tmp_path: Path) -> None:
-    rows = [
-        {"text": f"{word} film {i}", "stars": s} for i in range(12) for s, word in enumerate(("bad", "fair", "good"), 1)
-    ]
+def test_ratings_are_read(tmp_path: Path) -> None:
+    rows = [{"text": f"a {word} film", "stars": stars} for stars, word in ((2, "fair"), (1, "bad"), (3, "good"))]
     (tmp_path / "films").mkdir()
-    (tmp_path / "films" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for split in ("train", "test"):
+        (tmp_path / "films" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, 2 * rows)))
     (tmp_path / "films" / "source.json").write_text('{"kind": "rating", "metric": "stars-off"}')
-    check_stream("films", data=str(tmp_path))
+    films = load_task("films", str(tmp_path))
+    assert (films.task.kind, films.task.metric, films.task.labels) == ("rating", "stars-off", ("1", "2", "3"))
+    assert films.test.labels == (1, 0, 2, 1, 0, 2)
