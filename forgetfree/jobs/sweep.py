@@ -220,7 +220,8 @@ class SweepJob(Job[SweepConfig]):
         last = [score for score in scores if score.after == len(tasks)]
         return {
             "values": self.settings[number],
-            "average": statistics.fmean(score.value for score in last),
+            # The best is the highest, so a score of which lower is better counts as its negative.
+            "average": statistics.fmean(task.gain(score.value) for task, score in zip(tasks, last, strict=True)),
             "rows": sum(score.rows for score in last),
         }
 
