@@ -85,9 +85,9 @@ def grafts_of(
 
 
 def _ledger_of(run: Path, seed: int | None, strategy: str | None) -> Path:
-    from forgetfree.serve.kept import LEDGER, find_kept
+    from forgetfree.serve.source import LEDGER, saved_file
 
-    file = find_kept(run, seed, strategy)
+    file = saved_file(run, seed, strategy)
     if file.name != LEDGER:
         raise UsageError(
             f"{file.parts[-3]} kept no ledger, so {run} has no grafts of it. Give a run of grafting-continual, or another "

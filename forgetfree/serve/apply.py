@@ -99,7 +99,7 @@ def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "
     definition, loaded = predictor.definition(task), predictor.loaded
     check_free(Path(out))
     origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, max_length=loaded.max_length)
-    with predictor.kept.merged(definition.name):
+    with predictor.weights.merged(definition.name):
         return write_model(loaded, origin, predictor.readout(task), out, Change("export", strategy))
 
 

@@ -20,7 +20,7 @@ from forgetfree.ledger.graft_file import find_graft
 from forgetfree.results.config_file import check_whole
 from forgetfree.results.unit_record import check_own
 from forgetfree.serve.hub_card import hub_card
-from forgetfree.serve.kept import find_kept
+from forgetfree.serve.source import saved_file
 from forgetfree.tensor_file import read_tensors
 
 #: What names a repository where a path may also stand.
@@ -144,7 +144,7 @@ def _file_of(source: Path) -> Path:
         )
     check_whole(source)
     if source.is_dir() and any(source.glob("*/seed-*/ledger.safetensors")):
-        return find_kept(source)
+        return saved_file(source)
     file = find_graft(source)
     check_own(file)
     return file
