@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
+from forgetfree.continual.task_training import Skill
 from forgetfree.core.regions import biases
 
 
@@ -35,11 +36,11 @@ class BitFit(RegionStrategy):
     def begin(self, task: EncodedTask) -> Training:
         """Train all biases."""
         self.regions.ledger.check_new(task.name)
-        return self.regions.training(task, self._biases)
+        return self.regions.training(task, Skill(self._biases, len(self._biases) / len(self.space)))
 
     def commit(self, task: EncodedTask, training: Training) -> None:
         """Record the biases."""
-        self.regions.commit(task, self._biases, len(self._biases) / len(self.space))
+        self.regions.commit(training)
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """Answer with the task's own biases."""

@@ -7,7 +7,6 @@ A strategy says what is trained for a task, from where and for how long (`begin`
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -26,12 +25,14 @@ from forgetfree.continual.template import StrategyTemplate
 from forgetfree.continual.whole_model import Kept, WholeModel
 from forgetfree.core.device import find_device
 from forgetfree.core.readout_model import ReadoutModel
+from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import WholeTensors
 from forgetfree.files import StrPath
-from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
-from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.training import TrainingOptions, for_device, scheduled_rate
+from forgetfree.learning.fine_tuning import full_steps
+from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
+from forgetfree.learning.single_task import SingleTask
+from forgetfree.learning.training import TrainingOptions, for_device
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.results.metrics import Predictions
@@ -144,28 +145,33 @@ class ContinualStrategy(StrategyTemplate):
         return full_steps(self.options, task)
 
     @final
-    def fine_tuned(self, task: EncodedTask, start: ModelState | None = None) -> ModelState:
-        """Return θ_ft of ``task``: ``start`` fine-tuned on it alone, without plugins; the model is as before.
+    def bench(self, task: EncodedTask, pre: ModelState | None = None, taken: Region | None = None) -> SingleTask:
+        """Return the bench of ``task``: what is made of one task alone, θ_ft and γ, is made there, without plugins.
 
-        From the default, `Stream.start_of`, it is made once, shared by all strategies through the store, if one was given.
+        Args:
+            task: the task.
+            pre: what the model holds, before and after each of its methods; default: θ_pre.
+            taken: entries that γ is not to have.
         """
-
-        def make() -> ModelState:
-            seed, steps, kept = self.phase_seed("fine_tune", task), self.full_steps(task), self.monitor.checkpoint()
-            with self.phase("fine_tune", task, steps) as on_step:
-                self.monitor.learning_rate(scheduled_rate(self.options, steps))
-                how = start or self.pre_trained, self.options, seed, on_step, kept
-                return fine_tuned_state(self.stream.loaded, task, *how, start or self.stream.start_of(task))
-
-        return make() if start or not self.shares_store else self.store.get_or_make(self.fine_tuned_key(task), make)
+        return SingleTask(
+            self.stream.loaded,
+            task,
+            pre=pre or self.pre_trained,
+            taken=taken,
+            seed=self.seed,
+            device=self.device,
+            store=self.store if self.shares_store and pre is None else None,
+            monitor=self.monitor,
+            adapter=None if pre else self.stream.starts.get(task.name),
+        )
 
     @final
-    def fine_tuned_key(self, task: EncodedTask) -> str:
-        """Return a digest of everything that determines the fine-tuned model; without a shared store, the task's name."""
-        if not self.shares_store:
-            return task.name
-        how = self.pre_trained, self.options, self.seed, self.device, self.stream.starts.get(task.name)
-        return fine_tuned_key(self.stream.loaded, task, *how)
+    def fine_tuned(self, task: EncodedTask) -> ModelState:
+        """Return θ_ft of ``task``: θ_pre fine-tuned on it alone; the model holds θ_pre before and after.
+
+        It is made once and shared by all strategies through the store, if one was given.
+        """
+        return self.bench(task).fine_tuned(self.options)
 
     @property
     def model(self) -> ReadoutModel:
@@ -190,15 +196,9 @@ class ContinualStrategy(StrategyTemplate):
         return derive_seed(self.seed, phase, task.name, *([] if part is None else [part]))
 
     @final
-    @contextmanager
-    def phase(self, name: Phase, task: EncodedTask, steps: int) -> Iterator[OnStep]:
-        """Time a phase and show it; yields what to call after each step."""
-        start = time.perf_counter()
-        try:
-            with self.monitor.phase(task.name, name, steps) as on_step:
-                yield on_step
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+    def phase(self, name: Phase, task: EncodedTask, steps: int) -> AbstractContextManager[OnStep]:
+        """Time a phase and show it; the context manager gives what to call after each step."""
+        return self.monitor.phase(task.name, name, steps)
 
     # -- What users call, beside Avalanche's `train` and `eval` ------------------------------------------------
 
@@ -261,13 +261,13 @@ class ContinualStrategy(StrategyTemplate):
         self.is_busy = False
         stream.turn.take(self)
         self.seed = seed
-        self.monitor = monitor or Monitor()
+        self.monitor = Stopwatch(monitor or Monitor())
         self.shares_store = store is not None
         self.store = store or StateStore()
         self.space = stream.model.space()
         self.pre_trained = stream.pre_trained
         self.has_plugins = bool(plugins)  # what they do to training is not in the key of a shared model
-        self.seconds: dict[Phase, float] = {}
+        self.seconds = self.monitor.seconds
         self.predictions: dict[str, Predictions] = {}
         self.training: Training | None = None
         self.scope = ExitStack()

@@ -31,6 +31,7 @@ from forgetfree.continual.task_inference import among_labels_of_batch, among_own
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.exchange import every, gathered
+from forgetfree.core.tensors import tensors_of
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.in_training import InTraining
@@ -104,8 +105,8 @@ class StrategyTemplate(SupervisedTemplate):
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        training = training_of(self)
-        readout = training.settled(self.model)
+        self.training = training = training_of(self).settled()
+        readout = tensors_of(self.model.readout_module(training.task.label))
         with among_own_labels(self, training.task):
             self.commit(training.task, training)
         for task in training.learns or (training.task,):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fine_tunes(strategy: Any) -> bool:
-    """Return whether a strategy's class fine-tunes each task on its own, from where `Stream.start_of` says."""
+    """Return whether a strategy's class fine-tunes each task on its own, from where `SingleTask.start` says."""
     return "fine_tune" in getattr(strategy, "phases", ())
 
 

@@ -176,7 +176,7 @@ class GraftJob(Job[GraftConfig]):
             given = load_fine_tuned(config.fine_tuned, config.model, self.rows.task, **how)
             given.add_task(self.rows.task)
         readout = readout_for(config.readout, [self.rows.task])
-        bench = SingleTask(
+        bench = SingleTask.of(
             given.loaded
             if given
             else load_model(
@@ -210,7 +210,11 @@ class GraftJob(Job[GraftConfig]):
         if bench.loaded.readout in LINEAR and not subject.given:
             states["readout alone"] = under_head
         scores: list[Score] = []
-        scales = {sparsity: bench.scale(fine_tuned, region, first) for sparsity, region in regions.items()}
+        largest = first.largest_scale  # of 1, no other is tried
+        scales = {
+            sparsity: 1.0 if largest == 1 else bench.scale(fine_tuned, region, first, largest)
+            for sparsity, region in regions.items()
+        }
         moved = {sparsity: bench.moved(fine_tuned, scale) for sparsity, scale in scales.items()}
         beside = sum(scale != 1 for scale in scales.values())
         with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions) + beside) as on_step:
