@@ -1,7 +1,7 @@
 """Names and what they stand for. Reading this file imports nothing: targets are ``package.module:object``.
 
 A strategy is registered here by one line. Any installed package adds names of its own by entry points, each
-``name = "package.module:object"`` in one of two groups:
+``name = "package.module:object"`` in one of four groups:
 
 ``forgetfree.strategies``: the object is a subclass of `forgetfree.continual.strategy.ContinualStrategy`.
 
@@ -9,6 +9,12 @@ A strategy is registered here by one line. Any installed package adds names of i
 `forgetfree.tasks.TaskDefinition`. Either is known by the entry point's name. What a definition leaves out of its
 prompts gets the defaults. A task's rows come from ``--data DIR`` or from its ``hub``, whose ``path`` may be a
 folder that the package itself ships.
+
+``forgetfree.kinds``: the object is a subclass of `forgetfree.kinds.kind.TaskKind`. ``kind`` in a task's ``source.json``, or in
+its definition, names it.
+
+``forgetfree.metrics``: the object is a `forgetfree.results.metrics.Metric`. ``metric`` in a task's ``source.json``, or in its
+definition, names it.
 
 A plug-in never takes a name of ours: it is listed as not used. One that cannot be used is listed with the reason,
 and stops only the runs that name it.
@@ -190,6 +196,16 @@ MODELS: dict[str, ModelEntry] = {
     "gpt2": ModelEntry("the paper's causal LM, from the hub (124 M parameters)"),
 }
 
+KINDS: dict[str, Entry] = {
+    "classification": Entry("forgetfree.kinds.classification:Classification", "a label a row, for a text or a pair"),
+    "tagging": Entry("forgetfree.kinds.tagging:Tagging", "a tag for each word of a sentence"),
+}
+
+METRICS: dict[str, Entry] = {
+    "accuracy": Entry("forgetfree.results.metrics:ACCURACY", "the share of rows that are answered rightly"),
+    "f1": Entry("forgetfree.results.metrics:F1", "F1 of label 1 of two; where words are tagged, of entities"),
+}
+
 SOURCES: dict[str, Entry] = {
     "demo": Entry("forgetfree.benchmarks.demo:load", "seven small tasks, embedded"),
 }
@@ -236,7 +252,7 @@ EXPERIMENTS: dict[str, Entry] = {
 }
 
 
-Group = Literal["strategies", "streams"]
+Group = Literal["strategies", "streams", "kinds", "metrics"]
 
 
 def strategies() -> dict[str, Entry]:
@@ -329,6 +345,65 @@ def recipe_of(
     }
 
 
+def kinds() -> dict[str, Entry]:
+    """Return all kinds of tasks: ours first, then those of installed packages, which cannot take our names."""
+    return KINDS | _plugins("kinds")
+
+
+def kind(name: str) -> Any:
+    """Return the kind of tasks, a `forgetfree.kinds.kind.TaskKind`, of a name.
+
+    Args:
+        name: its own, or that of a form of rows, as definitions have them: ``single``, ``pair``, ``tokens``.
+
+    Raises:
+        UnknownNameError: no such kind.
+        UsageError: its package is broken, or has something else under the name.
+    """
+    return _kind(name, _places())
+
+
+@lru_cache(maxsize=64)
+def _kind(name: str, places: object) -> Any:
+    from forgetfree.tasks import KIND_OF_FORM
+
+    known = kinds()
+    held = KIND_OF_FORM.get(name, name)
+    if held not in known:
+        raise UnknownNameError("kind of task", name, {*known, *KIND_OF_FORM}, "An installed package may add kinds.")
+    return known[held].load(_kind_class)()
+
+
+def metrics() -> dict[str, Entry]:
+    """Return all metrics: ours first, then those of installed packages, which cannot take our names."""
+    return METRICS | _plugins("metrics")
+
+
+def metric(name: str) -> Any:
+    """Return the metric, a `forgetfree.results.metrics.Metric`, of a name.
+
+    Raises:
+        UnknownNameError: no such metric.
+        UsageError: its package is broken, or has something else under the name.
+    """
+    known = metrics()
+    if name not in known:
+        raise UnknownNameError("metric", name, known, "An installed package may add metrics.")
+    return known[name].load(_metric)
+
+
+def unknown_names(task: TaskDefinition) -> list[str]:
+    """Return a phrase for the kind, and for the metric, that a definition names and no package here has."""
+    from forgetfree.tasks import KIND_OF_FORM
+
+    known = {"kind": [*KIND_OF_FORM, *kinds()], "metric": [*metrics()]}
+    return [
+        f"{what} must be one of {', '.join(names)}, got {getattr(task, what)!r}"
+        for what, names in known.items()
+        if getattr(task, what) not in names
+    ]
+
+
 def tasks() -> dict[str, TaskDefinition]:
     """Return all registered tasks: ours first, then those of installed packages that can be used."""
     from forgetfree.benchmarks.tasks import TASKS
@@ -362,13 +437,25 @@ def shadowed(group: Group) -> dict[str, str]:
 def _ours(group: Group) -> Container[str]:
     from forgetfree.benchmarks.streams import STREAMS
     from forgetfree.benchmarks.tasks import TASKS
+    from forgetfree.tasks import KIND_OF_FORM
 
-    return STRATEGIES if group == "strategies" else {*STREAMS, *TASKS}
+    ours: dict[Group, Container[str]] = {
+        "strategies": STRATEGIES,
+        "streams": {*STREAMS, *TASKS},
+        "kinds": {*KINDS, *KIND_OF_FORM},
+        "metrics": METRICS,
+    }
+    return ours[group]
 
 
 def _points(group: Group) -> EntryPoints:
     """Return the entry points of a group. Every package's are read for it, so once, and again where one was installed."""
-    return _read_points(f"forgetfree.{group}", tuple((place, _changed(place)) for place in sys.path))
+    return _read_points(f"forgetfree.{group}", _places())
+
+
+def _places() -> tuple[tuple[str, int], ...]:
+    """Return where packages are installed, and when that last changed."""
+    return tuple((place, _changed(place)) for place in sys.path)
 
 
 @lru_cache(maxsize=8)
@@ -389,8 +476,14 @@ def _loaded(group: Group) -> dict[str, Any]:
     """Return what each plug-in of a group gives, or the error that it ends in."""
     found: dict[str, Any] = {}
     for name, entry in _plugins(group).items():
+        checks: dict[Group, Callable[[Any], Any]] = {
+            "strategies": strategy_class,
+            "streams": partial(_stream_or_task, name),
+            "kinds": _kind_class,
+            "metrics": _metric,
+        }
         try:
-            found[name] = entry.load(strategy_class if group == "strategies" else partial(_stream_or_task, name))
+            found[name] = entry.load(checks[group])
         except UsageError as error:
             found[name] = error
     return found
@@ -421,6 +514,23 @@ def strategy_class(given: Any) -> Any:
     return given
 
 
+def _kind_class(given: Any) -> Any:
+    """Return a class of a kind of tasks as it was given; raise ``UsageError`` if it is none."""
+    base = Entry("forgetfree.kinds.kind:TaskKind").load()  # by name: it stands in a layer above
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise UsageError(f"expected a subclass of TaskKind, got {brief(given)}")
+    if missing := sorted(getattr(given, "__abstractmethods__", ())):
+        raise UsageError(f"{given.__name__} has no {' and no '.join(f'{each}()' for each in missing)}")
+    return given
+
+
+def _metric(given: Any) -> Any:
+    """Return a metric as it was given; raise ``UsageError`` if it is none."""
+    if not isinstance(given, Entry("forgetfree.results.metrics:Metric").load()):
+        raise UsageError(f"expected a Metric, got {brief(given)}")
+    return given
+
+
 def _stream_or_task(name: str, given: Any) -> Any:
     """Return a stream as a tuple, or a task under its name and with the default prompts."""
     from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, TaskDefinition
@@ -435,7 +545,7 @@ def _stream_or_task(name: str, given: Any) -> Any:
             template=given.template or DEFAULT_TEMPLATE.get(given.kind, ""),
             causal_template=given.causal_template or DEFAULT_CAUSAL_TEMPLATE.get(given.kind, ""),
         )
-        if faults := task.faults():
+        if faults := unknown_names(task) or kind(task.kind).faults(task):
             raise UsageError("; ".join(faults))
         return task
     if isinstance(given, tuple | list) and given and all(isinstance(task, str) and task for task in given):

@@ -1,4 +1,4 @@
-"""What a task is, before any data is read: kind of text, labels, prompt, metric, where the hub has it."""
+"""What a task is, before any data is read: form of its rows, labels, prompt, metric, where the hub has it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, Literal
 from forgetfree.display import brief
 from forgetfree.json_file import checked
 
-#: ``tokens``: the words of a sentence are labelled, as in the recognition of named entities.
-Kind = Literal["single", "pair", "tokens"]
+#: The kind of a task, as `forgetfree.registry.kind` knows it, by the form of its rows: a text, two, or the words of a sentence.
+#: The definition of a task of ours names the form; that of a task of another kind names the kind.
+KIND_OF_FORM = {"single": "classification", "pair": "classification", "tokens": "tagging"}
 SPLITS = ("train", "validation", "test")
 
 
@@ -50,28 +51,28 @@ MAX_LENGTH = 128
 
 @dataclass(frozen=True)
 class TaskDefinition:
-    """A classification task over a text, a pair of texts, or each word of a sentence.
+    """A task over a text, a pair of texts, or each word of a sentence.
 
     Attributes:
         name: the task's name, on the command line and in a data directory.
-        kind: ``single`` text, ``pair`` of texts, or ``tokens``: the words of a sentence.
+        kind: ``single`` text, ``pair`` of texts, or ``tokens``: the words of a sentence; or the name of a registered kind.
         labels: label names; their positions are the integer labels. For ``tokens``, ``O`` and then ``B-X`` and ``I-X`` for
             each kind X of entity: see `of_entities`.
         template: the prompt for masked LMs, with ``{text}`` or ``{text_a}``/``{text_b}`` and one ``{mask}``.
             ``{text_a:bare}`` drops a final punctuation mark, ``{text_b:lower}`` lower-cases the first letter.
         label_words: one word a label, read at the mask (or, for causal LMs, after the last token).
         causal_template: the prompt for causal LMs: it ends where the label word would follow.
-        metric: the score of the paper: ``accuracy``, or ``f1`` of label 1; for ``tokens``, ``f1`` of entities.
+        metric: ``accuracy``, or ``f1`` of label 1; for ``tokens``, ``f1`` of entities; or the name of a registered metric.
         hub: where the hub holds it, if it does.
     """
 
     name: str
-    kind: Kind
+    kind: str
     labels: tuple[str, ...]
     template: str = ""
     label_words: tuple[str, ...] = ()
     causal_template: str = ""
-    metric: Literal["accuracy", "f1"] = "accuracy"
+    metric: str = "accuracy"
     hub: HubSource | None = None
 
     __pydantic_config__ = {"extra": "forbid", "revalidate_instances": "always"}  # noqa: RUF012  # pydantic's name
@@ -94,7 +95,7 @@ class TaskDefinition:
             ValueError: a field is not known, is missing or does not fit; the message names each.
         """
         task = checked(cls, fields)
-        if faults := task._label_faults():
+        if faults := task.label_faults():
             raise ValueError("; ".join(faults))
         return replace(task, hub=None)
 
@@ -116,7 +117,7 @@ class TaskDefinition:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The names of the text columns in the task's data files."""
-        return {"single": ("text",), "pair": ("text_a", "text_b"), "tokens": ("tokens",)}[self.kind]
+        return {"pair": ("text_a", "text_b"), "tokens": ("tokens",)}.get(self.kind, ("text",))
 
     @property
     def entities(self) -> tuple[str, ...]:
@@ -129,9 +130,9 @@ class TaskDefinition:
             checked(TaskDefinition, self)
         except ValueError as error:
             return [str(error)]
-        if self.kind == "tokens":
-            return self._label_faults()
-        return [*self._label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
+        if self.kind not in ("single", "pair"):
+            return self.label_faults()
+        return [*self.label_faults(), *self.prompt_faults("prompt"), *self.prompt_faults("causal", words=False)]
 
     def prompt_faults(self, readout: str, *, words: bool = True) -> list[str]:
         """Return a phrase for each thing that a readout by label words lacks.
@@ -154,7 +155,8 @@ class TaskDefinition:
             faults.append(f"{name} must hold each of {each} once and no other slot, got {prompt!r}")
         return faults
 
-    def _label_faults(self) -> list[str]:
+    def label_faults(self) -> list[str]:
+        """Return a phrase for each fault of the labels, of the metric and of the hub's columns."""
         faults = []
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
             faults.append(f"labels must be at least two names, all different, got {brief(self.labels, 200)}")
@@ -165,7 +167,7 @@ class TaskDefinition:
                 )
             if self.metric != "f1":
                 faults.append(f"metric must be 'f1', that of entities, for kind 'tokens', got {self.metric!r}")
-        elif self.metric == "f1" and len(self.labels) != 2:
+        elif self.metric == "f1" and self.kind in KIND_OF_FORM and len(self.labels) != 2:
             faults.append(f"metric must be 'accuracy' for {len(self.labels)} labels: 'f1' is that of label 1 of two")
         if self.hub and len(self.hub.columns) != len(self.text_columns):
             faults.append(
@@ -183,18 +185,13 @@ def slots(template: str) -> list[str]:
     return re.findall(r"\{(.*?)(?::bare|:lower)?\}", template)
 
 
-def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:
-    """Return the kind of readout that was asked for; ``linear`` for ``auto`` where words are labelled."""
-    return "linear" if readout == "auto" and any(task.kind == "tokens" for task in tasks) else readout
-
-
 #: Prompts for tasks that bring none, the commonest of LM-BFF's (Gao et al., 2021, table 1) for either kind.
-DEFAULT_TEMPLATE: dict[Kind, str] = {
+DEFAULT_TEMPLATE: dict[str, str] = {
     "single": "{text} It was {mask}.",
     "pair": "{text_a:bare}? {mask}, {text_b:lower}",
     "tokens": "",
 }
-DEFAULT_CAUSAL_TEMPLATE: dict[Kind, str] = {
+DEFAULT_CAUSAL_TEMPLATE: dict[str, str] = {
     "single": "{text} It was",
     "pair": "{text_a} {text_b} Answer:",
     "tokens": "",

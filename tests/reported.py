@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from forgetfree.results.metrics import Predictions, constant_score, summarize
+from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.metrics import summarize
 
 Json = dict[str, Any]
 ROWS, KINDS = 120, ("query weight", "key weight", "value weight", "output bias")
 
 
-def answers(score: float, labels: int, rng: np.random.Generator) -> Predictions:
+def answers(score: float, labels: int, rng: np.random.Generator) -> LabelAnswers:
     """Answers of which about the share ``score`` is right."""
     truth = rng.integers(labels, size=ROWS)
     logits = rng.normal(size=(ROWS, labels)).astype(np.float32)
     right = rng.random(ROWS) < score
     logits[np.arange(ROWS), truth] = np.where(right, logits.max(1) + 1, logits.min(1) - 1)
-    return Predictions(logits, truth)
+    return LabelAnswers(logits, truth)
 
 
 def make_run(
@@ -43,7 +44,7 @@ def make_run(
             ece = 0.3 * rng.random((n + 1, n))
             matrix[-1] = [each.score("accuracy") for each in found.values()]
             ece[-1] = [each.ece for each in found.values()]
-            floors = [constant_score(each.labels) for each in found.values()]
+            floors = [each.constant_score("accuracy") for each in found.values()]
             if not lost:  # not at all, to the bit
                 for task in range(n):
                     matrix[task + 1 :, task], ece[task + 1 :, task] = matrix[-1, task], ece[-1, task]

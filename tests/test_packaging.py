@@ -106,7 +106,7 @@ def importers(package: str) -> set[str]:
 
 #: From the bottom: a room imports from itself, from those before it, and from the files that all rooms use.
 ROOMS = (
-    *("core", "ledger", "data", "models", "results", "learning"),
+    *("core", "ledger", "data", "models", "results", "kinds", "learning"),
     *("continual", "serve", "jobs", "cli", "testing"),
 )
 COMMON = {"display", "errors", "files", "json_file", "options", "registry", "seeds", "tasks"}

@@ -235,7 +235,8 @@ BROKEN_STREAMS = {
     "OWN = ['sst2', 3]": f"{SHAPE}['sst2', 3]",
     "OWN = ['sst2', '']": f"{SHAPE}['sst2', '']",
     "OWN = {'sst2'}": f"{SHAPE}{{'sst2'}}",
-    f"{TASK}OWN = T('x', 'triple', ('a', 'b'))": "kind must be 'single', 'pair' or 'tokens', got 'triple'",
+    f"{TASK}OWN = T('x', 'triple', ('a', 'b'))": "kind must be one of single, pair, tokens, classification, "
+    "tagging, got 'triple'",
     f"{TASK}OWN = T('x', 'single', ('a', 'a'), label_words=('b', 'c'))": (
         "labels must be at least two names, all different, got ('a', 'a')"
     ),
@@ -249,7 +250,7 @@ BROKEN_STREAMS = {
     f"{TASK}OWN = T('x', 'single', ('a', 'b'), template='{{mask}}')": (
         "template must hold each of {text}, {mask} once and no other slot, got '{mask}'"
     ),
-    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu')": "metric must be 'accuracy' or 'f1', got 'bleu'",
+    f"{TASK}OWN = T('x', 'pair', ('a', 'b'), metric='bleu')": "metric must be one of accuracy, f1, got 'bleu'",
     f"{TASK}OWN = T('x', 'pair', ('a', 'b'), hub=HubSource('y'))": "hub.columns must be one for each text, 2, got ('text',)",
     f"{TASK}OWN = T('x', 'single', ('a', 'b', 'c'), metric='f1')": (
         "metric must be 'accuracy' for 3 labels: 'f1' is that of label 1 of two"

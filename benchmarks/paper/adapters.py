@@ -40,8 +40,8 @@ from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import fine_tune, predict
 from forgetfree.models.lora_adapters import LoraAdapters, lora_config, targets
+from forgetfree.results.answers import LabelAnswers, label_answers
 from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.metrics import Predictions
 from forgetfree.results.rendering import CONSTANT, Table
 from forgetfree.seeds import derive_seed
 
@@ -85,7 +85,9 @@ class Adapters(Experiment):
         grafts += [(share_of(s), tuned.graft(r)) for s, r in zip(sparsities, tuned.learned(*sparsities), strict=True)]
         rows = []
         for share, state in grafts:
-            answers = {name: tuned.bench.answers(state, test, tuned.options) for name, test in tests.items()}
+            answers = {
+                name: label_answers(tuned.bench.answers(state, test, tuned.options)) for name, test in tests.items()
+            }
             rows += self._rows(tuned, answers, "graft", share)
         choices = [context.options(**choice) for choice in context.preset.arms["adapters"]]
         for method, sizes in SIZES.items():
@@ -94,7 +96,7 @@ class Adapters(Experiment):
         return rows
 
     @staticmethod
-    def _rows(tuned: TunedTask, answers: Mapping[str, Predictions], method: str, size: str) -> list[Row]:
+    def _rows(tuned: TunedTask, answers: Mapping[str, LabelAnswers], method: str, size: str) -> list[Row]:
         rows = []
         for target, given in answers.items():
             metric = tuned.bench.task.definition.metric if target == tuned.bench.task.name else "accuracy"
@@ -160,9 +162,9 @@ class Adapters(Experiment):
 
 def adapted(
     bench: SingleTask, method: str, size: int, choices: Sequence[LocalizationOptions], tests: Mapping[str, Examples]
-) -> dict[str, Predictions]:
+) -> dict[str, LabelAnswers]:
     """The answers on each set of rows after training adapters and readout; of several options validation rows decide."""
-    best, kept = -1.0, dict[str, Predictions]()
+    best, kept = -1.0, dict[str, LabelAnswers]()
     for options in choices:
         seed = derive_seed(bench.seed, "adapters", bench.task.name)
         steps, trained = full_steps(options, bench.task), replace(options, l1=0.0)
@@ -183,9 +185,9 @@ def adapted(
                         raise
                     continue
 
-            def answers(rows: Examples, options: LocalizationOptions = options) -> Predictions:
+            def answers(rows: Examples, options: LocalizationOptions = options) -> LabelAnswers:
                 logits = predict(bench.model, rows, batch_size=options.rows_at_once, precision=options.precision)
-                return bench.task.predictions(logits, rows)
+                return label_answers(bench.task.answers(logits, rows))
 
             score = 0.0 if len(choices) == 1 else answers(bench.task.validation).score(bench.task.definition.metric)
             if score > best:

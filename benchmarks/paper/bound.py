@@ -33,9 +33,9 @@ from forgetfree.jobs.experiments import (
 )
 from forgetfree.models.state import ModelState
 from forgetfree.registry import recipe_of
+from forgetfree.results.answers import Answers, label_answers
 from forgetfree.results.bounds import SCALE_NATS, certified_error, on_grid, printed_bound, region_nats
 from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.metrics import Predictions
 from forgetfree.results.rendering import CONSTANT, Table
 
 #: The probability that a bound fails, for each task and seed.
@@ -108,7 +108,7 @@ class Bound(Experiment):
         if best[0] == 0.5:
             return []
         made, nats = described(tuned, state, region, *best[1:])
-        answers = tuned.bench.answers(made, train, tuned.options)
+        answers = label_answers(tuned.bench.answers(made, train, tuned.options))
         errors = int((answers.logits.argmax(1) != answers.labels).sum())
         return [
             {
@@ -206,10 +206,11 @@ class Bound(Experiment):
         return figure
 
 
-def error(tuned: TunedTask, answers: Predictions) -> float:
+def error(tuned: TunedTask, answers: Answers) -> float:
     """The share of wrong answers, each label weighted as it is among the training rows."""
-    wrong = torch.from_numpy(answers.logits.argmax(1) != answers.labels).double()
-    labels, shares = torch.from_numpy(answers.labels), Counter(tuned.bench.task.train.targets)
+    given = label_answers(answers)
+    wrong = torch.from_numpy(given.logits.argmax(1) != given.labels).double()
+    labels, shares = torch.from_numpy(given.labels), Counter(tuned.bench.task.train.targets)
     there = {label: share for label, share in shares.items() if bool((labels == label).any())}
     return sum(share * float(wrong[labels == label].mean()) for label, share in there.items()) / sum(there.values())
 

@@ -29,7 +29,6 @@ from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.registry import DEFAULT_STRATEGIES
 from forgetfree.results.figures import legend, look, panels
-from forgetfree.results.metrics import constant_scores
 from forgetfree.results.rendering import CONSTANT, NULL, Table, percent
 
 STREAM = ("qnli", "ag_news", "sst2")
@@ -92,9 +91,7 @@ class Continual(Experiment):
         )
         run = RunJob(config)
         tasks = run.stream(unit["seed"]).tasks
-        constant = constant_scores(
-            [task.test.labels.numpy() for task in tasks], [task.definition.metric for task in tasks]
-        )
+        constant = [task.unanswered.constant_score(task.definition.metric) for task in tasks]
         rows = []
         for strategy in config.strategies:
             learned = run.learn(strategy, unit["seed"], context.monitor)

@@ -30,6 +30,7 @@ from forgetfree.jobs.experiments import (
     verdict,
     with_constant,
 )
+from forgetfree.results.answers import label_answers
 from forgetfree.results.rendering import Table
 
 LABELS = ("true labels", "own labels")
@@ -115,7 +116,7 @@ def own_labels(tuned: TunedTask, sparsities: Sequence[float]) -> list[Region]:
 
     def relabelled(rows: Examples) -> Examples:
         assert isinstance(rows, EncodedRows)
-        answers = bench.answers(tuned.fine_tuned, rows, tuned.options)
+        answers = label_answers(bench.answers(tuned.fine_tuned, rows, tuned.options))
         return replace(rows, labels=torch.from_numpy(answers.logits.argmax(1)))
 
     bench.task = replace(task, train=relabelled(task.train), validation=relabelled(task.validation))

@@ -193,8 +193,8 @@ def measure(
     """One row for each line of the table, stream and seed, with average accuracy and forgetting."""
     rows = []
     for stream in streams:
-        tests = [task.test.labels.numpy() for task in make_stream(stream, seeds[0]).tasks]
-        constant = round(statistics.fmean(map(metrics.constant_score, tests)), 4)
+        tasks = make_stream(stream, seeds[0]).tasks
+        constant = round(statistics.fmean(task.unanswered.constant_score("accuracy") for task in tasks), 4)
         for strategy in strategies:
             for line, options in variants(strategy, stream):
                 found: list[dict[str, Any]] = []

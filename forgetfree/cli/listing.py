@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from forgetfree import registry
 from forgetfree.cli.usage import AsJson, Debug
-from forgetfree.data.forms import KINDS, NO_TASK
+from forgetfree.data.forms import NO_TASK
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import UsageError
 
@@ -69,11 +69,18 @@ def _rows(what: str) -> dict[str, str]:
     if what == "tasks":
         return {name: f"{task.kind}: {', '.join(task.labels)}" for name, task in registry.tasks().items()}
     if what == "kinds":
-        return {name: f"{row}; columns {', '.join(columns)}" for name, (row, columns) in KINDS.items()}
+        return {name: f"{row}; columns {', '.join(columns)}" for name, (row, columns) in _forms().items()}
     if what == "models":
         return {name: entry.summary for name, entry in registry.MODELS.items()}
     entries = registry.strategies() if what == "strategies" else registry.EXPERIMENTS
     return {name: entry.summary for name, entry in entries.items()}
+
+
+def _forms() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return what a row is, and its columns, by what ``kind`` of a task may say."""
+    broken = registry.broken("kinds")
+    kinds = (registry.kind(name) for name in registry.kinds() if name not in broken)
+    return {form: each for kind in kinds for form, each in kind.forms.items()}
 
 
 def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
@@ -83,7 +90,7 @@ def _entries(what: str, verbose: bool) -> list[dict[str, Any]]:
     if what == "tasks":
         return [{"name": name, "kind": t.kind, "labels": list(t.labels)} for name, t in registry.tasks().items()]
     if what == "kinds":
-        return [{"name": name, "row": row, "columns": list(columns)} for name, (row, columns) in KINDS.items()]
+        return [{"name": name, "row": row, "columns": list(columns)} for name, (row, columns) in _forms().items()]
     if what == "models":
         models = registry.MODELS.items()
         return [{"name": name, "summary": model.summary, "recipe": dict(model.recipe)} for name, model in models]

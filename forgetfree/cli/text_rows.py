@@ -17,7 +17,6 @@ from forgetfree.data.table_files import PACKED, csv_records, format_of, lines_of
 from forgetfree.display import tell_note
 from forgetfree.errors import DataError, UsageError, first_line
 from forgetfree.json_file import parse_json
-from forgetfree.tasks import Kind
 
 Row = tuple[str, ...]
 #: The formats of files, which are read as those of training are; but txt holds a text a line.
@@ -68,7 +67,7 @@ def rows_of_stdin(size: int | None) -> Iterator[Row]:
 
 
 def rows_of_file(
-    path: Path, kind: Kind | None, asked: Columns = RECOGNISED, kept: Sequence[str] = ()
+    path: Path, kind: str | None, asked: Columns = RECOGNISED, kept: Sequence[str] = ()
 ) -> Iterator[Asked]:
     """Yield the rows of a file: a table's by its columns, records by their keys, txt a text a line.
 
@@ -96,7 +95,7 @@ def rows_of_file(
         ) from error
 
 
-def _read(path: Path, kind: Kind | None, asked: Columns, kept: Sequence[str]) -> Iterator[Asked]:
+def _read(path: Path, kind: str | None, asked: Columns, kept: Sequence[str]) -> Iterator[Asked]:
     if is_plain(path):
         size = 2 if kind == "pair" else 1 if kind else None
         form = text_form(path)
@@ -137,7 +136,7 @@ def _as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _text(where: str, name: str, value: Any, kind: Kind | None) -> str:
+def _text(where: str, name: str, value: Any, kind: str | None) -> str:
     if kind == "tokens" and isinstance(value, list) and all(isinstance(word, str) for word in value):
         return json.dumps(value)
     if not isinstance(value, str):
@@ -180,7 +179,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _columns(where: str, found: list[str], kind: Kind | None, asked: Columns) -> tuple[str, ...]:
+def _columns(where: str, found: list[str], kind: str | None, asked: Columns) -> tuple[str, ...]:
     """Return the columns of the texts: those named, of common names, or the only ones beside the label."""
     if names := choose_texts(where, found, asked, kind):
         return names

@@ -21,7 +21,7 @@ from forgetfree.continual.task_training import Training
 from forgetfree.core.examples import Examples
 from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.parts import WHOLE, Part
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import Answers
 
 
 def loader(data: Any, batches: Sequence[Sequence[int]], num_workers: int) -> Any:
@@ -56,7 +56,7 @@ def in_turn(strategy: Any, planned: Any, parts: Sequence[Part], updates: int, do
 
 def answers_in_order(
     task: EncodedTask, rows: Examples | None, order: Sequence[int], collected: Sequence[tuple[Tensor, Tensor, Tensor]]
-) -> Predictions:
+) -> Answers:
     """Return the answers on a task's rows, or on some of them, in the rows' order.
 
     Args:
@@ -67,9 +67,8 @@ def answers_in_order(
     """
     logits, labels, counts = map(torch.cat, zip(*collected, strict=True))
     in_order = torch.argsort(torch.tensor(order).repeat_interleave(counts), stable=True)
-    if rows is not None and task.definition.kind == "tokens":
-        return task.predictions(logits[in_order], rows.subset(sorted(order)))
-    return Predictions(logits[in_order].numpy(), labels[in_order].numpy())
+    answered = None if rows is None else rows.subset(sorted(order))
+    return task.kind.answers(task.definition, logits[in_order], labels[in_order], answered)
 
 
 def lengths_of(data: Any, model: nn.Module) -> list[int]:

@@ -212,7 +212,7 @@ def tensor_stream(
         rows = _positions(given, held).evaluated_on(evaluate_on)
         tell([rows])
         drawn = derive_seed(seed, "shots", name)
-        train = rows.train if shots is None else k_shot(rows.train, shots, drawn, name, or_fewer)
+        train = rows.train if shots is None else k_shot(rows.train, rows.task, shots, drawn, or_fewer)
         test = rows.test.take(representative(rows.test.labels, test_limit))
         task = position if scenario == "task" else 0
         for split, chosen in (("train", train), ("valid", rows.validation), ("test", test)):

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.data.sampling import evenly
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import Answers
 
 #: The rows of a learned task that are answered again, at most.
 CHECKED_ROWS = 32
@@ -35,18 +33,16 @@ class StreamAnswers:
 
     def __init__(self, strategy: ContinualStrategy, *, upper_triangle: bool = True) -> None:
         self._strategy, self._upper = strategy, upper_triangle
-        self.answers: dict[str, Predictions] = {}
+        self.answers: dict[str, Answers] = {}
         self.broken: list[str] = []
         self._learned: list[EncodedTask] = []
-        self.sampled: dict[str, Predictions] = {}
+        self.sampled: dict[str, Answers] = {}
 
-    def resume(
-        self, learned: Sequence[EncodedTask], answers: dict[str, Predictions], sampled: dict[str, Predictions]
-    ) -> None:
+    def resume(self, learned: Sequence[EncodedTask], answers: dict[str, Answers], sampled: dict[str, Answers]) -> None:
         """Go on after the tasks ``learned``, with ``answers`` and ``sampled`` as they were then."""
         self._learned, self.answers, self.sampled = list(learned), dict(answers), sampled
 
-    def before(self, known: dict[str, Predictions] | None = None) -> dict[str, Predictions]:
+    def before(self, known: dict[str, Answers] | None = None) -> dict[str, Answers]:
         """Return the answers before the first task, on all tasks or on none.
 
         Args:
@@ -56,7 +52,7 @@ class StreamAnswers:
             self.answers = dict(self._strategy.evaluate() if known is None else known)
         return dict(self.answers)
 
-    def begun(self, learned: Sequence[EncodedTask]) -> dict[str, Predictions]:
+    def begun(self, learned: Sequence[EncodedTask]) -> dict[str, Answers]:
         """Return the answers of a strategy that has learned the first tasks already, on all tasks or on these."""
         self._learned = list(learned)
         self.answers = dict(self._strategy.evaluate(None if self._upper else learned))
@@ -64,7 +60,7 @@ class StreamAnswers:
             self.sampled = self._answer_sample(learned)
         return dict(self.answers)
 
-    def after(self, task: EncodedTask) -> dict[str, Predictions]:
+    def after(self, task: EncodedTask) -> dict[str, Answers]:
         """Return the answers after ``task`` was learned: on all tasks, or on those learned so far."""
         strategy, before = self._strategy, list(self._learned)
         self._learned.append(task)
@@ -95,9 +91,9 @@ class StreamAnswers:
     def _changed(self, tasks: Sequence[EncodedTask]) -> list[EncodedTask]:
         """Return the tasks whose sample is answered otherwise than right after they were learned, in any bit."""
         again = self._answer_sample(tasks)
-        return [task for task in tasks if not _same(self.sampled[task.name], again[task.name])]
+        return [task for task in tasks if not self.sampled[task.name].same_as(again[task.name])]
 
-    def _answer_sample(self, tasks: Sequence[EncodedTask]) -> dict[str, Predictions]:
+    def _answer_sample(self, tasks: Sequence[EncodedTask]) -> dict[str, Answers]:
         self._strategy.choose_batches = lambda task, batches: sample(batches)
         try:
             return self._strategy.evaluate(tasks) if tasks else {}
@@ -114,7 +110,3 @@ def sample(batches: list[list[int]], count: int | None = None) -> list[list[int]
     rows, size = [row for batch in batches for row in batch], max(map(len, batches))
     chosen = [rows[place] for place in evenly(len(rows), CHECKED_ROWS if count is None else count)]
     return [chosen[i : i + size] for i in range(0, len(chosen), size)]
-
-
-def _same(one: Predictions, other: Predictions) -> bool:
-    return torch.equal(torch.from_numpy(one.logits), torch.from_numpy(other.logits))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from forgetfree.continual.strategy import ContinualStrategy
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.errors import LedgerError
 from forgetfree.ledger import Ledger, check_binding, check_definitions
 
-if TYPE_CHECKING:
-    from forgetfree.continual.regions import TaskRegions
-
 #: What its file is called.
 LEDGER = "ledger.safetensors"
+
+
+class UsesLedger(Protocol):
+    """Answers by a ledger, and can go on with another."""
+
+    ledger: Ledger
+
+    def use(self, ledger: Ledger) -> None:
+        """Go on with ``ledger``."""
 
 
 class KeptLedger:
@@ -22,11 +28,11 @@ class KeptLedger:
 
     Args:
         strategy: its model holds θ_pre.
-        regions: those that the ledger is of.
+        regions: what answers by the ledger: `forgetfree.continual.regions.TaskRegions`.
         file: what it is called.
     """
 
-    def __init__(self, strategy: ContinualStrategy, regions: TaskRegions, file: str = LEDGER) -> None:
+    def __init__(self, strategy: ContinualStrategy, regions: UsesLedger, file: str = LEDGER) -> None:
         self._strategy, self._regions, self._file = strategy, regions, file
 
     @property

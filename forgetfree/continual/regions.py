@@ -264,7 +264,7 @@ class TaskRegions:
             self._answering_all = None
 
 
-def scores_of_union(strategy: RegionStrategy) -> dict[str, list[float]]:
+def scores_of_union(strategy: RegionStrategy) -> dict[str, list[float | None]]:
     """Return the scores of the one union of all regions on the tasks of the stream, and their calibration errors."""
     with strategy.regions.answering_all_by_union():
         answers = strategy.evaluate()

@@ -35,7 +35,7 @@ from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions, for_device
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 
 
@@ -202,7 +202,7 @@ class ContinualStrategy(StrategyTemplate):
 
     # -- What users call, beside Avalanche's `train` and `eval` ------------------------------------------------
 
-    def evaluate(self, tasks: Sequence[EncodedTask] | None = None) -> dict[str, Predictions]:
+    def evaluate(self, tasks: Sequence[EncodedTask] | None = None) -> dict[str, Answers]:
         """Return the answers on the test rows of ``tasks`` (default: all), by Avalanche's evaluation loop."""
         stream = self.stream.benchmark.test_stream
         self.predictions = {}
@@ -268,7 +268,7 @@ class ContinualStrategy(StrategyTemplate):
         self.pre_trained = stream.pre_trained
         self.has_plugins = bool(plugins)  # what they do to training is not in the key of a shared model
         self.seconds = self.monitor.seconds
-        self.predictions: dict[str, Predictions] = {}
+        self.predictions: dict[str, Answers] = {}
         self.training: Training | None = None
         self.scope = ExitStack()
         self.learned = []

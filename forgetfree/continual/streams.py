@@ -26,10 +26,11 @@ from forgetfree.data.rows import TaskRows, tell
 from forgetfree.data.sources import check_form, default_data, load_tasks
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
+from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.encoded_task import EncodedTask, encode_task, label_spaces
 from forgetfree.models.loading import LoadedModel, is_pretrained, load_model
 from forgetfree.models.state import ModelState
-from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario, readout_for
+from forgetfree.tasks import MAX_LENGTH, EvaluatedOn, Scenario
 
 
 def load_stream(

@@ -39,7 +39,7 @@ from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.parts import WHOLE, BatchSum, cut
 from forgetfree.learning.training import Update, plan, training_mode
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 
 
@@ -54,7 +54,7 @@ class StrategyTemplate(SupervisedTemplate):
     seed: int
     monitor: Monitor
     seconds: dict[Phase, float]
-    predictions: dict[str, Predictions]
+    predictions: dict[str, Answers]
     is_busy: bool  # training or evaluating
     _step: int  # the updates that are done of the present phase
     #: What is trained now, between a task's `begin` and the end of its `commit`.

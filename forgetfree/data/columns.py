@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgetfree.errors import DataError, UsageError, nearest
-from forgetfree.tasks import Kind
 
 #: The columns of a pair of texts.
 PAIR = ("text_a", "text_b")
@@ -124,7 +123,7 @@ class ReadOptions:
 AS_FOUND = ReadOptions()
 
 
-def choose(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) -> tuple[Columns, str]:
+def choose(where: str, names: Iterable[str], asked: Columns, kind: str | None) -> tuple[Columns, str]:
     """Return a table's columns of texts and label, and what to say of them; nothing where they were named or are ours.
 
     Args:
@@ -159,7 +158,7 @@ def choose(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) 
     return Columns(texts, label), " and ".join(said)
 
 
-def choose_texts(where: str, names: Iterable[str], asked: Columns, kind: Kind | None) -> tuple[str, ...]:
+def choose_texts(where: str, names: Iterable[str], asked: Columns, kind: str | None) -> tuple[str, ...]:
     """Return a table's columns of texts; none where no name is recognised. The table may be without labels.
 
     Args:
@@ -201,7 +200,7 @@ def _known(names: Iterable[str]) -> dict[str, str]:
     return {_plain(name): name for name in reversed(list(names))}
 
 
-def _own_texts(found: Sequence[str], kind: Kind | None) -> tuple[str, ...]:
+def _own_texts(found: Sequence[str], kind: str | None) -> tuple[str, ...]:
     """Return our columns of texts, where a table has them."""
     if kind in ("pair", None) and set(PAIR) <= set(found):
         return PAIR

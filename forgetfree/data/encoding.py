@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree import registry
 from forgetfree.core.examples import Batch
 from forgetfree.core.readout_model import LOWEST
-from forgetfree.data.rows import Rows, rarest_entities
+from forgetfree.data.rows import Rows
 from forgetfree.display import counted
 from forgetfree.errors import ModelError
 from forgetfree.tasks import MAX_LENGTH
@@ -38,6 +39,7 @@ class EncodedRows:
         task: the task label, the same for every row.
         pad: the id that fills short rows.
         words: where words are labelled, where the labels of each row begin, and the end: int64 ``(n + 1,)``.
+        kind: of the task, as its definition names it.
     """
 
     tokens: Tensor
@@ -46,9 +48,12 @@ class EncodedRows:
     task: int
     pad: int
     words: Tensor | None = None
+    kind: str = "single"
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int) -> EncodedRows:
+    def of(
+        cls, rows: Sequence[Sequence[int]], labels: Sequence[Any], task: int, pad: int, kind: str = "single"
+    ) -> EncodedRows:
         """Pack rows of ids of any length; ``labels`` has one for each, or a sequence with one for each of its words."""
         lengths = torch.tensor([0, *map(len, rows)])
         tokens = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
@@ -56,7 +61,7 @@ class EncodedRows:
         if labels and isinstance(labels[0], Sequence):
             words = torch.tensor([0, *map(len, labels)]).cumsum(0)
             labels = [label for row in labels for label in row]
-        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad, words)
+        return cls(tokens, lengths.cumsum(0), torch.tensor(list(labels), dtype=torch.int64), task, pad, words, kind)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -86,11 +91,12 @@ class EncodedRows:
 
     @property
     def targets(self) -> list[int]:
-        """The label of each row, under the name that Avalanche expects; of sentences what `Rows.groups` says."""
-        if self.words is not None:
-            return rarest_entities([self._labels(i) for i in range(len(self))])
-        labels: list[int] = self.labels.tolist()
-        return labels
+        """The group of each row, under the name that Avalanche expects: the label, or of sentences what their kind says."""
+        if self.words is None:
+            labels: list[int] = self.labels.tolist()
+            return labels
+        groups: list[int] = registry.kind(self.kind).groups([self._labels(i) for i in range(len(self))])
+        return groups
 
     def _labels(self, i: int) -> list[int]:
         assert self.words is not None
@@ -132,7 +138,7 @@ class EncodedRows:
         """Return the rows at ``indices``, in that order."""
         rows = [self.tokens[self.offsets[i] : self.offsets[i + 1]].tolist() for i in indices]
         labels = [int(self.labels[i]) if self.words is None else self._labels(i) for i in indices]
-        return EncodedRows.of(rows, labels, self.task, self.pad)
+        return EncodedRows.of(rows, labels, self.task, self.pad, self.kind)
 
 
 _SLOT = re.compile(r"(\s*)\{(text|text_a|text_b|mask)(?::(bare|lower))?\}")
@@ -209,8 +215,8 @@ class Encoder:
         if self.pieces is not None:
             self._parts = [self._part(piece, inside=i > 0) for i, piece in enumerate(self.pieces)]
         self._max_length = max_length
-        #: How many rows were cut so far, and how many tokens they lost.
-        self.cut_rows, self.cut_tokens = 0, 0
+        #: How many tokens each row lost, of all rows so far.
+        self.cut: list[int] = []
         if self.room(2) < 2:
             raise ModelError(
                 f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes "
@@ -255,10 +261,18 @@ class Encoder:
         return truncate(texts, room)
 
     def count(self, over: int) -> None:
-        """Count a row that has ``over`` more tokens than there is room for, if it is above 0."""
-        if over > 0:
-            self.cut_rows += 1
-            self.cut_tokens += over
+        """Count a row that has ``over`` more tokens than there is room for; it loses none where that is below 0."""
+        self.cut.append(max(over, 0))
+
+    @property
+    def cut_rows(self) -> int:
+        """How many rows were cut so far."""
+        return sum(map(bool, self.cut))
+
+    @property
+    def cut_tokens(self) -> int:
+        """How many tokens they lost."""
+        return sum(self.cut)
 
     def cut_note(self, what: str, count: int) -> str:
         """Return what to say of the rows that were cut; nothing where there are none.

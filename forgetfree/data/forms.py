@@ -1,16 +1,10 @@
-"""What a task can be; and forms of tasks that cannot be learned here, recognised by a cell, so that one message says so."""
+"""Forms of tasks that cannot be learned here, recognised by a cell, so that one message says so."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: By its kind: what a row of a task is, and its columns. README.md has the same table.
-KINDS = {
-    "single": ("a text, and one of two labels or more", ("text", "label")),
-    "pair": ("a pair of texts, and one of two labels or more", ("text_a", "text_b", "label")),
-    "tokens": ("a sentence, and a tag for each of its words", ("tokens", "tags")),
-}
 #: What is told and refused.
 NO_TASK = (
     "several labels a row, a number to predict, a chat, answers or summaries to write, or parts of a text as in SQuAD"

@@ -1,28 +1,22 @@
-"""A task's rows from a folder, or from tables: the columns, the labels and the splits are settled here, for every source."""
+"""A task's rows from a folder, or from tables, for every source: which files are its splits, and which kind reads them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forgetfree import registry
-from forgetfree.data.bad_rows import DataFaults, left_out
-from forgetfree.data.columns import Columns, choose
-from forgetfree.data.forms import other_form
+from forgetfree.data.bad_rows import DataFaults
+from forgetfree.data.columns import Columns
 from forgetfree.data.in_memory import is_saved, is_snapshot, read_saved, read_snapshot
-from forgetfree.data.labels import learn_labels
-from forgetfree.data.row_notes import notes_of_labels, notes_of_rows
-from forgetfree.data.rows import Rows, TaskRows, complete
-from forgetfree.data.source_json import described, infer, read_source
+from forgetfree.data.rows import RowKind, TaskRows
+from forgetfree.data.source_json import read_source
 from forgetfree.data.table_files import find_table, format_of, head_of, read_table, split_of
-from forgetfree.data.tables import Table
-from forgetfree.data.tagged import check_tagged, is_tagged, read_tagged
-from forgetfree.display import counted
+from forgetfree.data.tables import Table, TaskTables
 from forgetfree.errors import DataError
-from forgetfree.tasks import SPLITS, Kind, version_of
+from forgetfree.tasks import SPLITS, version_of
 
 #: Suffixes of files that may hold rows and are not read.
 _UNREAD = (".arrow", ".feather", ".xls", ".xlsx")
@@ -106,15 +100,9 @@ def check_header(name: str, paths: Mapping[str, Path], given: Mapping[str, Any],
     faults = DataFaults()
     found = {split: faults.attempt(head_of, path) for split, path in paths.items()}
     heads = {split: head for split, head in found.items() if head is not None}
-    if (train := heads.get("train")) is not None:
-        registered = registry.tasks().get(version_of(name)[0])
-        asked = asked.over(given)
-        if is_tagged(given, train, registered, asked):
-            for head in heads.values():
-                faults.attempt(check_tagged, head, asked)
-        elif chosen := faults.attempt(_chosen, train, asked, registered.kind if registered else None):
-            for head in heads.values():
-                faults.attempt(head.check_columns, chosen[0])
+    if "train" in heads:
+        task = _task(name, heads, given, Path(), asked)
+        faults.attempt(_kind(task).check_header, task)
     faults.report()
 
 
@@ -127,16 +115,7 @@ def read_task(
     note: str = "",
     skip_bad_rows: bool = False,
 ) -> TaskRows:
-    """Return a task with its rows, from the tables of its splits.
-
-    Args:
-        name: of the task.
-        tables: by split; the training rows at least.
-        given: what ``source.json`` says.
-        folder: where that is.
-        asked: the columns that the user named.
-        note: what the user should know of the tables.
-        skip_bad_rows: whether rows that cannot be used are left out, and not refused.
+    """Return a task with its rows, from the tables of its splits; see `TaskTables`.
 
     Raises:
         DataError: the tables do not hold what the task needs.
@@ -144,77 +123,33 @@ def read_task(
     for table in tables.values():
         if not table.columns and not table.numbers and not table.bad:
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
-    train = tables["train"]
-    note = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
+    told = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
+    task = _task(name, tables, given, folder, asked, told, skip_bad_rows)
+    return _kind(task).read(task)
+
+
+def _task(
+    name: str,
+    tables: Mapping[str, Table],
+    given: Mapping[str, Any],
+    folder: Path,
+    asked: Columns,
+    note: str = "",
+    skip_bad_rows: bool = False,
+) -> TaskTables:
     registered = registry.tasks().get(version_of(name)[0])
-    asked = asked.over(given)
-    if is_tagged(given, train, registered, asked):
-        return read_tagged(name, tables, given, registered, asked, note, skip_bad_rows)
-    faults = DataFaults()
-    if not train.columns:  # of all rows none could be read
-        faults.add(train.bad, 0)
-        faults.report()
-    columns, recognised = _chosen(train, asked, registered.kind if registered else None)
-    assert columns.label is not None
-    kind: Kind = "pair" if len(columns.texts) == 2 else "single"
-    read = {split: table.labelled(columns.label) for split, table in tables.items()}
-    unlabelled = {split: len(tables[split].numbers) - len(table.numbers) for split, table in read.items()}
-    numbered = train.label_names.get(columns.label, ())
-    for table in tables.values():
-        if (theirs := table.label_names.get(columns.label, numbered)) != numbered:
-            raise DataError(
-                f"{table.where} has its labels in the order {', '.join(map(str, theirs))}, and {train.where} in the order "
-                f"{', '.join(map(str, numbered)) or 'of its rows'}: one number would mean two labels. Write both alike."
-            )
-    if not given.get("label_names") and numbered:
-        given = {**given, "label_names": numbered}
-    names = [str(label) for label in given.get("label_names") or (registered.labels if registered else ())]
-    written = zip(read["train"].cells(columns.label, names), read["train"].numbers, strict=True)
-    good = [(cell, number) for cell, number in written if cell is not None]
-    cells, numbers = [cell for cell, _ in good], [number for _, number in good]
-    labels = None
-    if len(set(cells)) > 1 or not train.bad:  # else it is bad rows that lack the other labels
-        labels = faults.attempt(learn_labels, train.where, cells, names, numbers, bool(numbered))
-    rows, row_numbers = dict[str, Rows](), dict[str, Sequence[int]]()
-    for split, table in read.items():
-        if labels is None:
-            faults.attempt(table.check_texts, columns)
-        elif unlabelled[split] and not len(table.numbers):
-            continue
-        elif found := faults.attempt(table.rows, columns, labels, name):
-            rows[split], row_numbers[split] = found
-    for split, table in tables.items():
-        left = len(rows[split]) if split in rows else len(table.good().numbers)
-        faults.add(table.bad, left, skip_bad_rows)
-    faults.report()
-    assert labels is not None
-    task = described(registered or infer(name, kind, labels.names), given, folder)
-    whole = complete(task, rows)
-    pieces = [note, recognised, labels.said]
-    pieces += notes_of_labels(cells, labels, numbers) + notes_of_rows(rows["train"], row_numbers["train"])
-    pieces += [
-        f"{counted(count, f'{split} row')} without a label (-1) left out"
-        for split, count in unlabelled.items()
-        if count
-    ]
-    bad = {split: table.bad for split, table in tables.items() if table.bad}
-    pieces.append(left_out(bad.items()))
-    if rows.keys() == {"train"}:
-        pieces.append(whole.cut)
-    told = "; ".join(filter(None, pieces))
-    counts = {split: each.summary for split, each in bad.items()}
-    return replace(whole, notes=(f"Task {name!r} ({train.where}): {told}.",) if told else (), left_out=counts)
+    return TaskTables(name, tables, given, folder, registered, asked.over(given), note, skip_bad_rows)
 
 
-def _chosen(train: Table, asked: Columns, kind: Kind | None) -> tuple[Columns, str]:
-    """Return what `choose` does; a table without our columns may be of another form, which is then said."""
-    try:
-        return choose(train.where, train.columns, asked, kind)
-    except DataError as error:
-        are_there = {*asked.texts, asked.label} <= {*train.columns, None}
-        if are_there and (form := other_form(train.columns)):
-            raise DataError(f"{error} {form}") from error
-        raise
+def _kind(task: TaskTables) -> RowKind:
+    """Return the kind of a task: by ``source.json``, else as it is registered, else by its columns."""
+    named = task.source.get("kind") or (task.registered.kind if task.registered else None)
+    ours: dict[str, RowKind] = {name: registry.kind(name) for name in registry.KINDS}
+    if named:
+        found: RowKind = registry.kind(named)
+        return found
+    alike = (kind for kind in ours.values() if kind.recognises(task))
+    return next(alike, ours["classification"])
 
 
 def _check_left_out(name: str, folder: Path, split: str) -> None:

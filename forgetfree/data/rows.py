@@ -1,4 +1,4 @@
-"""A task's rows: texts and labels, split by split."""
+"""A task's rows: texts and labels, split by split; and what its kind says of them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import hashlib
 import json
 import random
 import sys
-from collections import Counter
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
+from forgetfree import registry
+from forgetfree.data.bad_rows import left_out
+from forgetfree.data.tables import TaskTables
 from forgetfree.display import counted, escaped
 from forgetfree.errors import DataError, UsageError
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import SPLITS, EvaluatedOn, TaskDefinition
 
 #: How many training rows are held out for a missing split: this share of them, and at most this many.
-_HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
+HELD_OUT_SHARE, _HELD_OUT_ROWS = 0.1, 1000
 #: The same for test rows, where the data are in one piece.
 _TEST_SHARE, _TEST_ROWS = 0.2, 2000
 
@@ -46,16 +49,6 @@ class Rows:
         """One tuple of one or two texts for each row."""
         return list(zip(self.first, self.second, strict=True) if self.second else zip(self.first, strict=True))
 
-    @property
-    def tagged(self) -> bool:
-        """Whether each word has a label, and not each row."""
-        return bool(self.labels) and not isinstance(self.labels[0], int)
-
-    @cached_property
-    def groups(self) -> list[int]:
-        """What a sample should hold of evenly: the label of each row; of a sentence see `rarest_entities`."""
-        return rarest_entities(self.labels) if self.tagged else list(self.labels)
-
     def take(self, indices: Sequence[int]) -> Rows:
         """Return the rows at ``indices``, in that order."""
         return Rows(
@@ -63,6 +56,73 @@ class Rows:
             tuple(self.second[i] for i in indices) if self.second else (),
             tuple(self.labels[i] for i in indices),
         )
+
+
+class RowKind(ABC):
+    """What a kind of tasks says of rows: how they are read from tables, held out and drawn.
+
+    `forgetfree.kinds.kind` has the whole contract of a kind. What is here imports no torch.
+    """
+
+    #: The group that ``--shots`` may find few rows of, or none.
+    optional_group: ClassVar[int | None] = None
+
+    def recognises(self, task: TaskTables) -> bool:
+        """Return whether tables look like those of this kind, where nothing names the kind; asked of our own kinds alone."""
+        return False
+
+    @abstractmethod
+    def check_header(self, task: TaskTables) -> None:
+        """Raise ``DataError`` for columns that are missing; the tables have their first lines alone."""
+
+    @abstractmethod
+    def read(self, task: TaskTables) -> TaskRows:
+        """Return a task with its rows.
+
+        Raises:
+            BadDataError: with all that is wrong with its tables.
+        """
+
+    @abstractmethod
+    def groups(self, labels: Sequence[Any]) -> list[int]:
+        """Return for each row, from its label or labels, the number of its group: samples are spread over groups evenly."""
+
+    def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
+        """Return what ``--shots`` counts: the numbers of the rows of each group, in the order in which groups are drawn."""
+        groups = self.groups(labels)
+        found: dict[int, list[int]] = {group: [] for group in sorted(set(groups))}
+        for row, group in enumerate(groups):
+            found[group].append(row)
+        return found
+
+    def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
+        """Return what so many training rows of a group are called in messages, such as "rows of label 'positive'"."""
+        return f"row{'s' * (count > 1)} of group {group}"
+
+    def group_hint(self, task: TaskDefinition, group: int, count: int) -> str:
+        """Return a sentence, after a space, on what may be wrong where a group has too few rows; or nothing."""
+        return ""
+
+    def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:  # noqa: B027  # may stay as it is
+        """Raise ``DataError`` if a split lacks what learning and scoring need.
+
+        Args:
+            task: whose rows.
+            rows: of its three splits, none empty.
+            before: the training rows before validation rows were held out from them.
+        """
+
+    def check_scored(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
+        """Raise ``DataError`` if the metric cannot be measured on the validation or test rows."""
+
+    def check_halves(self, rows: TaskRows) -> None:  # noqa: B027  # may stay as it is
+        """Raise ``DataError`` if the validation rows cannot be halved: one half to be scored, the other for training."""
+
+
+def kind_of_rows(task: TaskDefinition) -> RowKind:
+    """Return what the kind of a task says of rows."""
+    found: RowKind = registry.kind(task.kind)
+    return found
 
 
 @dataclass(frozen=True)
@@ -144,38 +204,12 @@ class TaskRows:
             raise UsageError(f"evaluate_on must be {' or '.join(get_args(EvaluatedOn))}, got {split!r}.")
         if split == "test":
             return self
-        groups, sentences = self.validation.groups, self.task.kind == "tokens"
-        held = [[i for i, group in enumerate(groups) if group == k] for k in range(len(self.task.labels))]
-        for label, rows in zip(self.task.labels, held, strict=True):
-            if len(rows) == 1 and not sentences:
-                remedy = "Add validation rows of that label."
-                if self.held_out:
-                    remedy = (
-                        f"It was held out from the training rows: give about {round(2 / _HELD_OUT_SHARE)} rows of that "
-                    )
-                    remedy += "label, or a validation file."
-                raise DataError(
-                    f"Task {self.task.name!r} has one validation row of label {label!r}, and to choose by validation rows "
-                    f"takes two of each label: one half is scored, and training itself needs the other. {remedy}"
-                )
+        kind = kind_of_rows(self.task)
+        kind.check_halves(self)
+        groups = kind.groups(self.validation.labels)
+        held = [[i for i, group in enumerate(groups) if group == each] for each in set(groups)]
         kept, scored = (sorted(i for rows in held for i in rows[start::2]) for start in (0, 1))
         return replace(self, validation=self.validation.take(kept), test=self.validation.take(scored))
-
-
-def kinds_of(tags: Sequence[int]) -> set[int]:
-    """Return the numbers, from 1, of the kinds of entities in a sentence, from the labels of its words."""
-    return {(tag + 1) // 2 for tag in tags if tag}
-
-
-def rarest_entities(tags: Sequence[Sequence[int]]) -> list[int]:
-    """Return for each sentence the number, from 1, of the kind of its entities that is in fewest sentences; 0 without any.
-
-    Args:
-        tags: of each sentence the labels of its words, as `TaskDefinition.of_entities` numbers them.
-    """
-    held = [sorted(kinds_of(sentence)) for sentence in tags]
-    counts = Counter(kind for kinds in held for kind in kinds)
-    return [min(kinds, key=counts.__getitem__, default=0) for kinds in held]
 
 
 def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
@@ -187,17 +221,12 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
     Raises:
         DataError: a split is empty, or a label has no training row.
     """
-    held_out = rows.keys() != set(SPLITS)
+    held_out, kind = rows.keys() != set(SPLITS), kind_of_rows(task)
     if rows.keys() == {"train"}:
-        rows = _in_three(rows["train"], task.name)
-    train, tagged = rows["train"], task.kind == "tokens"
+        rows = _in_three(rows["train"], task, kind)
+    before = train = rows["train"]
     validation = rows.get("validation") if "test" in rows else None
     test = rows["test"] if "test" in rows else rows["validation"]
-    remedy = "Add rows of that label, or number the labels from 0 without gaps."
-    if not tagged and len(set(train.labels)) < 2:
-        remedy = "A task needs rows of two labels at least."
-    elif validation is None and len(set(train.labels)) == len(task.labels):
-        remedy = "Some went to the missing validation split: add one, or more rows of that label."
     if validation is None:
         if len(train) == 1:
             raise DataError(
@@ -205,48 +234,63 @@ def complete(task: TaskDefinition, rows: dict[str, Rows]) -> TaskRows:
             )
         order = list(range(len(train)))
         random.Random(derive_seed(0, "held out", task.name)).shuffle(order)
-        count = min(_HELD_OUT_ROWS, max(1, round(len(train) * _HELD_OUT_SHARE)))
+        count = min(_HELD_OUT_ROWS, max(1, round(len(train) * HELD_OUT_SHARE)))
         validation, train = train.take(sorted(order[:count])), train.take(sorted(order[count:]))
-    for split, split_rows in (("train", train), ("validation", validation), ("test", test)):
+    splits = dict(zip(SPLITS, (train, validation, test), strict=True))
+    for split, split_rows in splits.items():
         if len(split_rows) == 0:
             raise DataError(f"Task {task.name!r} has no rows in its {split} split. Add some.")
-        if tagged and not any(split_rows.groups):
-            raise DataError(
-                f"Task {task.name!r} has no entity in its {split} split: all words are tagged O. Add sentences with entities."
-            )
-    if tagged:
-        return TaskRows(task, train, validation, test, held_out=held_out)
-    counts = [train.labels.count(label) for label in range(len(task.labels))]
-    if 0 in counts:
-        empty = counts.index(0)
-        raise DataError(
-            f"Task {task.name!r} has no training row of label {empty} ({task.labels[empty]!r}); rows per "
-            f"label: {counts}. {remedy}"
-        )
+    kind.check_splits(task, splits, before)
     return TaskRows(task, train, validation, test, held_out=held_out)
 
 
-def _in_three(rows: Rows, task: str) -> dict[str, Rows]:
+def read_rows(
+    read: TaskTables, task: TaskDefinition, rows: dict[str, Rows], said: Sequence[str] = (), notes: Sequence[str] = ()
+) -> TaskRows:
+    """Return a task with all three splits, and with what is to be known of how it was read.
+
+    Args:
+        read: the tables that the rows are from.
+        task: its definition.
+        rows: the good rows, by split.
+        said: phrases for the note on the whole task.
+        notes: further notes.
+
+    Raises:
+        DataError: as `complete`.
+    """
+    whole = complete(task, rows)
+    bad = {split: table.bad for split, table in read.tables.items() if table.bad}
+    phrases = [read.note, *said, left_out(bad.items()), whole.cut if rows.keys() == {"train"} else ""]
+    if told := "; ".join(filter(None, phrases)):
+        notes = [f"Task {task.name!r} ({read.train.where}): {told}.", *notes]
+    return replace(whole, notes=tuple(notes), left_out={split: each.summary for split, each in bad.items()})
+
+
+def _in_three(rows: Rows, task: TaskDefinition, kind: RowKind) -> dict[str, Rows]:
     """Return three splits of rows that are all there are: the same ones for the same rows and task."""
-    train, test = _held_out(rows, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", task))
+    name = task.name
+    train, test = _held_out(rows, kind, _TEST_SHARE, _TEST_ROWS, derive_seed(0, "held out for test", name))
     if len(rows) and not len(test):
+        labels = len(set(kind.groups(rows.labels)))
         raise DataError(
-            f"Task {task!r} has {counted(len(set(rows.groups)), 'label')} in {counted(len(rows), 'row')}, and none has two "
+            f"Task {name!r} has {counted(labels, 'label')} in {counted(len(rows), 'row')}, and none has two "
             "different texts, so no row can be held out for testing. Add rows of every label; if these are no labels, name "
             "another --label-column."
         )
-    train, validation = _held_out(train, _HELD_OUT_SHARE, _HELD_OUT_ROWS, derive_seed(0, "held out", task))
+    train, validation = _held_out(train, kind, HELD_OUT_SHARE, _HELD_OUT_ROWS, derive_seed(0, "held out", name))
     return {"train": train, "validation": validation, "test": test}
 
 
-def _held_out(rows: Rows, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
+def _held_out(rows: Rows, kind: RowKind, share: float, most: int, seed: int) -> tuple[Rows, Rows]:
     """Cut off a share of every label's rows, equal texts together; a label with two texts or more keeps one and gives one."""
+    groups = kind.groups(rows.labels)
     together: dict[tuple[str, ...], list[int]] = {}
     for i, texts in enumerate(rows.texts):
         together.setdefault(texts, []).append(i)
     by_label: dict[int, list[list[int]]] = {}
     for same in together.values():
-        by_label.setdefault(rows.groups[same[0]], []).append(same)
+        by_label.setdefault(groups[same[0]], []).append(same)
     share, draw, held = min(share, most / max(1, len(rows))), random.Random(seed), set[int]()
     for _, own in sorted(by_label.items()):
         draw.shuffle(own)

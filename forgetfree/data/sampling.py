@@ -6,51 +6,40 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from forgetfree.data.rows import Rows, kinds_of
-from forgetfree.errors import RareLabelError, UsageError, nearest
+from forgetfree.data.rows import Rows, kind_of_rows
+from forgetfree.errors import RareLabelError, UsageError
+from forgetfree.tasks import TaskDefinition
 
 #: Batches whose rows are sorted by length together; more saves padding, fewer mixes lengths better.
 _WINDOW = 50
 
 
-def k_shot(rows: Rows, shots: int, seed: int, task: str, or_fewer: bool = False, names: Sequence[str] = ()) -> Rows:
+def k_shot(rows: Rows, task: TaskDefinition, shots: int, seed: int, or_fewer: bool = False) -> Rows:
     """Draw ``shots`` rows of every label by ``seed``, and return them in their order (LM-BFF, §3).
 
-    Where words are labelled, draw sentences until ``shots`` of them hold each kind of entity, the rarest kind first (Yang and
-    Katiyar, 2020, §4.2), and as many without any entity, if there are so many.
+    What is counted is up to the kind of the task. Of sentences whose words are labelled, ``shots`` are to hold each kind of
+    entity, the rarest kind first (Yang and Katiyar, 2020, §4.2), and as many none, if there are so many.
 
-    With ``or_fewer``, a label with fewer rows keeps all of them. ``names`` are those of the labels, or of the kinds of entities
-    from the second on, for messages.
+    With ``or_fewer``, a label with fewer rows keeps all of them.
 
     Raises:
         UsageError: ``shots`` is below 1, or a label has fewer rows.
     """
     if shots < 1:
         raise UsageError(f"--shots must be at least 1, got {shots}. Leave it out to train on all rows.")
-    by_label: dict[int, list[int]] = {}
-    for i, label in enumerate(rows.labels):
-        for each in kinds_of(label) or {0} if rows.tagged else {label}:
-            by_label.setdefault(each, []).append(i)
-    wanted = {label: held for label, held in by_label.items() if label or not rows.tagged}
-    label, fewest = min(wanted.items(), key=lambda item: len(item[1]))
-    if len(fewest) < shots and not or_fewer:
-        own = str(names[label]) if names else str(label)
-        count, plural = len(fewest), "s" * (len(fewest) > 1)
-        what = f"sentence{plural} with {own} entities" if rows.tagged else f"row{plural} of label {own!r}"
-        known = [name for name in names if name != own]
-        meant = (
-            ""
-            if rows.tagged or count > 2
-            else nearest(own, known, 0.7).replace("Did you mean", "Is it a misspelling of")
-        )
+    kind = kind_of_rows(task)
+    members = kind.members(rows.labels)
+    wanted = {group: held for group, held in members.items() if group != kind.optional_group}
+    group, fewest = min(wanted.items(), key=lambda item: (len(item[1]), item[1]))
+    if (count := len(fewest)) < shots and not or_fewer:
         raise RareLabelError(
-            f"Task {task!r} has {count} training {what}, fewer than --shots {shots}.{meant}",
+            f"Task {task.name!r} has {count} training {kind.group_name(task, group, count)}, fewer than --shots {shots}."
+            f"{kind.group_hint(task, group, count)}",
             f"Give {f'--shots {count} or less' if count > 1 else 'more rows of it'}, take all rows of such labels with "
             "--set or_fewer=true, or leave --shots out to train on all rows.",
         )
     random, drawn = Random(seed), set[int]()
-    order = sorted(by_label.items(), key=lambda item: (len(item[1]) if rows.tagged else 0, item[0]))
-    for _, held in order:
+    for held in members.values():
         left = [i for i in held if i not in drawn]
         drawn |= set(random.sample(left, max(0, min(shots - (len(held) - len(left)), len(left)))))
     return rows.take(sorted(drawn))

@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import DataError
 from forgetfree.json_file import read_json
-from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, Kind, TaskDefinition
+from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, KIND_OF_FORM, TaskDefinition
 
 #: What is read of source.json; more may stand there.
 _KEYS = (
@@ -49,13 +50,14 @@ def read_source(folder: Path) -> dict[str, Any]:
         if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
             expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
             raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
-    if given.get("kind", "tokens") not in get_args(Kind):
-        raise DataError(f"{path}: kind must be {', '.join(get_args(Kind))}, got {brief(given['kind'], 200)}.")
+    kinds = [*KIND_OF_FORM, *registry.kinds()]
+    if given.get("kind", kinds[0]) not in kinds:
+        raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(given['kind'], 200)}.")
     entities = given.get("entities")
     if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
         raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
-    if given.get("metric", "accuracy") not in ("accuracy", "f1"):
-        raise DataError(f"{path}: metric must be 'accuracy' or 'f1', got {given['metric']!r}.")
+    if given.get("metric", "accuracy") not in (metrics := list(registry.metrics())):
+        raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {given['metric']!r}.")
     return given
 
 
@@ -67,7 +69,7 @@ def _are_names(names: Any) -> bool:
     return "" not in plain and len(plain) == len(names) > 1
 
 
-def infer(name: str, kind: Kind, labels: tuple[str, ...]) -> TaskDefinition:
+def infer(name: str, kind: str, labels: tuple[str, ...]) -> TaskDefinition:
     """Return the definition of a task that is not registered."""
     return TaskDefinition(
         name,
@@ -85,7 +87,7 @@ def described(task: TaskDefinition, given: Mapping[str, Any], folder: Path) -> T
     if given.get("label_names"):
         task = _renamed(task, tuple(map(str, given["label_names"])), path)
     words = tuple(map(str, given.get("label_words") or task.label_words))
-    if len(words) != len(task.labels):
+    if words and len(words) != len(task.labels):
         raise DataError(
             f"{path}: expected one of label_words for each of the {len(task.labels)} labels, got {len(words)}."
         )

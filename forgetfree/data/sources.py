@@ -4,7 +4,7 @@ A directory holds ``NAME/{train,validation,test}.{parquet,jsonl,csv,tsv,json}`` 
 ``text_a``, ``text_b``, and ``label``; other columns are named, or recognised by common names. ``NAME/source.json`` may give
 ``label_names``, ``label_words``, ``template``, ``causal_template``, ``metric``, ``text_column`` and ``label_column``; they
 override the registry. For a task that is not registered, missing values are inferred. docs/data.md tells users all of it.
-Where words are labelled, the columns are ``tokens`` and ``tags``: see `forgetfree.data.tagged`.
+Kinds of tasks read the tables: see `forgetfree.kinds`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.data.bad_rows import DataFaults
-from forgetfree.data.columns import AS_FOUND, Columns, ReadOptions
+from forgetfree.data.columns import AS_FOUND, RECOGNISED, ReadOptions
 from forgetfree.data.in_memory import configurations, is_path, is_snapshot, tables_of
-from forgetfree.data.labels import Labels
 from forgetfree.data.reading import check_folder, check_header, holds_a_task, is_one_task, read_folder, read_task
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.table_files import FORMATS, format_of, read_table
@@ -357,7 +356,7 @@ class _Hub:
         task = registry.tasks()[name]
         if task.hub is None:
             raise NoDataError(f"The hub does not hold task {name!r}. {self.hint}")
-        hub, rows = task.hub, {}
+        hub, tables = task.hub, dict[str, Table]()
         for ours, theirs in hub.splits.items():
             try:
                 table = load_dataset(hub.path, hub.name, split=theirs)
@@ -383,11 +382,8 @@ class _Hub:
             columns = {ours: _hub_texts(table, theirs) for ours, theirs in zip(names, hub.columns, strict=True)}
             columns["label"] = labels
             kept = {name: [values[i] for i in keep] for name, values in columns.items()}
-            read, faults = Table(where, kept, keep), DataFaults()
-            rows[ours], _ = read.rows(Columns(names, "label"), Labels.named(task.labels), name)
-            faults.add(read.bad, len(rows[ours]))
-            faults.report()
-        return complete(task, rows)
+            tables[ours] = Table(where, kept, keep)
+        return read_task(name, tables, {}, Path(), RECOGNISED)
 
 
 def _hub_texts(table: Any, column: str) -> list[Any]:
@@ -423,7 +419,7 @@ class _Embedded:
         rows = {}
         for split, table in self._load(name).items():
             first, second, labels = zip(*table, strict=True)
-            rows[split] = Rows(first, second if task.kind == "pair" else (), labels)
+            rows[split] = Rows(first, second if any(second) else (), labels)
         return complete(task, rows)
 
 

@@ -9,10 +9,12 @@ import torch
 
 from forgetfree.continual.evaluation import sample
 from forgetfree.data.sampling import representative
+from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe
 from forgetfree.models.state import ModelState
-from forgetfree.results.temperature import CALIBRATION_ROWS, fitted_temperature, scaled
+from forgetfree.results.answers import label_answers
+from forgetfree.results.temperature import CALIBRATION_ROWS, fitted_temperature
 
 if TYPE_CHECKING:
     from forgetfree.continual.strategy import ContinualStrategy
@@ -45,7 +47,9 @@ def floors(
     tasks, known, found = stream.tasks, stream.scenario == "task", dict[str, Sequence[float | None]]()
     if rows:
         train = [sampled(each, shots, stream.seed, or_fewer) for each in rows]
-        test = [each.test.take(representative(each.test.groups, test_limit)) for each in rows]
+        test = [
+            each.test.take(representative(kind_of(each.task).groups(each.test.labels), test_limit)) for each in rows
+        ]
         found["bag_of_words"] = bag_of_words(tasks, train, test, task_known=known)
     if probe is not None:
         model = stream.model.to(torch.device(probe))
@@ -73,8 +77,9 @@ def temperatures(strategy: ContinualStrategy, answers: Row) -> dict[str, Numbers
         strategy.eval([held_out[task.label] for task in strategy.stream.tasks])
     finally:
         strategy.choose_batches = None
-    found = {task: fitted_temperature(strategy.predictions[task]) for task in answers}
-    return {"temperature": dict(found), "ece_scaled": {task: scaled(answers[task], t).ece for task, t in found.items()}}
+    found = {task: fitted_temperature(label_answers(strategy.predictions[task])) for task in answers}
+    scaled = {task: label_answers(answers[task]).scaled(t) for task, t in found.items()}
+    return {"temperature": dict(found), "ece_scaled": {task: each.ece for task, each in scaled.items()}}
 
 
 def readouts_again(strategy: ContinualStrategy) -> Numbers:

@@ -36,6 +36,7 @@ from forgetfree.jobs.running.engine import Execution, Job
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
 from forgetfree.jobs.running.resume import described
 from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor, Stopwatch
 from forgetfree.learning.single_task import SingleTask
@@ -44,12 +45,11 @@ from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tun
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import recorded
+from forgetfree.results.answers import Answers
 from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.metrics import Predictions, agreement, constant_score
 from forgetfree.results.rendering import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_record import sha256
-from forgetfree.tasks import readout_for
 
 #: The file of the only graft.
 _ONLY = "graft"
@@ -86,14 +86,14 @@ class _Subject:
             return self.bench.fine_tuned(options)
         return ModelState(self.given.theta, {self.bench.task.name: self.given.head}, self.bench.pre.buffers)
 
-    def fine_tuned_answers(self, fine_tuned: ModelState, options: LocalizationOptions) -> Predictions:
+    def fine_tuned_answers(self, fine_tuned: ModelState, options: LocalizationOptions) -> Answers:
         """Return the fine-tuned model's answers; a model that is given answers with all of its own tensors."""
         if self.given is None:
             return self.bench.answers(fine_tuned, options=options)
         rows = self.bench.task.test
         model = self.given.given.to(self.bench.device)
         logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
-        return self.bench.task.predictions(logits, rows)
+        return self.bench.task.answers(logits, rows)
 
     def regions(self, fine_tuned: ModelState, all_options: Sequence[LocalizationOptions]) -> dict[float, Region]:
         """Return γ by sparsity, from the base of the graft that is given, or from a base of the options' kind."""
@@ -146,7 +146,7 @@ class GraftJob(Job[GraftConfig]):
                     **left_out_of([self.rows]),
                 },
                 "metric": metric,
-                "floors": {"constant": constant_score(test.labels.numpy(), metric, task.sentences(test))},
+                "floors": {"constant": task.unanswered.constant_score(metric)},
                 "base": self.options[0].base if base_file is None else base_file.name,
                 "fine_tuned": fine_tuned and fine_tuned | {"left_out": list(given.left_out) if given else []},
                 "space": _distributions(Region(torch.arange(len(bench.space))), bench),
@@ -220,12 +220,10 @@ class GraftJob(Job[GraftConfig]):
         with watch.phase(task.name, "evaluate", 1 + len(states) + len(regions) + beside) as on_step:
             reference = subject.fine_tuned_answers(fine_tuned, first)
 
-            def add(
-                model: str, answers: Predictions, sparsity: float | None = None, entries: int | None = None
-            ) -> None:
+            def add(model: str, answers: Answers, sparsity: float | None = None, entries: int | None = None) -> None:
                 of = {**key, "model": model, "sparsity": sparsity, "entries": entries}
-                measured = {"score": answers.score(metric), "ece": answers.ece}
-                measured["agreement"] = agreement(answers.logits, reference.logits)
+                measured = {"score": answers.score(metric)} | ({} if answers.ece is None else {"ece": answers.ece})
+                measured["agreement"] = answers.agreement(reference)
                 scores.extend(Score(of, task.name, 1, name, value, len(task.test)) for name, value in measured.items())
                 on_step(len(scores) // len(measured), float("nan"))
 

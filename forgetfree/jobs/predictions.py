@@ -18,20 +18,18 @@ from forgetfree.results import metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from forgetfree.results.metrics import Predictions
+    from forgetfree.results.answers import Answers
 
 PREDICTIONS = "predictions.safetensors"
 
 
-def save_predictions(directory: Path, predictions: Mapping[str, Predictions]) -> None:
+def save_predictions(directory: Path, predictions: Mapping[str, Answers]) -> None:
     """Keep the answers on every task in the folder of a unit."""
     import torch
 
-    arrays = {f"{task}/logits": answers.logits for task, answers in predictions.items()}
-    arrays |= {f"{task}/labels": answers.labels for task, answers in predictions.items()}
-    parts = {task: answers.sentences for task, answers in predictions.items() if answers.sentences is not None}
-    arrays |= {f"{task}/lengths": sentences.lengths for task, sentences in parts.items()}
-    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    from forgetfree.results.answers import tensors_by_task
+
+    tensors = {name: torch.tensor(array) for name, array in tensors_by_task(predictions).items()}
     write_atomically(directory / PREDICTIONS, signed_bytes(tensors, {}))
 
 

@@ -33,13 +33,15 @@ from forgetfree.jobs.running.unit import HISTORY, Json, Unit
 from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
 from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
+from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.architecture import CAUSAL_HEAD
 from forgetfree.options import build
+from forgetfree.results.answers import label_answers
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
 from forgetfree.serve.kept import LEDGER
-from forgetfree.tasks import TaskDefinition, chosen_version, next_version, readout_for, version_of
+from forgetfree.tasks import TaskDefinition, chosen_version, next_version, version_of
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
@@ -322,7 +324,7 @@ class _RevisedRun(RunJob):
         rows.append(answers.begun(tasks))
         for task in tasks:
             if not torch.equal(
-                torch.from_numpy(rows[-1][task.name].logits), carried.predictions[f"{task.name}/logits"]
+                torch.from_numpy(label_answers(rows[-1][task.name]).logits), carried.predictions[f"{task.name}/logits"]
             ):
                 raise RunError(
                     f"This machine does not answer {task.name} bit for bit as {carried.unit.directory} did, so later "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -33,9 +33,11 @@ from forgetfree.jobs.running.resume import described
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.stream_checkpoint import Learned, Row, StreamCheckpoint
 from forgetfree.json_file import read_json
+from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.options import recorded
 from forgetfree.results import metrics
+from forgetfree.results.answers import constant_scores
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
@@ -43,7 +45,6 @@ from forgetfree.results.stored import run_of_scores
 from forgetfree.results.unit_record import MODELS
 from forgetfree.results.unit_record import described as described_file
 from forgetfree.serve.bound import bound_to
-from forgetfree.tasks import readout_for
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
     from forgetfree.learning.training import TrainingOptions
     from forgetfree.models.adapter_start import AdapterStart
-    from forgetfree.results.metrics import Predictions
+    from forgetfree.results.answers import Answers
 
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
 _OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario")
@@ -107,8 +108,7 @@ class RunJob(Job[RunConfig]):
         stream = self.stream(self.config.seeds[0])
         for name, strategy in self.checked.classes.items():
             strategy.check(self.checked.options[name], stream)
-        model, scored = self.config.model, [task.test.labels.numpy() for task in stream.tasks]
-        sentences = [task.sentences(task.test) for task in stream.tasks]
+        model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
         found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
         for note in (stream.loaded.note, *(task.note for task in stream.tasks)):
@@ -133,9 +133,7 @@ class RunJob(Job[RunConfig]):
                     "test_rows": {task.name: len(task.test) for task in stream.tasks},
                     **left_out_of(self.tasks),
                 },
-                "floors": {
-                    "constant": metrics.constant_scores(scored, metric, task_known=task_known, sentences=sentences)
-                },
+                "floors": {"constant": constant_scores(unanswered, metric, task_known=task_known)},
                 "set": {key: value for key, value in self.config.settings.items() if key not in _OF_THE_PLACE},
                 "shared_rows": {rows.task.name: rows.shared for rows in self.tasks},
                 **begun,
@@ -267,12 +265,12 @@ class RunJob(Job[RunConfig]):
         """Learn the stream, and write scores, predictions, and what the strategy keeps."""
         tasks, scores = self.stream(key["seed"]).tasks, self.scored(key)
 
-        @cache
-        def measured(answers: Predictions, metric: str) -> tuple[tuple[str, float], ...]:
-            scored = [(metric, answers.score(metric)), ("ece", answers.ece)]
-            if answers.sentences is not None:
-                scored.append(("word_accuracy", answers.score("accuracy")))
-            return tuple(scored)
+        known: dict[int, list[tuple[str, float]]] = {}  # most answers stay the same objects from row to row
+
+        def measured(answers: Answers, metric: str) -> list[tuple[str, float]]:
+            if id(answers) not in known:
+                known[id(answers)] = [(metric, answers.score(metric)), *answers.more_scores().items()]
+            return known[id(answers)]
 
         def write(rows: Sequence[Row]) -> None:
             more = [

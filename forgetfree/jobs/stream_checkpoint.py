@@ -21,7 +21,7 @@ from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import new_directory, read_signed, write_json, write_tensors
 from forgetfree.jobs.running.unit import described_files
 from forgetfree.json_file import parse_json, read_json, sign
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import Answers
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FORMAT, _MEASURED = "forgetfree.answers", "measured.json"
 #: The answers on every task's test rows.
-Row = dict[str, Predictions]
+Row = dict[str, Answers]
 
 
 @dataclass
@@ -89,9 +89,12 @@ class StreamCheckpoint:
             tasks = {task.name: task for task in strategy.stream.tasks}
             new, about = {"answers": Row(), "samples": Row()}, parse_json(header["about"])
             for kind, task, number in about["held"]:
-                logits, labels = (tensors[f"{number}/{part}"].numpy() for part in ("logits", "labels"))
-                sentences = tasks[task].sentences(tasks[task].test) if kind == "answers" else None
-                new[kind][task] = Predictions(logits, labels, sentences)
+                arrays = {
+                    name.removeprefix(f"{number}/"): tensor.numpy()
+                    for name, tensor in tensors.items()
+                    if name.startswith(f"{number}/")
+                }
+                new[kind][task] = tasks[task].kind.kept_answers(tasks[task].definition, arrays)
             rows.append((rows[-1] if rows else {}) | new["answers"])
             sampled |= new["samples"]
         if done not in (len(rows) - 1, len(rows)) or not rows:
@@ -144,9 +147,9 @@ class StreamCheckpoint:
             "phases": learned.strategy.seconds,
         }
         tensors = {
-            f"{number}/{part}": torch.from_numpy(getattr(answers, part))
+            f"{number}/{name}": torch.from_numpy(array)
             for number, (_, _, answers) in enumerate(held)
-            for part in ("logits", "labels")
+            for name, array in answers.tensors().items()
         }
         write_tensors(path, tensors, {"format": _FORMAT, "about": json.dumps(about)})
 
@@ -162,7 +165,5 @@ def tasks_learned(directory: Path) -> int:
     return max((int(path.name.removeprefix("learned-")) for path in directory.glob("learned-*")), default=0)
 
 
-def _new(
-    kind: str, now: Mapping[str, Predictions], before: Mapping[str, Predictions]
-) -> list[tuple[str, str, Predictions]]:
+def _new(kind: str, now: Mapping[str, Answers], before: Mapping[str, Answers]) -> list[tuple[str, str, Answers]]:
     return [(kind, task, answers) for task, answers in now.items() if before.get(task) is not answers]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from forgetfree.core.examples import Examples
@@ -13,12 +14,11 @@ from forgetfree.core.readout_model import LINEAR
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import k_shot, representative
-from forgetfree.display import counted
-from forgetfree.errors import DataError, UsageError
+from forgetfree.errors import UsageError
+from forgetfree.kinds.kind import TaskKind, kind_of
 from forgetfree.learning.training import MOST_SHOTS
 from forgetfree.models.loading import LoadedModel
-from forgetfree.results.entities import Sentences
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 from forgetfree.tasks import Scenario, TaskDefinition, version_of
 
@@ -53,16 +53,26 @@ class EncodedTask:
         """The task's name."""
         return self.definition.name
 
-    def sentences(self, rows: Examples) -> Sentences | None:
-        """Return how the words of ``rows`` make up sentences; ``None`` unless words are labelled."""
-        words: Tensor | None = getattr(rows, "words", None)
-        return None if words is None else Sentences(self.definition.labels, words.diff().numpy())
+    @property
+    def kind(self) -> TaskKind:
+        """The task's kind."""
+        return kind_of(self.definition)
 
-    def predictions(self, logits: Tensor, rows: Examples) -> Predictions:
-        """Return a model's answers on ``rows`` from its logits of what it read; words that were cut off are answered by O."""
-        if isinstance(rows, EncodedRows):
-            logits = rows.answered(logits)
-        return Predictions(logits.numpy(), rows.labels.numpy(), self.sentences(rows))
+    def answers(self, logits: Tensor, rows: Examples) -> Answers:
+        """Return a model's answers on ``rows`` from its logits of what it read."""
+        return self.kind.answers(self.definition, logits, rows.labels, rows)
+
+    def quality(self, answers: Answers) -> float:
+        """Return the score of answers by the task's metric, or its negative where lower is better."""
+        metric = self.definition.metric
+        score = answers.score(metric)
+        return score if self.kind.metric(metric).higher_is_better else -score
+
+    @property
+    def unanswered(self) -> Answers:
+        """The test rows, all with the same answer: for what depends on their labels alone."""
+        width = 1 + max(*self.classes, 1)
+        return self.answers(torch.zeros(sum(self.test.counts), width), self.test)
 
 
 @dataclass(frozen=True)
@@ -106,23 +116,24 @@ def encode_task(
         UsageError: a label has fewer than ``shots`` rows.
     """
     definition, train = rows.task, sampled(rows, shots, seed, or_fewer)
+    kind = kind_of(definition)
     head = loaded.head(definition)
     label = loaded.model.add_task(replace(head, n_labels=labels.width or head.n_labels), seed)
     encoder = loaded.encoder(definition)
 
     def encode(part: Rows) -> EncodedRows:
         task = label if labels.task_known else 0
-        numbers = part.labels if part.tagged else [y + labels.first for y in part.labels]
-        return EncodedRows.of(encoder(part), numbers, task, loaded.pad)
+        return EncodedRows.of(
+            encoder(part), kind.numbered(part.labels, labels.first), task, loaded.pad, definition.kind
+        )
 
-    groups = set(train.groups) if train.tagged else range(len(definition.labels))
-    test = rows.test.take(representative(rows.test.groups, test_limit))
+    test = rows.test.take(representative(kind.groups(rows.test.labels), test_limit))
     encoded = encode(train), encode(rows.validation), encode(test)
     cut = encoder.cut_note("row", len(train) + len(rows.validation) + len(test))
     return EncodedTask(
         definition,
         label,
-        shots or min(MOST_SHOTS, *(Counter(train.groups)[group] for group in groups)),
+        shots or min(MOST_SHOTS, *Counter(kind.groups(train.labels)).values()),
         *encoded,
         rows.fingerprint(),
         tuple(range(labels.first, labels.first + len(definition.labels))),
@@ -132,24 +143,11 @@ def encode_task(
 
 def sampled(rows: TaskRows, shots: int | None, seed: int, or_fewer: bool = False) -> Rows:
     """Return the training rows of a task that are drawn; arguments and errors as `encode_task`."""
-    _check_metric(rows)
-    definition, train = rows.task, rows.train
+    task = rows.task
+    kind_of(task).check_scored(rows)
     if shots is None:
-        return train
-    names = ("", *definition.entities) if train.tagged else definition.labels
-    return k_shot(train, shots, derive_seed(seed, "shots", definition.name), definition.name, or_fewer, names)
-
-
-def _check_metric(rows: TaskRows) -> None:
-    """Raise ``DataError`` if F1 cannot be measured: it is 0 for every model on rows without label 1."""
-    for split in ("validation", "test"):
-        if rows.task.metric == "f1" and rows.task.kind != "tokens" and 1 not in getattr(rows, split).labels:
-            held = counted(len(getattr(rows, split)), f"{split} row")
-            raise DataError(
-                f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
-                f"{held} has that label. Add such rows, or set metric to 'accuracy' in its "
-                "source.json."
-            )
+        return rows.train
+    return k_shot(rows.train, task, shots, derive_seed(seed, "shots", task.name), or_fewer)
 
 
 def label_spaces(
@@ -161,12 +159,8 @@ def label_spaces(
         UsageError: the scenario needs a linear readout, or (``domain``) tasks with as many labels each.
     """
     sizes = [len(task.labels) for task in tasks]
-    tagged = [task.name for task in tasks if task.kind == "tokens"]
-    if tagged and scenario == "class":
-        raise UsageError(
-            f"scenario=class tells all tasks' labels apart, and in {tagged[0]!r} O means none of the task's own entities, "
-            "which would be wrong for those of other tasks. Use scenario=task; or scenario=domain, where entities are the same."
-        )
+    for kind in dict.fromkeys(map(kind_of, tasks)):
+        kind.check_scenario(tasks, scenario)
     if scenario == "task":
         return list(tasks), [LabelSpace()] * len(tasks)
     if scenario == "class" and (again := [task.name for task in tasks if version_of(task.name)[1] > 1]):
@@ -183,13 +177,6 @@ def label_spaces(
             counts = ", ".join(f"{task.name}: {len(task.labels)}" for task in tasks)
             raise UsageError(
                 f"scenario=domain needs tasks that share their labels, got {counts}. Use scenario=class, or other tasks."
-            )
-        if tagged and len({task.labels if task.kind == "tokens" else () for task in tasks}) > 1:
-            kinds = "; ".join(f"{task.name}: {', '.join(task.entities) or 'no words to label'}" for task in tasks)
-            raise UsageError(
-                f"scenario=domain needs tasks that share their labels: the same kinds of entities in the same order, got "
-                f"{kinds}. "
-                'Name them in each source.json, such as {"kind": "tokens", "entities": ["PER", "LOC"]}, or use scenario=task.'
             )
         return list(tasks), [LabelSpace(task_known=False)] * len(tasks)
     return (

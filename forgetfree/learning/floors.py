@@ -29,7 +29,7 @@ MOST_ROWS = 20_000
 def bag_of_words(
     tasks: Sequence[EncodedTask], train: Sequence[Rows], test: Sequence[Rows], *, task_known: bool = True
 ) -> list[float | None]:
-    """Return the score of a bag of words on each task; ``None`` where words are labelled, or no text has a word.
+    """Return the score of a bag of words on each task; ``None`` where the kind has no such floor, or no text has a word.
 
     Args:
         tasks: that the rows are of, with labels as the readouts number them.
@@ -37,11 +37,11 @@ def bag_of_words(
         test: of each task the texts of ``task.test``.
         task_known: whether each task has a classifier of its own.
     """
-    if any(task.definition.kind == "tokens" for task in tasks) and not task_known:
+    if not (task_known or all(task.kind.has_word_floor for task in tasks)):
         return [None] * len(tasks)
     found: list[float | None] = []
     for group in _groups(len(tasks), task_known):
-        if any(tasks[i].definition.kind == "tokens" for i in group):
+        if not all(tasks[i].kind.has_word_floor for i in group):
             found.append(None)
             continue
         chosen = [representative(tasks[i].train.targets, MOST_ROWS // len(group)) for i in group]
@@ -156,4 +156,4 @@ def _score(task: EncodedTask, predicted: Integers) -> float:
     """Return the score of the labels that a classifier gives to a task's test rows, or to the words of them that are read."""
     width = 1 + max(int(predicted.max()), int(task.test.labels.max()), *task.classes, 1)
     logits = torch.eye(width)[torch.as_tensor(predicted, dtype=torch.int64)]
-    return task.predictions(logits, task.test).score(task.definition.metric)
+    return task.answers(logits, task.test).score(task.definition.metric)

@@ -22,6 +22,7 @@ from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.training import TrainingOptions, predict
 from forgetfree.options import option
+from forgetfree.results.answers import label_answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,6 @@ def quality(model: ReadoutModel, task: EncodedTask, rows: Examples, options: Tra
     logits = predict(model, rows, batch_size=options.rows_at_once, precision=options.precision)
     if not bool(logits.isfinite().all()):  # moved too far
         return -math.inf, -math.inf
-    answers = task.predictions(logits, rows)
+    answers = label_answers(task.answers(logits, rows))
     loss = float(F.cross_entropy(torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)))
-    return answers.score(task.definition.metric), -loss
+    return task.quality(answers), -loss

@@ -48,7 +48,7 @@ from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import recorded
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 
 
@@ -210,7 +210,7 @@ class SingleTask:
 
         def score() -> float:
             logits = predict(self.model, validation, batch_size=options.rows_at_once, precision=options.precision)
-            return self.task.predictions(logits, validation).score(self.task.definition.metric)
+            return self.task.quality(self.task.answers(logits, validation))
 
         if base is None:
             base = self.base(options.base, fine_tuned, base_size(options, mask, count), options.fisher_rows)
@@ -403,7 +403,7 @@ class SingleTask:
 
     def answers(
         self, state: ModelState, rows: Examples | None = None, options: TrainingOptions | None = None
-    ) -> Predictions:
+    ) -> Answers:
         """Return the model's predictions.
 
         Args:
@@ -414,7 +414,7 @@ class SingleTask:
         rows, options = self.task.test if rows is None else rows, options or TrainingOptions()
         with self.holding(state):
             logits = predict(self.model, rows, batch_size=options.rows_at_once, precision=options.precision)
-        return self.task.predictions(logits, rows)
+        return self.task.answers(logits, rows)
 
     def encode(self, rows: Rows) -> EncodedRows:
         """Encode rows of another data set as this task's rows, by its prompt and for its readout."""

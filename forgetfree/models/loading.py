@@ -23,7 +23,6 @@ from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.readout_model import LINEAR, READOUTS, Precision, ReadoutKind, ReadoutModel, TaskHead
 from forgetfree.data.encoding import Encoder, check_label_words, label_word_ids, words_without_token
-from forgetfree.data.words import WordEncoder
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UnknownNameError, UsageError
 from forgetfree.files import is_place
@@ -82,37 +81,29 @@ class LoadedModel:
 
     def encoder(self, task: TaskDefinition) -> Encoder:
         """Return the encoder of the texts of ``task`` for this model's readout."""
-        self._check_prompt(task)
-        if task.kind == "tokens":
-            return WordEncoder(self.tokenizer, self.max_length)
-        template = {"prompt": task.template, "causal": task.causal_template}.get(self.readout)
-        # A causal model is read where the label word would follow, so nothing may close the row.
-        return Encoder(self.tokenizer, template, self.max_length, closed=self.readout != "causal")
+        kind = registry.kind(task.kind)
+        kind.check_readout(task, self.readout)
+        found: Encoder = kind.encoder(task, self)
+        return found
 
     def head(self, task: TaskDefinition) -> TaskHead:
         """Return the readout of ``task`` in this model's vocabulary."""
         words: list[int] = []
         if self.readout in ("prompt", "causal"):
-            self._check_prompt(task)
+            registry.kind(task.kind).check_readout(task, self.readout)
             words = label_word_ids(self.tokenizer, task.label_words, task.name)
         return TaskHead(task.name, len(task.labels), tuple(words))
 
     def check_words(self, tasks: Iterable[TaskDefinition]) -> None:
         """Raise ``ModelError``, with the faults of all tasks, unless every label word that is read is a token of its own."""
         if self.readout in ("prompt", "causal"):
-            check_label_words(self.tokenizer, {task.name: task.label_words for task in tasks if task.kind != "tokens"})
+            check_label_words(self.tokenizer, {task.name: _words(task) for task in tasks})
 
-    def _check_prompt(self, task: TaskDefinition) -> None:
-        """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
-        if task.kind == "tokens" and self.readout != "linear":
-            raise UsageError(
-                f"Task {task.name!r} labels words, and the readout {self.readout!r} labels whole texts. Use --readout linear."
-            )
-        if self.readout in ("prompt", "causal") and (faults := task.prompt_faults(self.readout)):
-            raise UsageError(
-                f"Task {task.name!r} cannot be read by the readout {self.readout!r}: {'; '.join(faults)}. Give them in its "
-                "definition, or use the readout 'linear'."
-            )
+
+def _words(task: TaskDefinition) -> tuple[str, ...]:
+    """Return the label words that are read of a task, if any are."""
+    words: tuple[str, ...] = registry.kind(task.kind).label_words(task)
+    return words
 
 
 def load_model(
@@ -324,12 +315,7 @@ def _words_note(tokenizer: Any, readout: str, kind: ReadoutKind, tasks: Iterable
     """Say why ``auto`` falls back to ``linear``: label words are not single tokens; an empty text where it does not."""
     if readout != "auto" or kind not in LANGUAGE_MODELS:
         return ""
-    wrong = [
-        f"{word!r} of {task.name!r}"
-        for task in tasks
-        if task.kind != "tokens"
-        for word in words_without_token(tokenizer, task.label_words)
-    ]
+    wrong = [f"{word!r} of {task.name!r}" for task in tasks for word in words_without_token(tokenizer, _words(task))]
     if not wrong:
         return ""
     more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""

@@ -11,10 +11,10 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 
-def learning_matrix(values: npt.ArrayLike, name: str = "matrix") -> Floats:
+def learning_matrix(values: npt.ArrayLike, name: str = "matrix", within: tuple[float, float] = (0.0, 1.0)) -> Floats:
     """Check a matrix, and return it, shape (T+1, T) with T ≥ 1; NaN for what is missing before a task is learned."""
     matrix = floats_of(values, name)
-    fractions_of(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name)
+    fractions_of(matrix[~np.triu(np.isnan(matrix))] if matrix.ndim == 2 else matrix, name, within)
     if matrix.ndim != 2 or matrix.size == 0 or matrix.shape[0] != matrix.shape[1] + 1:
         raise MetricError(
             f"{name} must have shape (T+1, T), a row before training and a row after each of T tasks; "
@@ -23,10 +23,10 @@ def learning_matrix(values: npt.ArrayLike, name: str = "matrix") -> Floats:
     return matrix
 
 
-def fractions_of(values: npt.ArrayLike, name: str) -> Floats:
-    """Return the checked fractions of an argument."""
+def fractions_of(values: npt.ArrayLike, name: str, within: tuple[float, float] = (0.0, 1.0)) -> Floats:
+    """Return the checked fractions of an argument, or numbers within other bounds."""
     array = floats_of(values, name)
-    outside = array[~((array >= 0.0) & (array <= 1.0))]  # written so that NaN is outside
+    outside = array[~((array >= within[0]) & (array <= within[1]))]  # written so that NaN is outside
     if outside.size:
         raise MetricError(f"{name} must hold fractions in [0, 1], not percent; got {outside[0]}.")
     return array

@@ -140,9 +140,11 @@ def _check_run(config: Any) -> None:
         raise ValueError(f"run.{missing[0]} is missing")
     for number, fields in enumerate(config["tasks"]):
         try:
-            TaskDefinition.of_fields(fields)
+            unknown = registry.unknown_names(TaskDefinition.of_fields(fields))
         except ValueError as error:
             raise ValueError(f"tasks[{number}]: {error}") from error
+        if unknown:
+            raise ValueError(f"tasks[{number}]: {'; '.join(unknown)}. Install the package that has it")
 
 
 # -- Places ----------------------------------------------------------------------------------------------

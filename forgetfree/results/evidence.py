@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.arguments import Floats
-from forgetfree.results.metrics import Predictions, Reliability, reliability
+from forgetfree.results.metrics import Reliability, reliability
 
 #: Times that rows and seeds are drawn.
 DRAWS = 1000
 #: As many draws of rows stand in memory together.
 _TOGETHER = 50
 #: Answers of one strategy: by seed, then by task.
-Answers = Mapping[int, Mapping[str, Predictions]]
+Answers = Mapping[int, Mapping[str, LabelAnswers]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Interval:
         return "undecided" if self.low <= 0 <= self.high else "higher" if self.value > 0 else "lower"
 
 
-def contributions(answers: Predictions, metric: str) -> Floats:
+def contributions(answers: LabelAnswers, metric: str) -> Floats:
     """Return what each row adds to the numerator and the denominator of a score ``(2, n)``: score = Σ first / Σ second.
 
     Args:
@@ -136,7 +137,7 @@ def _interval(value: float, drawn: Floats) -> Interval:
     return Interval(value, float(low), float(high))
 
 
-def ece_noise_floor(answers: Predictions, draws: int = DRAWS) -> float:
+def ece_noise_floor(answers: LabelAnswers, draws: int = DRAWS) -> float:
     """Return the expected calibration error that a perfectly calibrated model of the same confidences shows on as many rows.
 
     Each row is right with the probability that the model gives to its answer; the mean over ``draws`` of such outcomes.
@@ -154,7 +155,7 @@ def ece_noise_floor(answers: Predictions, draws: int = DRAWS) -> float:
     return float(gaps.mean() / len(confidence))
 
 
-def debiased_ece(answers: Predictions) -> float:
+def debiased_ece(answers: LabelAnswers) -> float:
     """Return the expected calibration error without what chance adds to it, estimated as Kumar et al. do (NeurIPS 2019).
 
     The accuracy of each bin is taken as normal around what was seen, with variance a·(1 − a)/n; what the mean of the error
@@ -173,6 +174,6 @@ def debiased_ece(answers: Predictions) -> float:
     return float((counts * (2 * np.abs(gap) - expected)).sum() / counts.sum())
 
 
-def _confidence(answers: Predictions) -> Floats:
+def _confidence(answers: LabelAnswers) -> Floats:
     scores = answers.logits.astype(np.float64)
     return np.asarray(1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1))

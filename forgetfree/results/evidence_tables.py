@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Answers, Evidence, Interval, debiased_ece, ece_noise_floor
 from forgetfree.results.headline import NAIVE, REFERENCE
 from forgetfree.results.legend import MEANINGS
-from forgetfree.results.metrics import Predictions
 from forgetfree.results.rendering import NULL, WIDE, Table, cell, percent, transposed
 from forgetfree.results.run_results import Comparison
 from forgetfree.results.unit_files import answers_of
@@ -37,11 +37,11 @@ def evidence_tables(comparison: Comparison) -> list[Table]:
     ]
 
 
-def _of_rows(answers: dict[str, Predictions], metrics: dict[str, str]) -> bool:
+def _of_rows(answers: dict[str, LabelAnswers], metrics: dict[str, str]) -> bool:
     return all(metrics[task] == "accuracy" or each.logits.shape[1] == 2 for task, each in answers.items())
 
 
-def _rows(answers: Mapping[str, Predictions]) -> tuple[tuple[str, bytes], ...]:
+def _rows(answers: Mapping[str, LabelAnswers]) -> tuple[tuple[str, bytes], ...]:
     """Return what tells the test rows of one run from others: their labels."""
     return tuple((task, each.labels.astype(np.int64).tobytes()) for task, each in answers.items())
 
@@ -95,7 +95,7 @@ def _label_of(comparison: Comparison, answers: dict[str, Answers], strategy: str
 
 def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
     """Return for each strategy ECE, what chance shows, and what is left without it and after scaling: means over tasks."""
-    measures: dict[str, Callable[[Predictions], float]] = {
+    measures: dict[str, Callable[[LabelAnswers], float]] = {
         "ECE": lambda each: each.ece,
         "noise floor": ece_noise_floor,
         "ECE without noise": debiased_ece,

@@ -5,12 +5,12 @@ shape (T+1, T), values in [0, 1]; row 0 is measured before any training, row i a
 column k belongs to the k-th task. Counting from zero as Python does, task k is learned between row k and
 row k + 1; before, values may be missing: None or NaN. The second kind reads logits and labels of n examples.
 
-All results are fractions, never percent. All arithmetic is in float64.
+All results are fractions, never percent, unless a metric has other bounds. All arithmetic is in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,12 @@ from forgetfree.errors import MetricError
 from forgetfree.results.arguments import (
     Floats,
     Integers,
+    floats_of,
     fractions_of,
     labels_of,
     learning_matrix,
     logits_of,
 )
-from forgetfree.results.entities import Sentences, constant_entity_f1, entity_f1
 
 # ---- metrics of a learning matrix -----------------------------------------------------------------------
 
@@ -67,7 +67,10 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> list[float]:
     Returns:
         T fractions in [-1, 1]. The last is 0.0: nothing came after the last task.
     """
-    scores = learning_matrix(matrix)
+    return _forgotten(learning_matrix(matrix))
+
+
+def _forgotten(scores: Floats) -> list[float]:
     best = [scores[task + 1 : -1, task].max() for task in range(scores.shape[1] - 1)]
     return [float(top - last) for top, last in zip(best, scores[-1], strict=False)] + [0.0]
 
@@ -81,7 +84,10 @@ def backward_transfer(matrix: npt.ArrayLike) -> float:
     Returns:
         A fraction in [-1, 1], negative where tasks were forgotten; 0.0 for a stream of one task.
     """
-    scores = learning_matrix(matrix)
+    return _backward(learning_matrix(matrix))
+
+
+def _backward(scores: Floats) -> float:
     return _mean((scores[-1] - _right_after_learning(scores))[:-1])
 
 
@@ -97,7 +103,10 @@ def forward_transfer(matrix: npt.ArrayLike) -> float | None:
         A fraction in [-1, 1], positive where earlier tasks helped; 0.0 for a stream of one task; None where tasks were not
         evaluated before they were learned.
     """
-    scores = learning_matrix(matrix)
+    return _forward(learning_matrix(matrix))
+
+
+def _forward(scores: Floats) -> float | None:
     transfer = _mean((np.diagonal(scores) - scores[0])[1:])
     return None if np.isnan(transfer) else transfer
 
@@ -117,8 +126,10 @@ def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> flo
     """
     if reference is None:
         return None
-    scores = learning_matrix(matrix)
-    expected = fractions_of(reference, "reference")
+    return _intransigence(learning_matrix(matrix), fractions_of(reference, "reference"))
+
+
+def _intransigence(scores: Floats, expected: Floats) -> float:
     if expected.shape != (tasks := scores.shape[1:]):
         raise MetricError(
             f"reference must hold one fine-tuning result per task, shape {tasks}; got shape {expected.shape}."
@@ -127,33 +138,60 @@ def intransigence(matrix: npt.ArrayLike, reference: npt.ArrayLike | None) -> flo
 
 
 def summarize(
-    matrix: npt.ArrayLike, ece: npt.ArrayLike, reference: npt.ArrayLike | None = None
+    matrix: npt.ArrayLike,
+    ece: npt.ArrayLike | None,
+    reference: npt.ArrayLike | None = None,
+    metrics: Sequence[Metric] | None = None,
 ) -> dict[str, float | None]:
     """Return the six numbers that results.json keeps as `summary`.
 
     Args:
-        matrix: learning matrix, shape (T+1, T), in [0, 1].
-        ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1].
+        matrix: learning matrix, shape (T+1, T).
+        ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1]; None where answers have no
+            probabilities.
         reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
+        metrics: of each task; default: higher is better, in [0, 1].
 
     Returns:
-        Fractions under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
-        without reference) and `ece` (mean over tasks of the last row).
+        Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
+        without reference) and `ece` (mean over tasks of the last row, None without). Where of a task's metric lower is better,
+        its column counts with the other sign, so that to forget is above 0 and to gain is, too; the average is that of the
+        scores as they are.
     """
-    scores, calibration = learning_matrix(matrix), learning_matrix(ece, "ece")
-    if calibration.shape != scores.shape:
+    if metrics is None:
+        scores, signs = learning_matrix(matrix), np.ones(1)
+        expected = None if reference is None else fractions_of(reference, "reference")
+    else:
+        scores = learning_matrix(matrix, within=(-np.inf, np.inf))
+        signs = np.array([1.0 if metric.higher_is_better else -1.0 for metric in metrics])
+        _check_bounds(scores, metrics)
+        expected = None if reference is None else signs * floats_of(reference, "reference")
+    calibration = None if ece is None else learning_matrix(ece, "ece")
+    if calibration is not None and calibration.shape != scores.shape:
         raise MetricError(
             f"ece must have the shape of matrix, {scores.shape}; got {calibration.shape}. "
             "Both have a row before training and a row after each task."
         )
+    gains = signs * scores
     return {
-        "average": average_accuracy(scores),
-        "forgetting": forgetting(scores),
-        "bwt": backward_transfer(scores),
-        "fwt": forward_transfer(scores),
-        "intransigence": intransigence(scores, reference),
-        "ece": _mean(calibration[-1]),
+        "average": _mean(scores[-1]),
+        "forgetting": _mean(_forgotten(gains)[:-1]),
+        "bwt": _backward(gains),
+        "fwt": _forward(gains),
+        "intransigence": None if expected is None else _intransigence(gains, expected),
+        "ece": None if calibration is None else _mean(calibration[-1]),
     }
+
+
+def _check_bounds(scores: Floats, metrics: Sequence[Metric]) -> None:
+    """Raise ``MetricError`` for a score that its metric cannot have."""
+    for column, metric in zip(scores.T, metrics, strict=True):
+        low, high = metric.limits
+        held = column[~np.isnan(column)]
+        if outside := held[(held < low) | (held > high)].tolist():
+            raise MetricError(
+                f"matrix must hold scores in [{low:g}, {high:g}], the bounds of their metric; got {outside[0]}."
+            )
 
 
 # ---- metrics of predictions -----------------------------------------------------------------------------
@@ -192,62 +230,6 @@ def f1(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     from sklearn.metrics import f1_score  # takes a second to import
 
     return float(f1_score(labels_of(labels, scores), scores.argmax(axis=1), zero_division=0.0))
-
-
-def constant_score(labels: npt.ArrayLike, metric: str = "accuracy", sentences: Sentences | None = None) -> float:
-    """The best score that one and the same answer to every example can have: what a model must beat to be worth running.
-
-    Args:
-        labels: integers from 0, shape (n,).
-        metric: `accuracy`: the share of the commonest label. `f1`: of answering 1 throughout, 2p / (p + n) for p examples of
-            label 1.
-        sentences: whose words the examples are; then `f1` is that of entities.
-
-    Returns:
-        A fraction in [0, 1].
-    """
-    if sentences is not None and metric == "f1":
-        return constant_entity_f1(np.asarray(labels), sentences)
-    counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=2)
-    if metric == "f1":
-        return float(2 * counts[1] / (counts[1] + counts.sum()))
-    return float(counts.max() / counts.sum())
-
-
-def constant_scores(
-    labels: Sequence[npt.ArrayLike],
-    metric: Sequence[str],
-    *,
-    task_known: bool = True,
-    sentences: Sequence[Sentences | None] = (),
-) -> list[float]:
-    """Return `constant_score` of each task of a stream.
-
-    Args:
-        labels: of each task, as the readout numbers them.
-        metric: of each task.
-        task_known: whether the answer may depend on the task. Else it is one for all of them: that of the best mean score.
-        sentences: of each task, see `constant_score`; default: none.
-    """
-    if task_known:
-        parts = sentences or [None] * len(metric)
-        return [constant_score(*each) for each in zip(labels, metric, parts, strict=True)]
-    held = [np.asarray(each, dtype=np.int64) for each in labels]
-    parts = sentences or [None] * len(held)
-    answers = [
-        [_score_of_answer(answer, *each) for each in zip(held, metric, parts, strict=True)]
-        for answer in range(1 + max(int(each.max()) for each in held))
-    ]
-    return max(answers, key=sum)
-
-
-def _score_of_answer(answer: int, labels: Integers, metric: str, sentences: Sentences | None) -> float:
-    """Return the score of one and the same answer to every example."""
-    if metric == "accuracy":
-        return float((labels == answer).mean())
-    if sentences is not None:
-        return entity_f1(np.full_like(labels, answer), labels, sentences)
-    return constant_score(labels, metric) * (answer == 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,32 +314,43 @@ def agreement(logits: npt.ArrayLike, other_logits: npt.ArrayLike) -> float:
     return _mean(ours.argmax(axis=1) == theirs.argmax(axis=1))
 
 
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """A model's answers on one task's test rows, in their order: logits ``(n, n_labels)`` and labels ``(n,)``.
+@dataclass(frozen=True)
+class Metric:
+    """A score of answers. Packages add theirs by entry points, see `forgetfree.registry`.
 
-    Where words are labelled, n counts those of all ``sentences``. Words that were cut off are answered by ``O``, for certain.
+    Attributes:
+        score: returns the score of a model's `forgetfree.results.answers.Answers` on one task's rows.
+        higher_is_better: else lower.
+        bounds: the lowest and the highest score there can be; ``None``: there is none.
+        constant: returns the best score that one and the same answer to all rows can have; none: every label is tried.
     """
 
-    logits: npt.NDArray[Any]
-    labels: npt.NDArray[Any]
-    sentences: Sentences | None = None
-
-    def score(self, metric: str) -> float:
-        """Return ``accuracy`` or ``f1``, in [0, 1]; of sentences, ``f1`` is that of entities."""
-        if self.sentences is not None and metric == "f1":
-            predicted = logits_of(self.logits).argmax(axis=1)
-            return entity_f1(predicted, self.labels, self.sentences)
-        return f1(self.logits, self.labels) if metric == "f1" else accuracy(self.logits, self.labels)
-
-    def constant_score(self, metric: str) -> float:
-        """The best score of a constant answer on these rows, see `forgetfree.results.metrics.constant_score`."""
-        return constant_score(self.labels, metric, self.sentences)
+    score: Callable[[Any], float]
+    higher_is_better: bool = True
+    bounds: tuple[float | None, float | None] = (0.0, 1.0)
+    constant: Callable[[Any], float] | None = None
 
     @property
-    def ece(self) -> float:
-        """Expected calibration error, in [0, 1]."""
-        return expected_calibration_error(self.logits, self.labels)
+    def limits(self) -> tuple[float, float]:
+        """The bounds, infinite where there is none."""
+        low, high = self.bounds
+        return (-np.inf if low is None else low), (np.inf if high is None else high)
+
+
+def _constant_accuracy(answers: Any) -> float:
+    """Return the share of the commonest label."""
+    counts = np.bincount(answers.labels)
+    return float(counts.max() / counts.sum())
+
+
+def _constant_f1(answers: Any) -> float:
+    """Return F1 where all rows are answered 1: 2p / (p + n) for p rows of label 1 among n."""
+    positive = int((answers.labels == 1).sum())
+    return float(2 * positive / (positive + len(answers.labels)))
+
+
+ACCURACY = Metric(lambda answers: accuracy(answers.logits, answers.labels), constant=_constant_accuracy)
+F1 = Metric(lambda answers: f1(answers.logits, answers.labels), constant=_constant_f1)
 
 
 def _right_after_learning(matrix: Floats) -> Floats:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import LabelAnswers
 
 #: Validation rows of a task that its temperature is fitted to, at most.
 CALIBRATION_ROWS = 512
@@ -16,7 +16,7 @@ LOWEST, HIGHEST = 0.01, 100.0
 _IMPOSSIBLE = -1e30
 
 
-def fitted_temperature(answers: Predictions) -> float:
+def fitted_temperature(answers: LabelAnswers) -> float:
     """Return the T that minimises the mean cross-entropy of softmax(logits / T), in [`LOWEST`, `HIGHEST`].
 
     It is convex in 1/T, so there is one minimum. Rows whose label was ruled out beforehand do not count.
@@ -42,8 +42,3 @@ def fitted_temperature(answers: Predictions) -> float:
         loss, bounds=(math.log(LOWEST), math.log(HIGHEST)), method="bounded", options={"xatol": 1e-5}
     )
     return math.exp(found.x)
-
-
-def scaled(answers: Predictions, temperature: float) -> Predictions:
-    """Return the answers with their logits divided by a temperature: the same labels, with other confidences."""
-    return Predictions(answers.logits.astype(np.float64) / temperature, answers.labels, answers.sentences)

@@ -14,7 +14,7 @@ from forgetfree.display import brief
 from forgetfree.errors import MetricError, ReportError, first_line
 from forgetfree.files import size_of
 from forgetfree.json_file import check, parse_json, read_bounded
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.unit_record import check_own, is_own
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def folder_of(run: Mapping[str, Any]) -> Path:
     return (source.parent if source.suffix == ".json" else source) / str(run["strategy"]) / f"seed-{run['seed']}"
 
 
-def answers_of(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Predictions]:
+def answers_of(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, LabelAnswers]:
     """Return the last answers on every task; nothing where the file is missing, or `fault_of_answers` says what is wrong."""
     try:
         return _answers(run, tasks)
@@ -62,7 +62,7 @@ def fault_of_file(run: Mapping[str, Any], name: str) -> str:
     return ""
 
 
-def _answers(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Predictions]:
+def _answers(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, LabelAnswers]:
     """Return the last answers on every task, none where the file is missing; raise ``ReportError`` where it is not sound."""
     from safetensors import SafetensorError
 
@@ -72,7 +72,7 @@ def _answers(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Predicti
     check_own(path, ReportError)
     try:
         held = _arrays(path)
-        found = {task: Predictions(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
+        found = {task: LabelAnswers(held[f"{task}/logits"], held[f"{task}/labels"]) for task in tasks}
         for task, expected in zip(tasks, run["ece"][-1], strict=True):
             right = math.isclose(ece := found[task].ece, expected, abs_tol=1e-6)
             check(f"the ECE of {task!r}", ece, right, f"{expected}, as in the results")

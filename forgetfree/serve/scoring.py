@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.sources import load_task
+from forgetfree.kinds.kind import kind_of
 from forgetfree.ledger import Ledger
 from forgetfree.models.loading import load_model
-from forgetfree.results.entities import Sentences
-from forgetfree.results.metrics import Predictions
 from forgetfree.serve.inference import Predictor
 from forgetfree.tasks import version_of
 
@@ -33,8 +32,8 @@ def scores_of(ledger: Ledger, model: str, data: str, tasks: Sequence[str]) -> di
     for task in tasks:
         definition, rows = predictor.tasks[task], load_task(version_of(task)[0], data)
         encoder = loaded.encoder(definition)
-        encoded = EncodedRows.of(encoder(rows.test), rows.test.labels, 0, loaded.pad)
-        sentences = None if encoded.words is None else Sentences(definition.labels, encoded.words.diff().numpy())
+        encoded = EncodedRows.of(encoder(rows.test), rows.test.labels, 0, loaded.pad, definition.kind)
         logits = predictor.logits("@".join(map(str, version_of(task))), rows.test)
-        found[task] = Predictions(logits.numpy(), encoded.labels.numpy(), sentences).score(definition.metric)
+        answers = kind_of(definition).answers(definition, logits, encoded.labels, encoded)
+        found[task] = answers.score(definition.metric)
     return found

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetfree import registry
 from forgetfree.continual.streams import EncodedTask, Stream, load_stream, make_stream
 from forgetfree.core.examples import Examples
 from forgetfree.data.sampling import evenly
@@ -76,12 +77,8 @@ def _check_tasks(stream: Stream, faults: Faults) -> None:
     if [task.label for task in stream.tasks] != list(range(len(names))):
         faults.add(f"tasks: expected labels 0, 1, … by position, got {[task.label for task in stream.tasks]}.")
     for task in stream.tasks:
-        known, tagged = task.definition.metric in ("accuracy", "f1"), task.definition.kind == "tokens"
-        if not known or (task.definition.metric == "f1" and len(task.definition.labels) != 2 and not tagged):
-            faults.add(
-                f"{task.name}: expected the metric accuracy, or f1 for two labels, got {task.definition.metric!r} for "
-                f"{len(task.definition.labels)}."
-            )
+        for fault in registry.unknown_names(task.definition) or task.definition.label_faults():
+            faults.add(f"{task.name}: {fault}.")
         if len(task.classes) != len(task.definition.labels):
             faults.add(f"{task.name}: expected a class a label, got {task.classes} for {task.definition.labels}.")
 
@@ -95,7 +92,7 @@ def _check_splits(task: EncodedTask, faults: Faults) -> None:
         if beyond := sorted(labels - set(task.classes)):
             faults.add(f"{task.name}: expected labels of {task.classes} in the {split} split, got {beyond} too.")
         missing = sorted(set(task.classes) - labels)
-        if missing and split != "validation" and task.definition.kind != "tokens":
+        if missing and split != "validation" and task.kind.needs_every_label:
             faults.add(
                 f"{task.name}: expected rows of every label in the {split} split, got none of {missing}. Add some, or drop "
                 "the labels."

@@ -15,18 +15,19 @@ from safetensors.numpy import save_file
 
 from forgetfree.benchmarks.claims import CLAIMS, MEASURED, Claim, Runs, claims, judged, main
 from forgetfree.errors import ReportError
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Interval
-from forgetfree.results.metrics import Predictions, summarize
+from forgetfree.results.metrics import summarize
 
 TASKS = ["qnli", "ag_news", "sst2"]
 ROWS = 400
 
 
-def wrong_every(nth: int) -> Predictions:
+def wrong_every(nth: int) -> LabelAnswers:
     """Answers on rows with rising labels of two, of which every nth is wrong; all equally sure."""
     labels = np.arange(ROWS) % 2
     predicted = np.where(np.arange(ROWS) % nth == 0, 1 - labels, labels)
-    return Predictions(4 * np.eye(2, dtype=np.float32)[predicted], labels)
+    return LabelAnswers(4 * np.eye(2, dtype=np.float32)[predicted], labels)
 
 
 def make(out: Path, wrong: dict[str, int], seeds: tuple[int, ...] = (0, 1), **of_run: Any) -> Path:
@@ -120,7 +121,7 @@ def test_a_withheld_task_is_judged_beside_the_task_given(runs: list[str], tmp_pa
         labels = np.arange(ROWS) % 2
         predicted = np.where(np.arange(ROWS) % 20 == 0, 1 - labels, labels)
         predicted[1::20] = 2
-        found = Predictions(4 * np.eye(3, dtype=np.float32)[predicted], labels)
+        found = LabelAnswers(4 * np.eye(3, dtype=np.float32)[predicted], labels)
         held = {f"{task}/{key}": getattr(found, key) for task in TASKS for key in ("logits", "labels")}
         save_file(held, str(answers).format(run["seed"]))
         run["matrix"][1:], run["ece"][1:] = [[found.score("accuracy")] * 3] * 3, [[found.ece] * 3] * 3

@@ -45,8 +45,8 @@ from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model
 from forgetfree.registry import ModelEntry
 from forgetfree.results import metrics
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.metrics import Predictions
 from forgetfree.results.rendering import render_page
 
 LABELS = {0: "negative", 1: "positive"}
@@ -421,12 +421,12 @@ def classifier(bert: nn.Module, labels: dict[int, str], **changes: Any) -> nn.Mo
         return moved(BertForSequenceClassification(config), bert if not changes else None)
 
 
-def answers_of(model: nn.Module, tokenizer: Any, data: Path, order: list[int]) -> Predictions:
+def answers_of(model: nn.Module, tokenizer: Any, data: Path, order: list[int]) -> LabelAnswers:
     """Row by row, through transformers alone."""
     rows = [json.loads(line) for line in (data / "sst2" / "test.jsonl").read_text().splitlines()]
     with torch.no_grad():
         logits = [model(**tokenizer(row["text"], return_tensors="pt")).logits[0, order] for row in rows]
-    return Predictions(torch.stack(logits).numpy(), np.array([row["label"] for row in rows]))
+    return LabelAnswers(torch.stack(logits).numpy(), np.array([row["label"] for row in rows]))
 
 
 @pytest.mark.sampled("labels3-order3")

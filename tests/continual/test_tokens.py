@@ -19,7 +19,7 @@ from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.errors import UsageError
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict
 from forgetfree.models.loading import load_model
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.testing.streams import check_stream
 from forgetfree.testing.tiny_streams import tiny_model, tiny_task
 
@@ -34,7 +34,7 @@ def options_of(name: str, **more: Any) -> Any:
     return options(**given | more)
 
 
-def learned(name: str, stream: Stream, **more: Any) -> tuple[Any, list[dict[str, Predictions]]]:
+def learned(name: str, stream: Stream, **more: Any) -> tuple[Any, list[dict[str, LabelAnswers]]]:
     """Return the strategy, and its answers after each task."""
     strategy = registry.strategy(name)(stream=stream, options=options_of(name, **more))
     rows = []
@@ -44,7 +44,7 @@ def learned(name: str, stream: Stream, **more: Any) -> tuple[Any, list[dict[str,
     return strategy, rows
 
 
-def same(one: Predictions, other: Predictions) -> bool:
+def same(one: LabelAnswers, other: LabelAnswers) -> bool:
     return torch.equal(torch.from_numpy(one.logits), torch.from_numpy(other.logits))
 
 

@@ -11,48 +11,50 @@ import pytest
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import by_length, evenly, k_shot, micro_batches, plan_batches, representative
 from forgetfree.errors import UsageError
+from forgetfree.tasks import TaskDefinition
 
+OWN = TaskDefinition("own", "single", ("0", "1", "2"))
 ROWS = Rows(tuple(f"row {i}" for i in range(30)), (), tuple((0, 1, 2, 1, 1)[i % 5] for i in range(30)))
 
 
 def test_k_shot_draws_as_many_rows_of_every_label() -> None:
-    sample = k_shot(ROWS, 4, seed=0, task="own")
+    sample = k_shot(ROWS, OWN, 4, seed=0)
     assert sorted(sample.labels) == [0] * 4 + [1] * 4 + [2] * 4
     assert len(set(sample.first)) == 12
 
 
 def test_k_shot_keeps_rows_and_labels_together_in_their_order() -> None:
-    sample = k_shot(ROWS, 4, seed=0, task="own")
+    sample = k_shot(ROWS, OWN, 4, seed=0)
     places = [ROWS.first.index(text) for text in sample.first]
     assert places == sorted(places)
     assert sample == ROWS.take(places)
 
 
 def test_k_shot_is_drawn_by_seed() -> None:
-    assert k_shot(ROWS, 4, seed=1, task="own") == k_shot(ROWS, 4, seed=1, task="own")
-    assert len({k_shot(ROWS, 4, seed=seed, task="own").first for seed in range(5)}) == 5
+    assert k_shot(ROWS, OWN, 4, seed=1) == k_shot(ROWS, OWN, 4, seed=1)
+    assert len({k_shot(ROWS, OWN, 4, seed=seed).first for seed in range(5)}) == 5
 
 
 def test_k_shot_may_take_all_rows_of_the_rarest_label() -> None:
-    assert k_shot(ROWS, 6, seed=0, task="own").labels.count(0) == 6
+    assert k_shot(ROWS, OWN, 6, seed=0).labels.count(0) == 6
 
 
 def test_more_shots_than_rows_are_refused_with_the_largest_number_that_works() -> None:
     with pytest.raises(
         UsageError, match=r"Task 'own' has 6 training rows of label '0', fewer than --shots 7\. Give --shots 6"
     ):
-        k_shot(ROWS, 7, seed=0, task="own")
+        k_shot(ROWS, OWN, 7, seed=0)
 
 
 def test_a_label_with_fewer_rows_keeps_all_of_them_where_that_is_asked_for() -> None:
-    sample = k_shot(ROWS, 8, seed=0, task="own", or_fewer=True)
+    sample = k_shot(ROWS, OWN, 8, seed=0, or_fewer=True)
     assert [sample.labels.count(label) for label in range(3)] == [6, 8, 6]
 
 
 @pytest.mark.parametrize("shots", [0, -1])
 def test_no_shots_are_refused(shots: int) -> None:
     with pytest.raises(UsageError, match=f"--shots must be at least 1, got {shots}"):
-        k_shot(ROWS, shots, seed=0, task="own")
+        k_shot(ROWS, OWN, shots, seed=0)
 
 
 def lengths_of(n: int) -> list[int]:
@@ -212,6 +214,6 @@ def test_a_rare_label_is_named_and_may_be_a_misspelling() -> None:
     with pytest.raises(
         UsageError, match=r"1 training row of label 'Biling', .*Is it a misspelling of 'Billing'\? Give more"
     ):
-        k_shot(rows, 3, 0, "tickets", names=("Biling", "Billing", "Sales"))
+        k_shot(rows, TaskDefinition("tickets", "single", ("Biling", "Billing", "Sales")), 3, 0)
     with pytest.raises(UsageError, match=r"of label 'maybe', fewer than --shots 3\. Give more"):
-        k_shot(rows, 3, 0, "answers", names=("maybe", "yes", "no"))
+        k_shot(rows, TaskDefinition("answers", "single", ("maybe", "yes", "no")), 3, 0)

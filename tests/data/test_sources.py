@@ -20,7 +20,7 @@ import real_data
 from forgetfree import registry
 from forgetfree.data.rows import Rows, TaskRows, complete
 from forgetfree.data.sources import default_data, load_task, load_tasks
-from forgetfree.errors import DataError, UnknownNameError, UsageError
+from forgetfree.errors import BadDataError, DataError, UnknownNameError, UsageError
 from forgetfree.tasks import DEFAULT_CAUSAL_TEMPLATE, DEFAULT_TEMPLATE, HubSource, TaskDefinition
 
 Record = dict[str, Any]
@@ -759,11 +759,18 @@ def test_a_row_of_the_hub_that_is_wrong_is_named_by_its_own_number(hub: dict[Any
         hub["stanfordnlp/snli", None, split] = Table(
             premise=["a", "b", None], hypothesis=["e", "f", "g"], label=[0, -1, 1]
         )
-    assert "stanfordnlp/snli:train, row 2, column 'text_a': expected a text, got nothing" in hub_message("snli")
-    hub["stanfordnlp/snli", None, "train"] = Table(premise=["a"], hypothesis=["e"], label=["unsure"])
-    assert "stanfordnlp/snli:train, row 0, column 'label'" in hub_message("snli")
-    hub["stanfordnlp/snli", None, "train"] = Table(premise=["a"], hypothesis=["e"], label=[3])
-    assert "stanfordnlp/snli:train, row 0, column 'label': 3 is out of range" in hub_message("snli")
+    with pytest.raises(BadDataError) as caught:
+        load_tasks("snli", "hub")
+    assert [row.file for row in caught.value.rows] == [
+        f"stanfordnlp/snli:{split}" for split in ("train", "validation", "test")
+    ]
+    assert "snli:train, row 2, column 'text_a': expected a text, got nothing" in caught.value.rows[0].message
+    for label, fault in (("unsure", ""), (3, ": 3 is out of range")):
+        for split in ("train", "validation", "test"):
+            hub["stanfordnlp/snli", None, split] = Table(premise=["a"], hypothesis=["e"], label=[label])
+        with pytest.raises(BadDataError) as caught:
+            load_tasks("snli", "hub")
+        assert f"stanfordnlp/snli:train, row 0, column 'label'{fault}" in str(caught.value)
 
 
 def test_a_data_set_that_changed_on_the_hub_is_reported(hub: dict[Any, Any]) -> None:
@@ -860,7 +867,7 @@ def test_a_real_task_that_labels_words_is_read_whole(name: str) -> None:
     assert rows.task.entities == tuple(REAL_NOTES[name]["entities"]) and rows.notes == ()
     for part in (rows.train, rows.validation, rows.test):
         assert all(len(text.split(" ")) == len(tags) for text, tags in zip(part.first, part.labels, strict=True))
-        assert max(max(tags) for tags in part.labels) < len(rows.task.labels) and any(part.groups)
+        assert max(max(tags) for tags in part.labels) < len(rows.task.labels) and any(map(any, part.labels))
 
 
 def test_a_split_is_exactly_one_file(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
 from forgetfree.data.sampling import k_shot
 from forgetfree.data.sources import load_task
-from forgetfree.data.tagged import bio
 from forgetfree.data.words import WordEncoder
 from forgetfree.errors import BadDataError, DataError, UsageError
+from forgetfree.kinds.tagging import Tagging, bio
+from forgetfree.tasks import TaskDefinition
 
 ROWS = [
     {"tokens": ["Jane", "Smith", "lives", "in", "Rome"], "tags": ["B-PER", "I-PER", "O", "O", "B-LOC"]},
@@ -126,26 +127,28 @@ def test_what_no_model_can_learn_is_refused(tmp_path: Path) -> None:
         load_task("no", str(write(tmp_path / "no", [{"tokens": ["a"]}], {"kind": "tokens"})))
     with pytest.raises(DataError, match=r"unknown entity.*'B-LOC'"):
         load_task("few", str(write(tmp_path / "few", ROWS, {"entities": ["PER"]})))
-    with pytest.raises(DataError, match="kind must be single, pair, tokens, got 'token'"):
+    with pytest.raises(DataError, match="kind must be single, pair, tokens, classification, tagging, got 'token'"):
         load_task("odd", str(write(tmp_path / "odd", ROWS, {"kind": "token"})))
 
 
 def test_shots_are_sentences_of_each_kind() -> None:
     """Three sentences of each kind, and three without: at least three each, for one may hold several kinds."""
-    rows = tagged_task("people", PEOPLE).train
-    few = k_shot(rows, 3, 0, "people")
+    whole = tagged_task("people", PEOPLE)
+    rows, task = whole.train, whole.task
+    few = k_shot(rows, task, 3, 0)
     held = Counter(kind for tags in few.labels for kind in {(tag + 1) // 2 for tag in tags if tag} or {0})
     assert held == {0: 3, 1: 3, 2: 3} and len(few) == 9
-    assert few == k_shot(rows, 3, 0, "people") != k_shot(rows, 3, 1, "people")
+    assert few == k_shot(rows, task, 3, 0) != k_shot(rows, task, 3, 1)
     with pytest.raises(UsageError, match=r"training sentences with (PER|LOC) entities, fewer than --shots 20"):
-        k_shot(rows, 20, 0, "people", names=("", "PER", "LOC"))
+        k_shot(rows, task, 20, 0)
 
 
 def test_a_sentence_of_two_kinds_counts_for_both() -> None:
     rows = Rows(("a b", "a", "b", "b", "b"), (), ((1, 3), (1,), (3,), (3,), (3,)))
-    assert rows.groups == [1, 1, 2, 2, 2]  # the rarer of the two
-    assert k_shot(rows, 2, 0, "two").labels[:2] == ((1, 3), (1,))  # the only two of kind 1; one of them is of kind 2
-    assert len(k_shot(rows, 2, 0, "two")) == 3
+    task = TaskDefinition.of_entities("two", ["A", "B"])
+    assert Tagging().groups(rows.labels) == [1, 1, 2, 2, 2]  # the rarer of the two
+    assert k_shot(rows, task, 2, 0).labels[:2] == ((1, 3), (1,))  # the only two of kind 1; one of them is of kind 2
+    assert len(k_shot(rows, task, 2, 0)) == 3
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta-mlm", "gpt2"])

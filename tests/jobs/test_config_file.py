@@ -260,9 +260,9 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
     "a task of more": (of_task(colour="green"), "tasks[0]: colour is not known here"),
     "a kind that is none": (
         of_task(kind="triple"),
-        "tasks[0]: kind must be 'single', 'pair' or 'tokens', got 'triple'",
+        "tasks[0]: kind must be one of single, pair, tokens, classification, tagging, got 'triple'",
     ),
-    "a kind of another type": (of_task(kind={}), "tasks[0]: kind must be 'single', 'pair' or 'tokens', got {}"),
+    "a kind of another type": (of_task(kind={}), "tasks[0]: kind must be a string, got {}"),
     "labels of another type": (of_task(labels=5), "tasks[0]: labels must be a list, got 5"),
     "labels that are numbers": (
         of_task(labels=[0, 1]),
@@ -270,7 +270,7 @@ DAMAGE: dict[str, tuple[Callable[[dict], Any], str]] = {
     ),
     "one label": (of_task(labels=["a"]), "tasks[0]: labels must be at least two names"),
     "a template of another type": (of_task(template=None), "tasks[0]: template must be a string, got None"),
-    "a metric that is none": (of_task(metric="bleu"), "tasks[0]: metric must be 'accuracy' or 'f1', got 'bleu'"),
+    "a metric that is none": (of_task(metric="bleu"), "tasks[0]: metric must be one of accuracy, f1, got 'bleu'"),
     "a sweep": (lambda config: config.update(sweep={}), "it is that of a sweep, whose run is the folder chosen in it"),
     "no run": (lambda config: config.pop("run"), "run is missing, it must be an object"),
     "a run without a stream": (lambda config: config["run"].pop("stream"), "run.stream is missing"),

@@ -19,7 +19,7 @@ from forgetfree.errors import TrainingError
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.floors import linear_probe, word_answers
 from forgetfree.models.state import ModelState
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.strategies.continual_ft import ContinualFT
 
 ALL = ("--set", "floors=probe", "--set", "readout_again=true")
@@ -70,7 +70,7 @@ def test_ece_after_scaling_is_that_of_the_answers_divided_by_the_temperature(fin
         held = load_file(finished / run["strategy"] / f"seed-{run['seed']}" / "predictions.safetensors")
         for number, task in enumerate(results["tasks"]):
             logits = held[f"{task}/logits"].astype(np.float64) / run["temperature"][number]
-            assert run["ece_scaled"][number] == Predictions(logits, held[f"{task}/labels"]).ece
+            assert run["ece_scaled"][number] == LabelAnswers(logits, held[f"{task}/labels"]).ece
 
 
 def test_a_new_readout_is_trained_on_the_model_as_it_is_at_the_end(

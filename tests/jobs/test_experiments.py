@@ -33,7 +33,7 @@ from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.results.metrics import Predictions
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.rendering import CONSTANT, render_page
 
 QUICK = ["--shots", "4", "--readout", "linear"]
@@ -310,7 +310,7 @@ def test_a_grid_is_decided_on_validation_rows(data, model_directory, tmp_path: P
             asked.append(options.learning_rate)
             wins = options.learning_rate == 1e-8
             labels = rows.labels.numpy()
-            return Predictions(np.eye(2)[labels if wins else 1 - labels], labels)
+            return LabelAnswers(np.eye(2)[labels if wins else 1 - labels], labels)
         return answers_of(self, state, rows, options)
 
     context.bench(unit).fine_tuned(context.options(learning_rate=0.3))  # another experiment's: not ours to throw away

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forgetfree.kinds.tagging import TagAnswers
 from forgetfree.results.entities import Sentences, constant_entity_f1, entities_of, entity_f1
-from forgetfree.results.metrics import Predictions, constant_scores
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
@@ -75,13 +75,13 @@ def test_the_floor_is_the_best_single_label() -> None:
         tried = [entity_f1(np.full(len(gold), label), gold, parts) for label in range(5)]
         assert tried[0] == 0.0 < max(tried)
         assert constant_entity_f1(gold, parts) == pytest.approx(max(tried))
-        assert constant_scores([gold, gold], ["f1", "accuracy"], sentences=[parts, None]) == pytest.approx(
-            [max(tried), np.bincount(gold).max() / len(gold)]
-        )
+        answers = TagAnswers(np.zeros((len(gold), 5)), gold, NAMES, lengths)
+        assert answers.constant_score("f1") == pytest.approx(max(tried))
+        assert answers.constant_score("accuracy") == np.bincount(gold).max() / len(gold)
 
 
 def test_predictions_score_entities_and_words() -> None:
     logits = np.eye(5)[[1, 0, 0, 3]] * 4.0
-    answers = Predictions(logits, np.array([1, 2, 0, 3]), sentences(3, 1))
+    answers = TagAnswers(logits, np.array([1, 2, 0, 3]), NAMES, np.array([3, 1]))
     assert answers.score("f1") == pytest.approx(0.5) and answers.score("accuracy") == 0.75
     assert answers.constant_score("f1") == pytest.approx(0.5)  # I-LOC throughout: one of two guesses, of two entities

@@ -11,6 +11,7 @@ from reported import make_run
 from safetensors.numpy import load_file, save_file
 
 from forgetfree import cli
+from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import (
     Evidence,
     Interval,
@@ -19,17 +20,16 @@ from forgetfree.results.evidence import (
     drawn_scores,
     ece_noise_floor,
 )
-from forgetfree.results.metrics import Predictions
 from forgetfree.results.run_results import load_run_results, merge
 
 
-def answering(right: np.ndarray, labels: np.ndarray) -> Predictions:
+def answering(right: np.ndarray, labels: np.ndarray) -> LabelAnswers:
     """Answers of two labels that are right where ``right`` says so."""
     predicted = np.where(right, labels, 1 - labels)
-    return Predictions(np.eye(2, dtype=np.float32)[predicted], labels)
+    return LabelAnswers(np.eye(2, dtype=np.float32)[predicted], labels)
 
 
-def some(n: int, share: float, seed: int) -> Predictions:
+def some(n: int, share: float, seed: int) -> LabelAnswers:
     random = np.random.default_rng(seed)
     labels = (random.random(n) < 0.3).astype(np.int64)
     return answering(random.random(n) < share, labels)
@@ -47,7 +47,7 @@ def test_rows_add_up_to_the_score_and_draws_are_those_of_a_slow_loop(metric: str
     for draw, times in enumerate(counts):
         chosen = np.repeat(np.arange(37), times)
         for run, each in enumerate(answers):
-            again = Predictions(each.logits[chosen], each.labels[chosen])
+            again = LabelAnswers(each.logits[chosen], each.labels[chosen])
             assert drawn[draw, run] == pytest.approx(again.score(metric))
 
 
@@ -134,7 +134,7 @@ def test_draws_in_which_nothing_was_learned_have_no_share() -> None:
     assert kept is not None and (kept.value, kept.low, kept.high) == pytest.approx((1, 1, 1))
 
 
-def calibrated(n: int, seed: int, shift: float = 0.0) -> Predictions:
+def calibrated(n: int, seed: int, shift: float = 0.0) -> LabelAnswers:
     """A model that is right with the probability it gives, or less often by ``shift``."""
     random = np.random.default_rng(seed)
     confidence = random.uniform(0.55, 0.99, size=n)
@@ -143,7 +143,7 @@ def calibrated(n: int, seed: int, shift: float = 0.0) -> Predictions:
     logit = np.log(confidence / (1 - confidence))
     logits = np.zeros((n, 2))
     logits[np.arange(n), np.where(right, labels, 1 - labels)] = logit
-    return Predictions(logits, labels)
+    return LabelAnswers(logits, labels)
 
 
 def test_the_noise_floor_is_what_a_calibrated_model_shows() -> None:
@@ -164,7 +164,7 @@ def test_without_noise_a_calibrated_model_has_less_error_and_one_that_is_off_kee
 
 def test_an_error_of_bins_without_spread_is_left_as_it_is() -> None:
     """All answers are right: no draw of their accuracy differs from it."""
-    answers = Predictions(np.array([[2.0, 0.0], [0.0, 2.0]]), np.array([0, 1]))
+    answers = LabelAnswers(np.array([[2.0, 0.0], [0.0, 2.0]]), np.array([0, 1]))
     assert debiased_ece(answers) == pytest.approx(answers.ece)
 
 
@@ -186,7 +186,7 @@ def of_equal_rows(out: Path) -> None:
             for row in np.flatnonzero(old != new):
                 logits[row, [old[row], new[row]]] = logits[row, [new[row], old[row]]]
             held[f"{task}/labels"] = new
-            answers = Predictions(logits, new)
+            answers = LabelAnswers(logits, new)
             run["matrix"][-1][number], run["ece"][-1][number] = answers.score("accuracy"), answers.ece
         save_file(held, file)
     (out / "results.json").write_text(json.dumps(results))

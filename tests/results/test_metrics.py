@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -9,8 +11,9 @@ import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from forgetfree.errors import MetricError
+from forgetfree.kinds.tagging import TagAnswers
 from forgetfree.results import metrics
-from forgetfree.results.entities import Sentences
+from forgetfree.results.answers import LabelAnswers, constant_scores
 
 # Three tasks. Task 0 peaks only after task 1, task 1 falls, and task 2 profits from task 1.
 MATRIX = [
@@ -163,6 +166,11 @@ def test_f1_is_for_two_labels_only() -> None:
         metrics.f1([[1.0, 2.0, 3.0]], [2])
 
 
+def answers(labels: Any) -> LabelAnswers:
+    """Some answers to rows with these labels."""
+    return LabelAnswers(np.zeros((len(labels), 2)), np.asarray(labels))
+
+
 @pytest.mark.parametrize(
     ("labels", "accuracy", "f1"),
     [
@@ -173,25 +181,27 @@ def test_f1_is_for_two_labels_only() -> None:
     ],
 )
 def test_a_constant_answer_worked_by_hand(labels: list[int], accuracy: float, f1: float) -> None:
-    assert metrics.constant_score(labels, "accuracy") == pytest.approx(accuracy)
-    assert metrics.constant_score(labels, "f1") == pytest.approx(f1)
+    assert answers(labels).constant_score("accuracy") == pytest.approx(accuracy)
+    assert answers(labels).constant_score("f1") == pytest.approx(f1)
 
 
 def test_one_constant_answer_for_all_tasks_worked_by_hand() -> None:
     """Three tasks, their labels numbered through: 2 is right on 3 of 4 rows of the second, and nowhere else."""
-    labels = [[0, 1, 0, 1], [2, 2, 2, 3], [4, 5]]
-    assert metrics.constant_scores(labels, ["accuracy"] * 3) == [0.5, 0.75, 0.5]
-    assert metrics.constant_scores(labels, ["accuracy"] * 3, task_known=False) == [0.0, 0.75, 0.0]
+    labels = [answers(each) for each in ([0, 1, 0, 1], [2, 2, 2, 3], [4, 5])]
+    assert constant_scores(labels, ["accuracy"] * 3) == [0.5, 0.75, 0.5]
+    assert constant_scores(labels, ["accuracy"] * 3, task_known=False) == [0.0, 0.75, 0.0]
     # The tasks share their labels: 1 has 0.25 + F1 0.8, 0 has 0.75 + 0.
-    shared = [[0, 0, 0, 1], [1, 1, 0]]
-    assert metrics.constant_scores(shared, ["accuracy", "f1"], task_known=False) == pytest.approx([0.25, 0.8])
+    shared = [answers(each) for each in ([0, 0, 0, 1], [1, 1, 0])]
+    assert constant_scores(shared, ["accuracy", "f1"], task_known=False) == pytest.approx([0.25, 0.8])
 
 
 def test_one_constant_answer_for_all_tasks_whose_words_are_labelled() -> None:
     """B-X throughout finds both entities of the first task among 4 words, 2·2 / (4 + 2), and none of the second."""
-    sentences = [Sentences(("O", "B-X", "I-X"), np.array([2, 2])) for _ in range(2)]
-    words = [[0, 1, 1, 0], [1, 2, 0, 0]]
-    found = metrics.constant_scores(words, ["f1", "f1"], task_known=False, sentences=sentences)
+    words = [
+        TagAnswers(np.zeros((4, 3)), np.array(labels), ("O", "B-X", "I-X"), np.array([2, 2]))
+        for labels in ([0, 1, 1, 0], [1, 2, 0, 0])
+    ]
+    found = constant_scores(words, ["f1", "f1"], task_known=False)
     assert found == pytest.approx([2 / 3, 0.0])
 
 
@@ -199,7 +209,7 @@ def test_no_constant_answer_scores_better() -> None:
     labels = np.random.default_rng(0).choice(2, 101, p=[0.7, 0.3])
     for metric, score in (("accuracy", metrics.accuracy), ("f1", metrics.f1)):
         tried = [score(binary([label] * 101), labels) for label in (0, 1)]
-        assert metrics.constant_score(labels, metric) == pytest.approx(max(tried))
+        assert answers(labels).constant_score(metric) == pytest.approx(max(tried))
 
 
 def test_agreement_is_the_share_of_equal_predictions() -> None:
@@ -298,3 +308,26 @@ def test_the_number_of_bins_is_checked() -> None:
 def test_wrong_predictions_are_refused(metric, logits, labels, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(MetricError, match=message):
         metric(logits, labels)
+
+
+def test_where_lower_is_better_to_forget_is_above_zero() -> None:
+    """Errors 4, 1, 3 of the first task: it falls back by 2; the second, an accuracy, gains 0.2 before it is learned."""
+    lower = metrics.Metric(lambda answers: 0.0, higher_is_better=False, bounds=(0.0, None))
+    found = metrics.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], None, [2, 0.8], [lower, metrics.ACCURACY])
+    assert found == pytest.approx(
+        {
+            "average": (3 + 0.9) / 2,
+            "forgetting": 2,
+            "bwt": -2,
+            "fwt": 0.2,
+            "intransigence": ((-2 + 1) + (0.8 - 0.9)) / 2,
+            "ece": None,
+        }
+    )
+
+
+def test_a_score_outside_its_metrics_bounds_is_refused() -> None:
+    bounded = metrics.Metric(lambda answers: 0.0, bounds=(-1.0, 1.0))
+    assert metrics.summarize([[0.0], [-0.5]], None, None, [bounded])["average"] == -0.5
+    with pytest.raises(MetricError, match=r"scores in \[-1, 1\], the bounds of their metric; got 1.5"):
+        metrics.summarize([[0.0], [1.5]], None, None, [bounded])

@@ -21,14 +21,15 @@ from forgetfree.files import write_json
 from forgetfree.jobs.experiments.preset import Preset
 from forgetfree.jobs.experiments.rows import Row, Unit
 from forgetfree.json_file import check, check_fields, is_number, read_json
+from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import build, recorded
-from forgetfree.results.metrics import Predictions, agreement
-from forgetfree.tasks import TaskDefinition, readout_for
+from forgetfree.results.answers import LabelAnswers, label_answers
+from forgetfree.tasks import TaskDefinition
 
 
 class ExperimentContext:
@@ -215,19 +216,21 @@ class TunedTask:
         self.readout_alone = replace(fine_tuned, theta=bench.pre.theta)
 
     @cached_property
-    def answers(self) -> Predictions:
+    def answers(self) -> LabelAnswers:
         """Return the fine-tuned model's answers on the test rows."""
-        return self.bench.answers(self.fine_tuned, options=self.options)
+        return label_answers(self.bench.answers(self.fine_tuned, options=self.options))
 
-    def answers_of(self, state: ModelState) -> Predictions:
+    def answers_of(self, state: ModelState) -> LabelAnswers:
         """Return a model's answers on the test rows."""
-        return self.answers if state is self.fine_tuned else self.bench.answers(state, options=self.options)
+        if state is self.fine_tuned:
+            return self.answers
+        return label_answers(self.bench.answers(state, options=self.options))
 
     def row(self, state: ModelState, **what: Any) -> Row:
         """Return ``what`` was measured with its score, ECE, and agreement with the fine-tuned model, on the test rows."""
         return {**what, **self.measures(self.answers_of(state))}
 
-    def measures(self, answers: Predictions) -> Row:
+    def measures(self, answers: LabelAnswers) -> Row:
         """Score, that of a constant answer, ECE and agreement, in [0, 1]; and what the fine-tuned model was made with."""
         return {
             "train_rows": len(self.bench.task.train),
@@ -236,7 +239,7 @@ class TunedTask:
             "score": answers.score(self.bench.task.definition.metric),
             "constant": answers.constant_score(self.bench.task.definition.metric),
             "ece": answers.ece,
-            "agreement": agreement(answers.logits, self.answers.logits),
+            "agreement": answers.agreement(self.answers),
         }
 
     def learned(self, *sparsities: float) -> list[Region]:

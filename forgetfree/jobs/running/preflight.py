@@ -44,13 +44,14 @@ from forgetfree.jobs.running.disk_space import refuse_without, room_for
 from forgetfree.jobs.running.environment import check_place, check_precision, existing, refuse_held, set_threads
 from forgetfree.jobs.running.unit import Json
 from forgetfree.jobs.sweep_config import SweepConfig
+from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import mask_options
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import MOST_SHOTS, paper_steps
 from forgetfree.models.loading import LoadedModel, load_model, locate, sized
 from forgetfree.results.temperature import CALIBRATION_ROWS
-from forgetfree.tasks import TaskDefinition, readout_for
+from forgetfree.tasks import TaskDefinition
 
 #: The largest weights that are loaded, checked and timed beforehand, in bytes.
 _TIMED = 10**9
@@ -334,7 +335,9 @@ def _phases(
         count = len(definitions[task].labels) if task in definitions else 2
         given = rows.get(task)
         train = None if given is None else len(sampled(given, learner.shots, learner.seed, asked.common.or_fewer))
-        rarest = learner.shots or (given and min(MOST_SHOTS, *Counter(given.train.groups).values()))
+        rarest = learner.shots or (
+            given and min(MOST_SHOTS, *Counter(kind_of(given.task).groups(given.train.labels)).values())
+        )
         full = options.steps or (paper_steps(count, rarest) if rarest else None)
         tokens = lengths.get(task) or [asked.common.max_length // 2]
         length = min(costs.padded(tokens, options.batch_size), asked.common.max_length)

@@ -1,0 +1,318 @@
+"""Classification: one label a row, for a text or a pair of texts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy.typing as npt
+
+from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
+from forgetfree.data.columns import Columns, choose
+from forgetfree.data.forms import form_of, other_form, refusal_of
+from forgetfree.data.labels import Labels, learn_labels, shown, written
+from forgetfree.data.row_notes import notes_of_labels, notes_of_rows
+from forgetfree.data.rows import HELD_OUT_SHARE, Rows, TaskRows, read_rows
+from forgetfree.data.source_json import described, infer
+from forgetfree.data.tables import Table, TaskTables
+from forgetfree.display import counted, is_text
+from forgetfree.errors import DataError, UsageError, nearest
+from forgetfree.kinds.kind import Form, TaskKind
+from forgetfree.results.answers import LabelAnswers
+from forgetfree.tasks import TaskDefinition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forgetfree.core.examples import Examples
+    from forgetfree.data.encoding import Encoder
+    from forgetfree.models.loading import LoadedModel
+
+
+class Classification(TaskKind):
+    """One label a row, for a text or a pair of texts."""
+
+    forms: ClassVar[Mapping[str, Form]] = {
+        "single": ("a text, and one of two labels or more", ("text", "label")),
+        "pair": ("a pair of texts, and one of two labels or more", ("text_a", "text_b", "label")),
+    }
+    metrics = ("accuracy", "f1")
+    needs_every_label = True
+
+    # -- Rows ------------------------------------------------------------------------------------------------
+
+    def check_header(self, task: TaskTables) -> None:
+        """Raise ``DataError`` for columns that are missing."""
+        columns, _ = _chosen(task)
+        faults = DataFaults()
+        for head in task.tables.values():
+            faults.attempt(head.check_columns, columns)
+        faults.report()
+
+    def read(self, task: TaskTables) -> TaskRows:
+        """Return a task with its rows: columns and labels are named, or found out."""
+        faults, train = DataFaults(), task.train
+        if not train.columns:  # of all rows none could be read
+            faults.add(train.bad, 0)
+            faults.report()
+        columns, recognised = _chosen(task)
+        assert columns.label is not None
+        tables = {split: table.labelled(columns.label) for split, table in task.tables.items()}
+        unlabelled = {split: len(task.tables[split].numbers) - len(table.numbers) for split, table in tables.items()}
+        numbered = train.label_names.get(columns.label, ())
+        _check_order(task, columns.label, numbered)
+        source = {**task.source, "label_names": task.source.get("label_names") or numbered or None}
+        names = [str(label) for label in source["label_names"] or (task.registered.labels if task.registered else ())]
+        read = {split: _LabelledTable(table, columns) for split, table in tables.items()}
+        written = zip(read["train"].cells(names), read["train"].table.numbers, strict=True)
+        good = [(cell, number) for cell, number in written if cell is not None]
+        cells, numbers = [cell for cell, _ in good], [number for _, number in good]
+        labels = None
+        if len(set(cells)) > 1 or not train.bad:  # else it is bad rows that lack the other labels
+            labels = faults.attempt(learn_labels, train.where, cells, names, numbers, bool(numbered))
+        rows, row_numbers = dict[str, Rows](), dict[str, Sequence[int]]()
+        for split, table in read.items():
+            if labels is None:
+                faults.attempt(table.check_texts)
+            elif unlabelled[split] and not len(table.table.numbers):
+                continue
+            elif found := faults.attempt(table.rows, labels, task.name):
+                rows[split], row_numbers[split] = found
+        for split, whole in task.tables.items():
+            left = len(rows[split]) if split in rows else len(whole.good().numbers)
+            faults.add(whole.bad, left, task.skip_bad_rows)
+        faults.report()
+        assert labels is not None
+        form = "pair" if len(columns.texts) == 2 else "single"
+        definition = described(task.registered or infer(task.name, form, labels.names), source, task.folder)
+        said = [recognised, labels.said]
+        said += notes_of_labels(cells, labels, numbers) + notes_of_rows(rows["train"], row_numbers["train"])
+        said += [
+            f"{counted(count, f'{split} row')} without a label (-1) left out"
+            for split, count in unlabelled.items()
+            if count
+        ]
+        return read_rows(task, definition, rows, said)
+
+    def groups(self, labels: Sequence[Any]) -> list[int]:
+        """Return the label of each row."""
+        return list(labels)
+
+    def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
+        """Return the rows of a label."""
+        return f"row{'s' * (count > 1)} of label {task.labels[group]!r}"
+
+    def group_hint(self, task: TaskDefinition, group: int, count: int) -> str:
+        """Return whether a label with one row or two may be a misspelling of another."""
+        own = task.labels[group]
+        others = [name for name in task.labels if name != own]
+        return nearest(own, others, 0.7).replace("Did you mean", "Is it a misspelling of") if count <= 2 else ""
+
+    def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:
+        """Raise ``DataError`` if a label has no training row."""
+        train = rows["train"]
+        counts = [train.labels.count(label) for label in range(len(task.labels))]
+        if 0 not in counts:
+            return
+        remedy = "Add rows of that label, or number the labels from 0 without gaps."
+        if len(set(before.labels)) < 2:
+            remedy = "A task needs rows of two labels at least."
+        elif before is not train and len(set(before.labels)) == len(task.labels):
+            remedy = "Some went to the missing validation split: add one, or more rows of that label."
+        empty = counts.index(0)
+        raise DataError(
+            f"Task {task.name!r} has no training row of label {empty} ({task.labels[empty]!r}); rows per "
+            f"label: {counts}. {remedy}"
+        )
+
+    def check_scored(self, rows: TaskRows) -> None:
+        """Raise ``DataError`` if F1 cannot be measured: it is 0 for every model on rows without label 1."""
+        for split in ("validation", "test"):
+            held: Rows = getattr(rows, split)
+            if rows.task.metric == "f1" and 1 not in held.labels:
+                raise DataError(
+                    f"Task {rows.task.name!r} is measured by the F1 of label 1 ({rows.task.labels[1]!r}), and none of its "
+                    f"{counted(len(held), f'{split} row')} has that label. Add such rows, or set metric to 'accuracy' in its "
+                    "source.json."
+                )
+
+    def check_halves(self, rows: TaskRows) -> None:
+        """Raise ``DataError`` if a label has a single validation row."""
+        counts = Counter(rows.validation.labels)
+        for number, label in enumerate(rows.task.labels):
+            if counts[number] == 1:
+                remedy = "Add validation rows of that label."
+                if rows.held_out:
+                    remedy = (
+                        f"It was held out from the training rows: give about {round(2 / HELD_OUT_SHARE)} rows of that "
+                        "label, or a validation file."
+                    )
+                raise DataError(
+                    f"Task {rows.task.name!r} has one validation row of label {label!r}, and to choose by validation rows "
+                    f"takes two of each label: one half is scored, and training itself needs the other. {remedy}"
+                )
+
+    # -- Models ----------------------------------------------------------------------------------------------
+
+    def check_readout(self, task: TaskDefinition, readout: str) -> None:
+        """Raise ``UsageError`` if the task lacks what a readout by label words needs."""
+        if readout in ("prompt", "causal") and (faults := task.prompt_faults(readout)):
+            raise UsageError(
+                f"Task {task.name!r} cannot be read by the readout {readout!r}: {'; '.join(faults)}. Give them in its "
+                "definition, or use the readout 'linear'."
+            )
+
+    def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> Encoder:
+        """Return what makes token ids of texts: as they are, or in a prompt."""
+        from forgetfree.data.encoding import Encoder
+
+        template = {"prompt": task.template, "causal": task.causal_template}.get(loaded.readout)
+        # A causal model is read where the label word would follow, so nothing may close the row.
+        return Encoder(loaded.tokenizer, template, loaded.max_length, closed=loaded.readout != "causal")
+
+    def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
+        """Return the logits and labels of rows."""
+        return LabelAnswers(logits.numpy(), labels.numpy())
+
+    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> LabelAnswers:
+        """Return answers from what `LabelAnswers.tensors` gave."""
+        return LabelAnswers(arrays["logits"], arrays["labels"])
+
+
+def _chosen(task: TaskTables) -> tuple[Columns, str]:
+    """Return what `choose` does; a table without our columns may be of another form, which is then said."""
+    train, columns = task.train, task.columns
+    try:
+        return choose(train.where, train.columns, columns, task.registered.kind if task.registered else None)
+    except DataError as error:
+        are_there = {*columns.texts, columns.label} <= {*train.columns, None}
+        if are_there and (form := other_form(train.columns)):
+            raise DataError(f"{error} {form}") from error
+        raise
+
+
+def _check_order(task: TaskTables, column: str, numbered: Sequence[str]) -> None:
+    """Raise ``DataError`` if the tables number their labels in different orders."""
+    for table in task.tables.values():
+        if (theirs := table.label_names.get(column, numbered)) != numbered:
+            raise DataError(
+                f"{table.where} has its labels in the order {', '.join(map(str, theirs))}, and {task.train.where} in the order "
+                f"{', '.join(map(str, numbered)) or 'of its rows'}: one number would mean two labels. Write both alike."
+            )
+
+
+class _LabelledTable:
+    """A table with a label in each row; rows without one, or without a text, are added to the table's bad rows."""
+
+    def __init__(self, table: Table, columns: Columns) -> None:
+        assert columns.label is not None
+        self.table, self._texts, self._label = table, columns.texts, columns.label
+
+    def cells(self, names: Sequence[str]) -> list[int | str | None]:
+        """Return what is written in the label column of training rows; of bad rows nothing.
+
+        Args:
+            names: of the labels, if they are known; else the rows must have all numbers from 0, or all names.
+        """
+        column = self._label
+        found = [self._written(self.table.columns[column][i], names) for i in range(len(self.table.numbers))]
+        kinds = Counter(type(cell) for cell in found if not isinstance(cell, ValueError))
+        usual = max(kinds, key=kinds.__getitem__, default=int)  # of as many, the first
+        expected = "an integer from 0" if usual is int else "a name, as in the other rows"
+        cells = list[int | str | None]()
+        for i, cell in enumerate(found):
+            fault: BadRow | None = None
+            if isinstance(cell, ValueError):
+                fault = self._no_label(column, i, expected, str(cell))
+            elif not names and (type(cell) is not usual or (isinstance(cell, int) and cell < 0)):
+                why = "-1 often marks rows without a label. " if cell == -1 else ""
+                remedy = f"{why}If it is a label, name all labels in order as label_names in source.json. "
+                what = "negative label" if isinstance(cell, int) and cell < 0 else "label of another kind"
+                fault = self._fault(column, i, what, expected, remedy)
+            if fault:
+                self.table.bad.add(fault)
+            cells.append(None if fault or isinstance(cell, ValueError) else cell)
+        return cells
+
+    def rows(self, labels: Labels, task: str) -> tuple[Rows, Sequence[int]]:
+        """Return the good rows of a task, and their numbers.
+
+        Args:
+            labels: what labels there are.
+            task: its name, for messages.
+
+        Raises:
+            DataError: a column is missing or empty.
+        """
+        self.check_texts()
+        places = [
+            self.table.bad.attempt(self._place, self._label, i, labels, task) for i in range(len(self.table.numbers))
+        ]
+        keep = [i for i, number in enumerate(self.table.numbers) if number not in self.table.bad.numbers]
+        texts = [tuple(self.table.columns[name][i] for i in keep) for name in self._texts]
+        rows = Rows(texts[0], texts[1] if len(texts) > 1 else (), tuple(places[i] for i in keep))
+        return rows, [self.table.numbers[i] for i in keep]
+
+    def check_texts(self) -> None:
+        """Add rows without a text to the bad rows.
+
+        Raises:
+            DataError: a column is missing or empty.
+        """
+        self.table.check_columns(Columns(self._texts, self._label))
+        for column in self._texts:
+            cells = self.table.columns[column]
+            for i, cell in enumerate(cells):
+                if not is_text(cell):
+                    self.table.bad.add(self._fault(column, i, "no text", "a text"))
+            if len(cells) and not any(not isinstance(cell, str) or cell.strip() for cell in cells):
+                raise DataError(
+                    f"{self.table.where}: column {column!r} is empty in every row. Write the texts into it."
+                )
+
+    def _place(self, column: str, i: int, labels: Labels, task: str) -> int:
+        """Return the number of a row's label."""
+        cell = self._written(self.table.columns[column][i], labels.names)
+        if isinstance(cell, ValueError):
+            raise refusal(self._no_label(column, i, labels.expected, str(cell)))
+        place = labels.place(cell)
+        if place is not None:
+            return place
+        names, count = ", ".join(labels.names), len(labels.names)
+        if isinstance(cell, int) and [*labels.numbers] == [*range(count)] and cell >= 0:
+            has = f"task {task!r} has the {count} labels 0 to {count - 1} ({names})"
+            file, row = self.table.where, self.table.numbers[i]
+            message = (
+                f"{file}, row {row}, column {column!r}: {cell} is out of range, {has}. Fix the row, or the label_names in "
+                "source.json."
+            )
+            remedy = f"{has[0].upper()}{has[1:]}."
+            raise refusal(BadRow(file, row, column, "unknown label", shown(cell), message, remedy))
+        has = f"Task {task!r} has the {count} labels {names}, and every label needs training rows. "
+        raise refusal(self._fault(column, i, "unknown label", labels.expected, has))
+
+    def _written(self, value: Any, names: Sequence[str]) -> int | str | ValueError:
+        """Return a label as it is written, or why it is none."""
+        try:
+            return written(value)
+        except ValueError as error:
+            text = str(value).strip()
+            return text if isinstance(value, str | float) and text in names else error
+
+    def _no_label(self, column: str, i: int, expected: str, why: str) -> BadRow:
+        """Return the fault of a row without a label that could be one."""
+        value = self.table.columns[column][i]
+        is_nan = isinstance(value, float) and math.isnan(value)
+        is_empty = value is None or is_nan or (isinstance(value, str) and not value.strip())
+        return self._fault(column, i, "no label" if is_empty else "not a label", expected, why)
+
+    def _fault(self, column: str, i: int, what: str, expected: str, more: str = "") -> BadRow:
+        text = shown(self.table.columns[column][i])
+        other = refusal_of(form_of(self.table.columns[column][i]))
+        message = (
+            f"{self.table.where}, row {self.table.numbers[i]}, column {column!r}: expected {expected}, got {text}. "
+            f"{other or f'{more}Fix or remove the row.'}"
+        )
+        return BadRow(self.table.where, self.table.numbers[i], column, what, text, message, other or more.strip())

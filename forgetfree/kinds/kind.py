@@ -1,0 +1,109 @@
+"""What every kind of tasks is asked for.
+
+A kind is found by name through `forgetfree.registry.kind`, so that no other room asks which one it is. Its file imports no
+torch when it is read: the header of a data file is checked before that takes its seconds.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from forgetfree import registry
+from forgetfree.data.rows import RowKind
+from forgetfree.tasks import Scenario, TaskDefinition
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from forgetfree.core.examples import Examples
+    from forgetfree.data.encoding import Encoder
+    from forgetfree.models.loading import LoadedModel
+    from forgetfree.results.answers import Answers
+    from forgetfree.results.metrics import Metric
+
+#: A form of rows: what a row is, and its columns.
+Form = tuple[str, tuple[str, ...]]
+
+
+class TaskKind(RowKind):
+    """A kind of tasks: rows of one form with one question.
+
+    Every kind is learned by cross-entropy: what is learned of a row is one number of a label or several, each read from the
+    logits of one position. A kind that differs from another in a few things is a subclass of it.
+    """
+
+    #: What a user may write into ``kind`` of a ``source.json``, and what each is.
+    forms: ClassVar[Mapping[str, Form]]
+    #: The names of its metrics, the default first.
+    metrics: ClassVar[tuple[str, ...]]
+    #: Whether answers can be read by a word for each label; else the readout is linear.
+    has_label_words: ClassVar[bool] = True
+    #: Whether the training rows and the test rows need every label.
+    needs_every_label: ClassVar[bool] = False
+    #: Whether a bag of words can answer its rows.
+    has_word_floor: ClassVar[bool] = True
+
+    # -- Definitions -----------------------------------------------------------------------------------------
+
+    def faults(self, task: TaskDefinition) -> list[str]:
+        """Return a phrase for each fault of a definition; none if it can be used with every readout."""
+        return task.faults()
+
+    def metric(self, name: str) -> Metric:
+        """Return the metric of a name: the kind's own, or else one that is registered.
+
+        Raises:
+            UnknownNameError: no such metric.
+        """
+        found: Metric = registry.metric(name)
+        return found
+
+    # -- Models ----------------------------------------------------------------------------------------------
+
+    def label_words(self, task: TaskDefinition) -> tuple[str, ...]:
+        """Return the words that a readout by label words reads; none where there is no such readout."""
+        return task.label_words if self.has_label_words else ()
+
+    def check_readout(self, task: TaskDefinition, readout: str) -> None:  # may stay as it is
+        """Raise ``UsageError`` if the readout cannot answer the task."""
+
+    def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:  # may stay as it is
+        """Raise ``UsageError`` if a stream with these tasks, some of this kind, cannot withhold the task."""
+
+    @abstractmethod
+    def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> Encoder:
+        """Return what makes token ids of the task's rows, for the model's readout."""
+
+    def numbered(self, labels: Sequence[Any], first: int) -> Sequence[Any]:
+        """Return the labels of rows as the readout numbers them: from ``first`` on."""
+        return [label + first for label in labels]
+
+    @abstractmethod
+    def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> Answers:
+        """Return a model's answers.
+
+        Args:
+            task: whose rows.
+            logits: one line for each label that was asked for, in the rows' order.
+            labels: those labels.
+            rows: the rows; ``None`` where a plugin, or a user, put others together.
+        """
+
+    @abstractmethod
+    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> Answers:
+        """Return answers from the arrays that `Answers.tensors` gave; raise ``KeyError`` if one is missing."""
+
+
+def readout_for(readout: str, tasks: Iterable[TaskDefinition]) -> str:
+    """Return the readout that was asked for; ``linear`` for ``auto`` where the answers to a task cannot be read by words."""
+    by_words = all(kind_of(task).has_label_words for task in tasks)
+    return readout if readout != "auto" or by_words else "linear"
+
+
+def kind_of(task: TaskDefinition) -> TaskKind:
+    """Return the kind of a task; see `forgetfree.registry.kind`."""
+    found: TaskKind = registry.kind(task.kind)
+    return found

@@ -1,0 +1,322 @@
+"""Tagging: a label for each word of a sentence, as in the recognition of named entities.
+
+A row has ``tokens``, its words, and ``tags``, one for each: ``O``, or ``B-X`` for the first word of an entity of kind X and
+``I-X`` for each further one (BIO, or IOB2). Either is a list, or a text with spaces between, as a csv file holds it. Tags in
+IOB1, IOBES or BILOU are converted, and a note says so; numbers are read by the names that come with them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy.typing as npt
+
+from forgetfree.data.bad_rows import BadRow, DataFaults, refusal
+from forgetfree.data.columns import WORDS, Columns
+from forgetfree.data.forms import plain
+from forgetfree.data.rows import Rows, TaskRows, read_rows
+from forgetfree.data.tables import Table, TaskTables
+from forgetfree.display import brief, counted, is_text
+from forgetfree.errors import DataError, UsageError
+from forgetfree.kinds.kind import Form, TaskKind
+from forgetfree.results.answers import LabelAnswers
+from forgetfree.results.arguments import logits_of
+from forgetfree.results.entities import Sentences, constant_entity_f1, entity_f1
+from forgetfree.results.metrics import Metric, accuracy
+from forgetfree.tasks import Scenario, TaskDefinition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forgetfree.core.examples import Examples
+    from forgetfree.data.words import WordEncoder
+    from forgetfree.models.loading import LoadedModel
+
+_TAGS = ("tags", "ner_tags")
+#: Letters before the kind of an entity: those of a word that begins one, and of one that goes on. The last of each ends it.
+_BEGINS, _GOES_ON = "BSU", "IMEL"
+_ENDS = "SUEL"
+
+
+@dataclass(frozen=True, eq=False)
+class TagAnswers(LabelAnswers):
+    """The labels of all words of all sentences; those of words that were cut off are ``O``, for certain.
+
+    Attributes:
+        names: of the labels, in BIO.
+        lengths: of the sentences in words ``(n_sentences,)``.
+    """
+
+    names: Sequence[str]
+    lengths: npt.NDArray[Any]
+    kind: ClassVar[str] = "tagging"
+
+    @property
+    def sentences(self) -> Sentences:
+        """How the words make up sentences."""
+        return Sentences(self.names, self.lengths)
+
+    def more_scores(self) -> dict[str, float]:
+        """Return the calibration, and the share of words that are labelled rightly."""
+        return {**super().more_scores(), "word_accuracy": accuracy(self.logits, self.labels)}
+
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """Return logits, labels, and the lengths of the sentences."""
+        return {**super().tensors(), "lengths": self.lengths}
+
+
+#: F1 of all entities.
+ENTITY_F1 = Metric(
+    lambda answers: entity_f1(logits_of(answers.logits).argmax(axis=1), answers.labels, answers.sentences),
+    constant=lambda answers: constant_entity_f1(answers.labels, answers.sentences),
+)
+
+
+class Tagging(TaskKind):
+    """A label for each word of a sentence."""
+
+    forms: ClassVar[Mapping[str, Form]] = {
+        "tokens": ("a sentence, and a tag for each of its words", ("tokens", "tags"))
+    }
+    metrics = ("f1",)
+    has_label_words = False
+    has_word_floor = False
+    #: Sentences without an entity.
+    optional_group = 0
+
+    def metric(self, name: str) -> Metric:
+        """Return F1 of entities for ``f1``, else a registered metric."""
+        return ENTITY_F1 if name == "f1" else super().metric(name)
+
+    # -- Rows ------------------------------------------------------------------------------------------------
+
+    def recognises(self, task: TaskTables) -> bool:
+        """Return whether the columns are those of words and tags."""
+        table, texts = task.train, task.columns.texts
+        if texts:
+            cells = table.columns.get(texts[0], ())
+            lists = [cell for cell in map(plain, cells[:1]) if isinstance(cell, list | tuple)]
+            return len(texts) == 1 and any(all(isinstance(word, str) for word in cell) for cell in lists)
+        names = set(table.columns)
+        return not names & {"text", "text_a"} and bool(names & set(WORDS)) and bool(names & set(_TAGS))
+
+    def check_header(self, task: TaskTables) -> None:
+        """Raise ``DataError`` if the column of the words or that of the tags is missing."""
+        faults = DataFaults()
+        for head in task.tables.values():
+            faults.attempt(_columns, head, task.columns)
+        faults.report()
+
+    def read(self, task: TaskTables) -> TaskRows:
+        """Return a task with its rows.
+
+        ``entities`` in ``source.json`` are the kinds of entities, in the order of the labels; default: as the task is
+        registered, or those of the training tags, sorted. Where tags are numbers, ``label_names`` says what they stand for.
+        """
+        faults, source = DataFaults(), task.source
+        read = {
+            split: each
+            for split, table in task.tables.items()
+            if (each := faults.attempt(_Sentences, table, source, task.columns))
+        }
+        rows = dict[str, Rows]()
+        if "train" in read:
+            tags = read["train"].tags.values()
+            entities = source.get("entities") or (task.registered.entities if task.registered else ())
+            entities = entities or sorted({tag[2:] for each in tags for tag in each if tag != "O"})
+            definition = TaskDefinition.of_entities(task.name, entities)
+            rows = {split: sentences.rows(definition) for split, sentences in read.items()}
+        for split, table in task.tables.items():
+            faults.add(table.bad, len(rows.get(split, ())), task.skip_bad_rows)
+        faults.report()
+        notes = [f"{split} rows of task {task.name!r}: {each.note}" for split, each in read.items() if each.note]
+        return read_rows(task, definition, rows, notes=notes)
+
+    def groups(self, labels: Sequence[Any]) -> list[int]:
+        """Return for each sentence the number, from 1, of the kind of its entities that is in fewest sentences; 0 for none."""
+        held = [sorted(entity_kinds(tags)) for tags in labels]
+        counts = Counter(kind for kinds in held for kind in kinds)
+        return [min(kinds, key=counts.__getitem__, default=0) for kinds in held]
+
+    def members(self, labels: Sequence[Any]) -> dict[int, list[int]]:
+        """Return the sentences that hold each kind of entity, the rarest kind first, and those that hold none, by 0."""
+        found: dict[int, list[int]] = {}
+        for i, tags in enumerate(labels):
+            for kind in entity_kinds(tags) or {0}:
+                found.setdefault(kind, []).append(i)
+        return dict(sorted(found.items(), key=lambda item: (len(item[1]), item[0])))
+
+    def group_name(self, task: TaskDefinition, group: int, count: int) -> str:
+        """Return the sentences with a kind of entity."""
+        return f"sentence{'s' * (count > 1)} with {task.entities[group - 1]} entities"
+
+    def check_splits(self, task: TaskDefinition, rows: Mapping[str, Rows], before: Rows) -> None:
+        """Raise ``DataError`` if a split has no entity."""
+        for split, held in rows.items():
+            if not any(map(any, held.labels)):
+                raise DataError(
+                    f"Task {task.name!r} has no entity in its {split} split: all words are tagged O. Add sentences with "
+                    "entities."
+                )
+
+    # -- Models ----------------------------------------------------------------------------------------------
+
+    def check_readout(self, task: TaskDefinition, readout: str) -> None:
+        """Raise ``UsageError`` if the readout labels whole texts."""
+        if readout != "linear":
+            raise UsageError(
+                f"Task {task.name!r} labels words, and the readout {readout!r} labels whole texts. Use --readout linear."
+            )
+
+    def check_scenario(self, tasks: Sequence[TaskDefinition], scenario: Scenario) -> None:
+        """Raise ``UsageError`` where O would not mean the same in all tasks."""
+        if scenario == "class":
+            first = next(task.name for task in tasks if task.entities)
+            raise UsageError(
+                f"scenario=class tells all tasks' labels apart, and in {first!r} O means none of the task's own entities, "
+                "which would be wrong for those of other tasks. Use scenario=task; or scenario=domain, where entities are the "
+                "same."
+            )
+        if scenario == "domain" and len({task.entities and task.labels for task in tasks}) > 1:
+            kinds = "; ".join(f"{task.name}: {', '.join(task.entities) or 'no words to label'}" for task in tasks)
+            raise UsageError(
+                f"scenario=domain needs tasks that share their labels: the same kinds of entities in the same order, got "
+                f"{kinds}. "
+                'Name them in each source.json, such as {"kind": "tokens", "entities": ["PER", "LOC"]}, or use scenario=task.'
+            )
+
+    def encoder(self, task: TaskDefinition, loaded: LoadedModel) -> WordEncoder:
+        """Return what makes token ids of sentences, with their words marked."""
+        from forgetfree.data.words import WordEncoder
+
+        return WordEncoder(loaded.tokenizer, loaded.max_length)
+
+    def numbered(self, labels: Sequence[Any], first: int) -> Sequence[Any]:
+        """Return the labels as they are: no task's begin anywhere else than at 0."""
+        return labels
+
+    def answers(self, task: TaskDefinition, logits: Tensor, labels: Tensor, rows: Examples | None) -> LabelAnswers:
+        """Return the answers to all words; those that were cut off are answered by O."""
+        if rows is None:
+            return LabelAnswers(logits.numpy(), labels.numpy())
+        words, held = rows.words, rows.answered(logits)  # type: ignore[attr-defined]
+        return TagAnswers(held.numpy(), rows.labels.numpy(), task.labels, words.diff().numpy())
+
+    def kept_answers(self, task: TaskDefinition, arrays: Mapping[str, npt.NDArray[Any]]) -> TagAnswers:
+        """Return answers from what `TagAnswers.tensors` gave."""
+        return TagAnswers(arrays["logits"], arrays["labels"], task.labels, arrays["lengths"])
+
+
+def entity_kinds(tags: Sequence[int]) -> set[int]:
+    """Return the numbers, from 1, of the kinds of entities in a sentence, from the labels of its words."""
+    return {(tag + 1) // 2 for tag in tags if tag}
+
+
+def _columns(table: Table, columns: Columns) -> list[str]:
+    """Return the columns of words and tags."""
+    found = list[str]()
+    for names in (columns.texts or WORDS, (columns.label,) if columns.label else _TAGS):
+        name = next((name for name in names if name in table.columns), None)
+        if name is None:
+            held = ", ".join(map(repr, table.columns)) or "none"
+            raise DataError(
+                f"{table.where} has no column {names[0]!r}: expected tokens, with the words of a sentence, and tags, with one "
+                f"for each word; found {held}. Rename or add the column, or name others with --text-column and --label-column."
+            )
+        found.append(name)
+    return found
+
+
+class _Sentences:
+    """The words and tags of one table, as BIO: by the place of each row that is good."""
+
+    def __init__(self, table: Table, source: Mapping[str, Any], columns: Columns) -> None:
+        self._table = table
+        words, column = _columns(table, columns)
+        self._tags = column
+        names = table.label_names.get(column) or source.get("label_names") or ()
+        self.words, self.tags, self.note = dict[int, list[str]](), dict[int, list[str]](), ""
+        for i in range(len(table.numbers)):
+            sentence = table.bad.attempt(self._words, words, i)
+            written = table.bad.attempt(self._written, column, i, names, sentence)
+            if sentence is None or written is None:
+                continue
+            self.words[i], self.tags[i] = sentence, bio(written)
+            differ = [(one, other) for one, other in zip(written, self.tags[i], strict=True) if one != other]
+            if differ and not self.note:
+                first = f"row {table.numbers[i]} has {differ[0][0]!r} where BIO has {differ[0][1]!r}"
+                self.note = f"the tags are in IOB1, IOBES or BILOU, and are read as BIO ({first})."
+
+    def rows(self, task: TaskDefinition) -> Rows:
+        """Return the good rows with the task's labels."""
+        numbers, kept = {label: number for number, label in enumerate(task.labels)}, list[int]()
+        for i, tags in self.tags.items():
+            if unknown := [tag for tag in tags if tag not in numbers]:
+                expected = f"entities of {', '.join(task.entities)}"
+                self._table.bad.add(self._fault(i, self._tags, "unknown entity", expected, repr(unknown[0])))
+            else:
+                kept.append(i)
+        labels = tuple(tuple(numbers[tag] for tag in self.tags[i]) for i in kept)
+        return Rows(tuple(" ".join(self.words[i]) for i in kept), (), labels)
+
+    def _written(self, column: str, i: int, names: Sequence[str], sentence: Sequence[str] | None) -> list[str]:
+        """Return the tags of a sentence as they are written, one for each word; of a bad sentence, any number."""
+        written = [self._tag(column, i, tag, names) for tag in self._cell(column, i)]
+        if sentence is not None and len(written) != len(sentence):
+            of = "the one word" if len(sentence) == 1 else f"each of {len(sentence)} words"
+            raise refusal(
+                self._fault(i, column, "words and tags differ", f"a tag for {of}", counted(len(written), "tag"))
+            )
+        return written
+
+    def _cell(self, column: str, i: int) -> list[Any]:
+        value = plain(self._table.columns[column][i])
+        if isinstance(value, str):
+            return value.split()
+        if not isinstance(value, Sequence):
+            expected = "a list, or a text with spaces between words"
+            raise refusal(self._fault(i, column, "no list", expected, brief(value)))
+        return list(value)
+
+    def _words(self, column: str, i: int) -> list[str]:
+        """Return the words of a sentence; a space within a word becomes one that breaks no line."""
+        words = self._cell(column, i)
+        if not words:
+            raise refusal(self._fault(i, column, "no words", "words", "none"))
+        for word in words:
+            if not is_text(word) or not word:
+                raise refusal(self._fault(i, column, "no word", "words, none of them empty", brief(word)))
+        return [word.replace(" ", "\u00a0") for word in words]
+
+    def _tag(self, column: str, i: int, tag: Any, names: Sequence[str]) -> str:
+        if isinstance(tag, int) and 0 <= tag < len(names):
+            tag = names[tag]
+        right = isinstance(tag, str) and (tag == "O" or (tag[:1] in _BEGINS + _GOES_ON and tag[1:2] == "-" and tag[2:]))
+        if not right:
+            remedy = " and label_names in source.json" if isinstance(tag, int) else ""
+            expected = f"tags O, B-X and I-X for entities of kind X{remedy}"
+            raise refusal(self._fault(i, column, "unknown tag", expected, brief(tag)))
+        return str(tag)
+
+    def _fault(self, i: int, column: str, what: str, expected: str, got: str) -> BadRow:
+        file, number = self._table.where, self._table.numbers[i]
+        message = f"{file}, row {number}, column {column!r}: expected {expected}, got {got}. Fix or remove the row."
+        return BadRow(file, number, column, what, got, message)
+
+
+def bio(tags: Sequence[str]) -> list[str]:
+    """Return the tags of one sentence in BIO.
+
+    >>> bio(["I-PER", "I-PER", "O", "S-LOC", "B-ORG", "E-ORG"])
+    ['B-PER', 'I-PER', 'O', 'B-LOC', 'B-ORG', 'I-ORG']
+    """
+    found, going_on = list[str](), ""
+    for tag in tags:
+        place, kind = tag[0], tag[2:]
+        goes_on = place in _GOES_ON and kind == going_on
+        found.append(tag if tag == "O" else f"{'I' if goes_on else 'B'}-{kind}")
+        going_on = "" if place in _ENDS else kind
+    return found

@@ -1,0 +1,137 @@
+"""What a model says to a task's rows, in the form of the task's kind; and the answers of labels, to rows or to words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from forgetfree import registry
+from forgetfree.errors import MetricError
+from forgetfree.results.metrics import Metric, agreement, expected_calibration_error
+
+
+class Answers(Protocol):
+    """A model's answers on one task's rows, in their order: what is scored, compared to the bit, and kept."""
+
+    def score(self, metric: str) -> float:
+        """Return the score by a metric of the kind, or by a registered one."""
+
+    def more_scores(self) -> dict[str, float]:
+        """Return what stands beside the score, by name."""
+
+    def constant_score(self, metric: str) -> float:
+        """Return the best score that one and the same answer to all rows can have: what a model must beat."""
+
+    def same_as(self, other: Self) -> bool:
+        """Return whether both are equal in every bit."""
+
+    def agreement(self, other: Self) -> float:
+        """Return the share of rows to which both say the same, in [0, 1]."""
+
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all of it as arrays, by name: what a file keeps."""
+
+    @property
+    def ece(self) -> float | None:
+        """Expected calibration error, in [0, 1]; ``None`` where answers have no probabilities."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelAnswers:
+    """Labels, read from logits.
+
+    Attributes:
+        logits: ``(n, n_labels)``.
+        labels: the right ones ``(n,)``.
+    """
+
+    logits: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
+    #: The kind of the tasks, whose metrics there are.
+    kind: ClassVar[str] = "classification"
+
+    def score(self, metric: str) -> float:
+        """Return the score by a metric of the kind, or by a registered one."""
+        return self._metric(metric).score(self)
+
+    def more_scores(self) -> dict[str, float]:
+        """Return the expected calibration error, in [0, 1]."""
+        return {"ece": self.ece}
+
+    def constant_score(self, metric: str) -> float:
+        """Return the best score of one label for all rows."""
+        found = self._metric(metric)
+        if found.constant is not None:
+            return found.constant(self)
+        scores = [found.score(self.constant(int(label))) for label in np.unique(self.labels)]
+        return max(scores) if found.higher_is_better else min(scores)
+
+    def constant(self, label: int) -> Self:
+        """Return answers to the same rows that all have this label."""
+        width = 1 + max(label, int(self.labels.max()), 1)
+        return replace(self, logits=np.tile(np.eye(width)[label], (len(self.labels), 1)))
+
+    def same_as(self, other: Self) -> bool:
+        """Return whether the logits are equal in every bit."""
+        return np.array_equal(self.logits, other.logits)
+
+    def agreement(self, other: Self) -> float:
+        """Return the share of rows whose largest logit is at the same label."""
+        return agreement(self.logits, other.logits)
+
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """Return logits and labels."""
+        return {"logits": self.logits, "labels": self.labels}
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, in [0, 1]."""
+        return expected_calibration_error(self.logits, self.labels)
+
+    def scaled(self, temperature: float) -> Self:
+        """Return the answers with their logits divided by a temperature: the same labels, with other confidences."""
+        return replace(self, logits=self.logits.astype(np.float64) / temperature)
+
+    def _metric(self, name: str) -> Metric:
+        found: Metric = registry.kind(self.kind).metric(name)
+        return found
+
+
+def label_answers(answers: Answers) -> LabelAnswers:
+    """Return answers as labels.
+
+    Raises:
+        MetricError: they are of a kind without labels.
+    """
+    if not isinstance(answers, LabelAnswers):
+        raise MetricError(
+            f"Expected answers that are labels, got {type(answers).__name__}. Take a task of another kind."
+        )
+    return answers
+
+
+def constant_scores(answers: Sequence[Answers], metrics: Sequence[str], *, task_known: bool = True) -> list[float]:
+    """Return the constant score of each task of a stream.
+
+    Args:
+        answers: any answers on each task, whose labels are numbered as the readout numbers them.
+        metrics: of each task.
+        task_known: whether the answer may depend on the task. Else it is one for all of them: that of the best mean score.
+    """
+    if task_known:
+        return [each.constant_score(metric) for each, metric in zip(answers, metrics, strict=True)]
+    held = [each for each in answers if isinstance(each, LabelAnswers)]
+    candidates = [
+        [each.constant(label).score(metric) for each, metric in zip(held, metrics, strict=True)]
+        for label in range(1 + max(int(each.labels.max()) for each in held))
+    ]
+    return max(candidates, key=sum)
+
+
+def tensors_by_task(answers: Mapping[str, Answers]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of the answers on several tasks, named ``TASK/ARRAY``."""
+    return {f"{task}/{name}": array for task, each in answers.items() for name, array in each.tensors().items()}
