@@ -41,6 +41,7 @@ def replay(results: Json, unit: str, data: str, out: Path, model: str | None = N
         UsageError: an option of the published run is no longer there.
     """
     from forgetfree.jobs.run import RunJob
+    from forgetfree.jobs.running.engine import perform
     from forgetfree.jobs.running.environment import circumstances, set_threads, threads_as_before
 
     published = units_of(results).get(unit)
@@ -52,7 +53,7 @@ def replay(results: Json, unit: str, data: str, out: Path, model: str | None = N
         set_threads(job.threads)
         made, now = published.get("made", {}), circumstances(job.device)
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
-    found = job.perform()
+    found = perform(job)
     if found["failed"]:
         raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
     return compared(published, found["runs"][0], list(results["data"]["test_rows"].values()), exactly=same_machine)

@@ -24,10 +24,11 @@ from forgetfree.learning.task_features import TaskFeatures
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.registry import KEPT_FILES
 from forgetfree.results.config_file import load_run, located
 from forgetfree.results.unit_record import check_own
 from forgetfree.serve.bound import check_bound
-from forgetfree.serve.kept import OTHERS, Kept, KeptLedger, Source, find_kept
+from forgetfree.serve.kept import Kept, KeptLedger, Source, find_kept
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
 
 #: A text, or the two of a pair; a tuple of one is a text, too.
@@ -166,7 +167,7 @@ class Predictor:
         device: str,
         deterministic: bool,
     ) -> Predictor:
-        ledger = None if source.file.name in OTHERS else Ledger.load(source.file)
+        ledger = None if source.file.name in KEPT_FILES else Ledger.load(source.file)
         described = source.model or {}
         readout, max_length = described.get("readout", "linear"), described.get("max_length", MAX_LENGTH)
         if ledger is not None and ledger.binding:
@@ -183,7 +184,7 @@ class Predictor:
         if ledger is not None:
             kept = KeptLedger(loaded, ledger, source)
         else:
-            kept = OTHERS[source.file.name].load().read(source, loaded)
+            kept = KEPT_FILES[source.file.name].load().read(source, loaded)
         if source.tasks:
             check_bound(source, replace(now, precision=kept.precision))
         routed = source.task_inference != "last"
