@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.regions import biases
+from forgetfree.learning.planned import Planned, TaskSize, ledger_bytes, training
 
 
 class BitFit(RegionStrategy):
@@ -27,6 +29,14 @@ class BitFit(RegionStrategy):
         """Refuse a model without a bias."""
         check_region_rate(options)
         biases(stream.model.space())
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """A training a task, which keeps its biases."""
+        return Planned(
+            [[training(options, task, options.region_steps)] for task in tasks],
+            lambda space: ledger_bytes(space, *[len(biases(space))] * len(tasks)),
+        )
 
     def setup(self) -> None:
         """Make an empty ledger, in which each task stands alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, read_json
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import Planned, TaskSize, fine_tuning
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState, StateStore
 
@@ -29,10 +29,12 @@ class FineTune(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = TaskwiseOptions
     forget_free: ClassVar[bool] = True
-    taskwise: ClassVar[bool] = True
-    #: What a task takes beside evaluation, for an estimate beforehand; default: train.
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune",)
     resumable: ClassVar[bool] = True
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """A model a task, which is shared."""
+        return Planned([[fine_tuning(options, task)] for task in tasks], lambda space: 0)
 
     def setup(self) -> None:
         """Keep a model per task."""

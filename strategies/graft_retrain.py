@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from forgetfree.continual.foundations import Foundations
 from forgetfree.continual.regions import RegionStrategy, TaskRegions
-from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill
+from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, planned_skills
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 
@@ -35,13 +36,17 @@ class GraftRetrain(RegionStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftRetrainOptions
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize", "train")
     resumable: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Refuse a sparsity that leaves no entry, and options by which nothing chooses the region."""
         check_skill(options, stream)
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """Fine-tuning, the search for γ, its training; a region a task."""
+        return planned_skills(options, tasks)
 
     def setup(self) -> None:
         """Make an empty ledger, in which each task stands alone."""

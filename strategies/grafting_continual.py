@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from forgetfree.continual.both_ways import BothWays
+from forgetfree.continual.both_ways import BothWays, both_ways
 from forgetfree.continual.foundations import Foundations, LocalizeAt, sought_on_theta_pre
 from forgetfree.continual.regions import RegionStrategy, TaskRegions, scores_of_union
-from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill
+from forgetfree.continual.skills import SkillOptions, SkillTraining, check_skill, planned_skills
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import skill_of
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Ledger
 from forgetfree.options import option
@@ -54,7 +55,6 @@ class GraftingContinual(RegionStrategy):
     """
 
     Options: ClassVar[type[TrainingOptions]] = GraftingOptions
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize", "train")
     resumable: ClassVar[bool] = True
 
     @classmethod
@@ -70,15 +70,18 @@ class GraftingContinual(RegionStrategy):
                 "composition=alone makes no union, and final_union answers with one. Leave one of them out."
             )
 
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """Fine-tuning, the search for γ_n, its training, both ways where that is asked for; a region a task."""
+        planned = planned_skills(options, tasks)
+        return both_ways(planned, options.localize_at) if options.composition == "auto" else planned
+
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own, or with its own."""
         self.regions = TaskRegions(self, self.options.composition)
         self.foundations = Foundations(self, self.options.localize_at)
         one_way = SkillTraining(self, self.foundations)
         self.ways = BothWays(one_way) if self.options.composition == "auto" else one_way
-        #: How far along fine-tuning's move each task's region started.
-        self.scales: dict[str, float] = {}
-        self.noted = self.scales  # a job keeps it
         #: γ_n of tasks for which it was found in another stream.
         self.reused: dict[str, Region] = {}
 
@@ -101,7 +104,7 @@ class GraftingContinual(RegionStrategy):
     def commit(self, task: EncodedTask, training: Training) -> None:
         """(3) Record in the ledger who owns what, with its values."""
         self.regions.commit(training)
-        self.scales[task.name] = skill_of(training).scale
+        self.notes[task.name] = skill_of(training).scale
 
     def answering(self, task: EncodedTask) -> AbstractContextManager[None]:
         """(4) Answer for t_k with θ_pre under the union of the regions of t_1..t_k."""
@@ -115,5 +118,5 @@ class GraftingContinual(RegionStrategy):
 
     def extra_results(self) -> dict[str, Any]:
         """Return scaled starts, and the scores of the one final union on all tasks: what the union per task buys."""
-        extra: dict[str, Any] = {"scales": self.scales} if self.options.region_start == "scaled" else {}
+        extra: dict[str, Any] = {"scales": self.notes} if self.options.region_start == "scaled" else {}
         return extra | ({"union": scores_of_union(self)} if self.options.final_union else {})

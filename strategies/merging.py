@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,10 @@ from forgetfree.continual.task_training import Skill
 from forgetfree.core.base_regions import budget, most_moved
 from forgetfree.core.graft import Graft
 from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule, merge
+from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Phase
+from forgetfree.learning.planned import Planned, TaskSize, fine_tuning, ledger_bytes, search
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Ledger, merged_ledger
 from forgetfree.models.state import ModelState
@@ -53,10 +54,19 @@ class Merging(ContinualStrategy):
     an untrained readout. What is kept are the grafts, of which the next merge is made, and the merged model: see `_KeptGrafts`.
     """
 
-    taskwise: ClassVar[bool] = True
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune",)
     resumable: ClassVar[bool] = True
     rule: ClassVar[MergeRule]
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """θ_ft of each task, which is shared; its graft, and the merged model."""
+        return Planned(
+            [
+                [fine_tuning(options, task), *([search(options, task)] if isinstance(options, StitchOptions) else [])]
+                for task in tasks
+            ],
+            lambda space: ledger_bytes(space, *_entries(options, space, len(tasks))),
+        )
 
     def setup(self) -> None:
         """Make an empty ledger of grafts, in which each task stands alone."""
@@ -99,6 +109,13 @@ class Merging(ContinualStrategy):
         """Return the merged model as a ledger, which answers as this strategy does."""
         grafts = self.regions.ledger
         return merged_ledger(grafts.space, grafts.fingerprint, grafts.binding, self.merged(), grafts.records)
+
+
+def _entries(options: Any, space: ParameterSpace, tasks: int) -> list[int]:
+    """Return the most entries that the graft of each task has, and the merged one."""
+    share = options.sparsity if isinstance(options, StitchOptions) else getattr(options, "density", 1.0)
+    each = int(share * len(space))
+    return [*[each] * tasks, min(len(space), each * tasks)]
 
 
 class _KeptGrafts:
@@ -167,7 +184,6 @@ class MergeStitch(Merging):
     """
 
     Options: ClassVar[type[TrainingOptions]] = StitchOptions
-    phases: ClassVar[tuple[Phase, ...]] = ("fine_tune", "localize")
     rule: ClassVar[MergeRule] = "stitch"
 
     @classmethod

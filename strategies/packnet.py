@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,10 +15,11 @@ from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
 from forgetfree.core.base_regions import top
-from forgetfree.core.parameters import at_least_float32, entries, weight_matrices
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.core.trained import WholeTensors
+from forgetfree.learning.planned import Planned, PlannedPhase, TaskSize, ledger_bytes, training
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
@@ -61,6 +63,26 @@ class PackNet(RegionStrategy):
         check_region_rate(options)
         weight_matrices(stream.model.space())
 
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """Training of all that is free, which no other strategy shares, and retraining of what is kept of it."""
+
+        def kept(space: ParameterSpace) -> int:
+            matrices = sum(space.tensors[i].size for i in weight_matrices(space))
+            shares = (options.keep * (1 - options.keep) ** number for number in range(len(tasks)))
+            return ledger_bytes(space, *(int(matrices * each) for each in shares))
+
+        return Planned(
+            [
+                [
+                    PlannedPhase("fine_tune", task.steps, options.batch_size),
+                    training(options, task, retraining_steps(options, task.steps)),
+                ]
+                for task in tasks
+            ],
+            kept,
+        )
+
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with the union of all regions up to its own."""
         self.regions = TaskRegions(self, "union")
@@ -82,13 +104,12 @@ class PackNet(RegionStrategy):
                 count = share(int(free.sum()), self.options.keep)
                 kept.append(top(change[where], count, free).indices + where.start)
             region = Region(torch.cat(kept))
-        steps = self.options.region_steps
         return self.regions.training(
             task,
             Skill(region, len(region) / len(self.space)),
             trained,
             budget=len(self.space),  # retraining goes on at the rate of training
-            steps=-(-self.full_steps(task) // 2) if steps is None else steps,
+            steps=retraining_steps(self.options, self.full_steps(task)),
         )
 
     def commit(self, task: EncodedTask, training: Training) -> None:
@@ -115,6 +136,11 @@ class PackNet(RegionStrategy):
             matrices = WholeTensors(tensors[i] for i in weight_matrices(self.space))
             self.bench(task).train_(self.options, "fine_tune", matrices, after_update=freeze)
             return ModelState.of(model, [task.name])
+
+
+def retraining_steps(options: PackNetOptions, steps: int | None) -> int | None:
+    """Return the updates of retraining after so many of training: half as many, unless the options say how many."""
+    return options.region_steps if options.region_steps is not None or steps is None else -(-steps // 2)
 
 
 def share(count: int, keep: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from forgetfree.continual.task_training import Skill
 from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
+from forgetfree.learning.planned import Planned, TaskSize, ledger_bytes, training
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
@@ -65,6 +67,16 @@ class WSN(RegionStrategy):
         """Refuse a model without a weight matrix."""
         check_region_rate(options)
         weight_matrices(stream.model.space())
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned:
+        """A training a task, which keeps its mask and the values that no earlier task owns: at most a share of each matrix."""
+
+        def kept(space: ParameterSpace) -> int:
+            matrices = sum(space.tensors[i].size for i in weight_matrices(space))
+            return ledger_bytes(space, *[int(options.capacity * matrices)] * len(tasks))
+
+        return Planned([[training(options, task, options.region_steps)] for task in tasks], kept)
 
     def setup(self) -> None:
         """Make an empty ledger, in which a task is inferred with its mask alone, which may hold entries of earlier tasks."""

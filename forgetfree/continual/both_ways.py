@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
+from forgetfree.continual.foundations import LocalizeAt
 from forgetfree.continual.skills import SkillTraining
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_training import Skill, Training, skill_of
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
+from forgetfree.learning.planned import Planned
 from forgetfree.learning.scaled_start import quality
 from forgetfree.ledger import Record
 from forgetfree.models.state import ModelState
@@ -22,6 +24,17 @@ class TrainedAlone:
     record: Record
     skill: Skill
     quality: tuple[float, float]
+
+
+def both_ways(one_way: Planned, localize_at: LocalizeAt) -> Planned:
+    """Return what it takes, where one way takes that: every task but the first is trained twice, and sought where it stands."""
+    first, *others = one_way.phases
+    again = {"train"} | ({"localize"} if localize_at == "union" else set())
+    twice = [
+        [replace(phase, steps=2 * phase.steps) if phase.steps and phase.phase in again else phase for phase in phases]
+        for phases in others
+    ]
+    return replace(one_way, phases=[first, *twice])
 
 
 class BothWays:

@@ -79,7 +79,6 @@ class RegionStrategy(ContinualStrategy):
 
     Options: ClassVar[type[TrainingOptions]] = RegionOptions
     forget_free: ClassVar[bool] = True
-    taskwise: ClassVar[bool] = True
     regions: TaskRegions
 
     def reuse(self, ledger: Ledger) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +13,7 @@ from forgetfree.continual.task_training import Skill, Training
 from forgetfree.core.base_regions import budget
 from forgetfree.core.regions import Region
 from forgetfree.learning.localization import LocalizationOptions, check_localization
+from forgetfree.learning.planned import Planned, TaskSize, fine_tuning, ledger_bytes, search, training
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 
@@ -32,6 +34,17 @@ def check_skill(options: SkillOptions, stream: Stream) -> None:
     """Raise ``OptionError`` unless the sparsity leaves an entry, something chooses the region, and its rate is its own."""
     check_region_rate(options)
     check_localization(options, stream.model.space())
+
+
+def planned_skills(options: SkillOptions, tasks: Sequence[TaskSize]) -> Planned:
+    """Return what localizing and training a region a task takes."""
+    return Planned(
+        [
+            [fine_tuning(options, task), search(options, task), training(options, task, options.region_steps)]
+            for task in tasks
+        ],
+        lambda space: ledger_bytes(space, *[int(options.sparsity * len(space))] * len(tasks)),
+    )
 
 
 class SkillTraining:

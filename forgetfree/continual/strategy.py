@@ -26,11 +26,11 @@ from forgetfree.continual.whole_model import Kept, WholeModel
 from forgetfree.core.device import find_device
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
-from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import WholeTensors
 from forgetfree.files import StrPath
 from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
+from forgetfree.learning.planned import Planned, TaskSize
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions, for_device
 from forgetfree.ledger import Ledger
@@ -61,20 +61,20 @@ class ContinualStrategy(StrategyTemplate):
     Options: ClassVar[type[TrainingOptions]] = TrainingOptions
     #: True where later tasks leave every earlier task's logits as they are, bit for bit.
     forget_free: ClassVar[bool] = False
-    #: True where each task is answered by a model of its own, chosen by the task; `Options` are `TaskwiseOptions` then.
-    taskwise: ClassVar[bool] = False
     #: True where later tasks depend on nothing but what `kept` saves, and steps only on what `Training` names: see `--resume`.
     resumable: ClassVar[bool] = False
     #: True where a task may be learned in parts, as Avalanche's online streams cut it, one `train` after another.
     online: ClassVar[bool] = False
     #: What is kept to answer later: saved, loaded, counted. Set another in `setup` if the model is not all, or not kept.
     kept: Kept
-    #: The tasks learned so far, in order.
-    learned: list[EncodedTask]
 
     @classmethod
     def check(cls, options: Any, stream: Stream) -> None:
         """Raise where options and stream do not go together; asked before anything is trained."""
+
+    @classmethod
+    def planned(cls, options: Any, tasks: Sequence[TaskSize]) -> Planned | None:
+        """Return what a stream takes, before anything is trained; ``None``: a training a task, and one model that is kept."""
 
     def setup(self) -> None:
         """Make what the strategy needs; called once, at the end of the constructor. The model holds θ_pre."""
@@ -105,6 +105,13 @@ class ContinualStrategy(StrategyTemplate):
         return {}
 
     # -- What you use ----------------------------------------------------------------------------------------
+
+    #: The tasks learned so far, in order.
+    learned: list[EncodedTask]
+    #: What `extra_results` is to say of tasks learned so far: numbers and texts, by task. A run that is resumed has them again.
+    notes: dict[str, Any]
+    #: Whether each task is answered by a model of its own, chosen by the task: where `Options` are `TaskwiseOptions`.
+    taskwise: ClassVar[bool] = False
 
     @final
     def everything(self, task: EncodedTask, **changes: Any) -> Training:
@@ -146,7 +153,7 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def bench(self, task: EncodedTask, pre: ModelState | None = None, taken: Region | None = None) -> SingleTask:
-        """Return the bench of ``task``: what is made of one task alone, θ_ft and γ, is made there, without plugins.
+        """Return the bench of ``task``, where θ_ft and γ are made of it alone, without plugins.
 
         Args:
             task: the task.
@@ -167,10 +174,7 @@ class ContinualStrategy(StrategyTemplate):
 
     @final
     def fine_tuned(self, task: EncodedTask) -> ModelState:
-        """Return θ_ft of ``task``: θ_pre fine-tuned on it alone; the model holds θ_pre before and after.
-
-        It is made once and shared by all strategies through the store, if one was given.
-        """
+        """Return θ_ft of ``task``, made once for all who share the store; the model holds θ_pre before and after."""
         return self.bench(task).fine_tuned(self.options)
 
     @property
@@ -194,11 +198,6 @@ class ContinualStrategy(StrategyTemplate):
         """Return the seed of one phase of one task, or of one part of it."""
         part = None if self.experience is None else part_of(self.experience)
         return derive_seed(self.seed, phase, task.name, *([] if part is None else [part]))
-
-    @final
-    def phase(self, name: Phase, task: EncodedTask, steps: int) -> AbstractContextManager[OnStep]:
-        """Time a phase and show it; the context manager gives what to call after each step."""
-        return self.monitor.phase(task.name, name, steps)
 
     # -- What users call, beside Avalanche's `train` and `eval` ------------------------------------------------
 
@@ -269,6 +268,7 @@ class ContinualStrategy(StrategyTemplate):
         self.has_plugins = bool(plugins)  # what they do to training is not in the key of a shared model
         self.seconds = self.monitor.seconds
         self.predictions: dict[str, Answers] = {}
+        self.notes: dict[str, Any] = {}
         self.training: Training | None = None
         self.scope = ExitStack()
         self.learned = []
@@ -293,6 +293,7 @@ class ContinualStrategy(StrategyTemplate):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         check_final_names(cls)
+        cls.taskwise = isinstance(cls.Options, type) and issubclass(cls.Options, TaskwiseOptions)
 
 
 __all__ = ["Answer", "ContinualStrategy", "Kept", "TaskwiseOptions", "Training", "WholeModel", "undo_on_error"]

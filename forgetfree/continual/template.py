@@ -64,6 +64,10 @@ class StrategyTemplate(SupervisedTemplate):
     #: Chooses those batches of a task that are evaluated; none: all.
     choose_batches: Callable[[EncodedTask, list[list[int]]], list[list[int]]] | None = None
 
+    def __init__(self, **arguments: Any) -> None:
+        # Avalanche gives each class without a constructor one that calls its own, past that of another base of a strategy.
+        super().__init__(**arguments)
+
     # -- Training --------------------------------------------------------------------------------------------
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
@@ -191,7 +195,7 @@ class StrategyTemplate(SupervisedTemplate):
         self._seed = self.phase_seed(training.phase, training.task)
         torch.manual_seed(derive_seed(self._seed, "dropout"))
         self._part, self._step = WHOLE, self._course.begin(self._checkpoint, self._updates, self._seed)
-        showing = self.phase(training.phase, training.task, self._updates)
+        showing = self.monitor.phase(training.task.name, training.phase, self._updates)
         with lower_layers_kept(self.model, training.options.cache_lower_layers), showing as self._on_step:
             self.monitor.learning_rate(lambda step: self._update.rate)
             yield
@@ -270,7 +274,7 @@ class StrategyTemplate(SupervisedTemplate):
         """Answer all rows of one task by the model that answers for it, and keep the answers in the rows' order."""
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         batches = ((b[0].to(self.device), b[-1].to(self.device) if len(b) > 2 else 0) for b in self.dataloader)
-        showing = self.phase("evaluate", self.task, len(self.dataloader))
+        showing = self.monitor.phase(self.task.name, "evaluate", len(self.dataloader))
         with showing as self._on_evaluated, answer_for(self, self.task, batches) as self._answer:
             super().eval_epoch(**kwargs)
         self.predictions[self.task.name] = answers_in_order(
@@ -293,7 +297,3 @@ def _at_work(strategy: StrategyTemplate) -> Iterator[None]:
         yield
     finally:
         model.precision, strategy.is_busy = before
-
-
-# Avalanche gives each class a constructor that calls its own, past that of a strategy a class also inherits from.
-delattr(StrategyTemplate, "__init__")

@@ -39,7 +39,7 @@ MORE = {
         "setup",
         "kept",
         "forget_free",
-        "taskwise",
+        "planned",
         "resumable",
         "online",
         "changed_by",
