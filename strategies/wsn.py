@@ -16,11 +16,11 @@ from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegi
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_training import Skill
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.learning.planned import Planned, TaskSize, ledger_bytes, training
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 

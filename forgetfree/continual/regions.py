@@ -17,7 +17,7 @@ from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Tr
 from forgetfree.continual.streams import EncodedTask
 from forgetfree.continual.task_training import Skill, skill_of
 from forgetfree.continual.uncommitted import Uncommitted
-from forgetfree.core.graft import Graft, grafted
+from forgetfree.core.graft import grafted
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, Trained
@@ -26,6 +26,7 @@ from forgetfree.learning.own_optimizers import sets_rates
 from forgetfree.learning.single_task import region_rate
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record, changed_buffers
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, option
 
@@ -249,7 +250,7 @@ class TaskRegions:
         with (
             self._uncommitted.set_aside(),
             self.holding(union=False),
-            grafted(strategy.model.backbone, strategy.space, graft),
+            grafted(strategy.model.backbone, strategy.space, graft.region, graft.values),
         ):
             yield
 

@@ -23,10 +23,10 @@ from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, featu
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
 from forgetfree.continual.whole_model import Kept, WholeModel
-from forgetfree.core.device import find_device
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import WholeTensors
+from forgetfree.device import find_device
 from forgetfree.files import StrPath
 from forgetfree.learning.fine_tuning import full_steps
 from forgetfree.learning.monitor import Monitor, Phase, Stopwatch

@@ -42,7 +42,7 @@ from forgetfree.options import build
 from forgetfree.results.answers import label_answers
 from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
-from forgetfree.serve.kept import LEDGER
+from forgetfree.serve.source import LEDGER
 from forgetfree.tasks import TaskDefinition, chosen_version, next_version, version_of
 
 if TYPE_CHECKING:

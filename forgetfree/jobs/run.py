@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.core.device import find_device
+from forgetfree.device import find_device
 from forgetfree.display import tell_note
 from forgetfree.errors import ReportError, RunError
 from forgetfree.files import write_atomically, write_json
@@ -50,7 +50,7 @@ from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_sco
 from forgetfree.results.stored import run_of_scores
 from forgetfree.results.unit_record import MODELS
 from forgetfree.results.unit_record import described as described_file
-from forgetfree.serve.bound import bound_to
+from forgetfree.serve.run_binding import run_binding
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
@@ -334,7 +334,7 @@ class RunJob(Job[RunConfig]):
         stream, options = self.stream(key["seed"]), self.checked.options[key["strategy"]]
         binding = stream.loaded.binding(options.precision)
         finding = "last" if stream.scenario == "task" else getattr(options, "task_inference", "last")
-        return bound_to((task.definition for task in stream.tasks), binding, stream.scenario == "class", finding)
+        return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", finding)
 
     def floors(self, seed: int) -> Json:
         """Return the scores that take no fine-tuning, beside those of a constant answer."""

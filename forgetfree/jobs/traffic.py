@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from forgetfree.core.exchange import bytes_sent
 from forgetfree.learning.monitor import Monitor, Phase, Relay
+from forgetfree.parallel.exchange import bytes_sent
 
 
 class Traffic(Relay):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.base_regions import BaseKind, base_region, budget, most_moved, top
+from forgetfree.core.batch_loss import BatchLoss, CrossEntropy
 from forgetfree.core.examples import Batch, Examples
 from forgetfree.core.fisher import diagonal_fisher
 from forgetfree.core.mask import MaskOptions
@@ -23,6 +24,7 @@ from forgetfree.data.sampling import micro_batches, plan_batches, representative
 from forgetfree.errors import OptionError
 from forgetfree.learning.training import TrainingOptions
 from forgetfree.options import option
+from forgetfree.parallel.parts import batch_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,6 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // options.mask_evaluations)),
         precision=options.precision,
-        parts=options.parts or 1,
     )
 
 
@@ -135,6 +136,12 @@ def searches(options: LocalizationOptions, sparsities: Sequence[float], base: Re
     smallest = budget(space_size, min(sparsities))
     sized = options.base != "empty" if base is None else len(base) > smallest
     return len(sparsities) if sized else 1
+
+
+def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
+    """Return the loss of θ(γ) over a batch of `mask_batches`, whose parts several processes may share."""
+    tensors = model.space().parameters(model.backbone)
+    return batch_loss(CrossEntropy(model, tensors[0].device, options.precision), tensors, options)
 
 
 def mask_batches(

@@ -16,12 +16,9 @@ from functools import partial
 import torch
 
 from forgetfree.core.base_regions import BaseKind, budget, most_moved
-from forgetfree.core.binding import network_of
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.device import find_device
 from forgetfree.core.examples import Examples
-from forgetfree.core.graft import Graft, graft_theta, interpolate
-from forgetfree.core.graft_origin import GraftOrigin
+from forgetfree.core.graft import graft_theta, interpolate
 from forgetfree.core.mask import LearnedRegion, MaskOptions, learn_regions
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep
@@ -29,6 +26,7 @@ from forgetfree.core.trained import RegionParameters, Trained
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
 from forgetfree.data.sampling import representative
+from forgetfree.device import find_device
 from forgetfree.learning.encoded_task import EncodedTask, encode_task
 from forgetfree.learning.fine_tuning import fine_tuned_key, full_steps
 from forgetfree.learning.localization import (
@@ -37,12 +35,16 @@ from forgetfree.learning.localization import (
     check_localization,
     choose_base,
     mask_batches,
+    mask_loss,
     mask_options,
     searches,
 )
 from forgetfree.learning.monitor import Monitor, Phase
 from forgetfree.learning.scaled_start import choose_scale
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict, scheduled_rate
+from forgetfree.ledger.binding import network_of
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.adapter_start import AdapterStart
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
@@ -223,7 +225,7 @@ class SingleTask:
                 theta_pre,
                 theta_ft,
                 mask_batches(self.task.train, mask, derive_seed(seed, "batches"), options, self.device),
-                self.model,
+                mask_loss(self.model, options),
                 sparsities=sparsities,
                 base=base,
                 options=mask,

@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from forgetfree.core.graft import Graft
 from forgetfree.errors import ReportError
 from forgetfree.ledger import Ledger
+from forgetfree.ledger.graft import Graft
 from forgetfree.results.unit_record import check_own
 
 

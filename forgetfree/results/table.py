@@ -34,8 +34,8 @@ from forgetfree.results.unit_record import check_own
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from forgetfree.core.graft import Graft
     from forgetfree.ledger import Ledger
+    from forgetfree.ledger.graft import Graft
 
 #: The metric of a task's own: accuracy, or F1 where the task is measured by it.
 SCORE = "score"

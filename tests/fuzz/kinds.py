@@ -11,7 +11,6 @@ from fuzz import reading
 from fuzz.reading import bits
 from fuzz.samples import Samples
 
-from forgetfree.core.graft import Graft
 from forgetfree.errors import (
     DataError,
     ForgetfreeError,
@@ -26,6 +25,7 @@ from forgetfree.jobs.experiments.context import read_score
 from forgetfree.jobs.experiments.report import load_experiment_results
 from forgetfree.jobs.floors_file import read_floors
 from forgetfree.ledger import Ledger
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState
 from forgetfree.results.graft_report import load_graft_results

@@ -28,7 +28,7 @@ PARSERS = {
     "files": "signed files; the header that safetensors has just made",
     "json_file": "JSON files and JSON in them",
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
-    "core/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
+    "ledger/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
     "models/peft_directory": "headers of adapters: tests/jobs/test_adapter_starts.py",
     "lora/file": "what was written in the same call",
     "results/unit_files": "answers for figures, compared with unit.json and their checksum: tests/serve/test_own_files.py",
