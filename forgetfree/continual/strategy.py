@@ -274,7 +274,8 @@ class ContinualStrategy(StrategyTemplate):
         self.learned = []
         self.readouts: dict[str, dict[str, Tensor]] = {}  # of the learned tasks, as they were left
         self.kept = WholeModel(self)
-        super().__init__(
+        # Avalanche gives the template a constructor that knows no other base of a strategy, such as avalanche's DER.
+        super(StrategyTemplate, self).__init__(
             model=stream.model.to(device),
             optimizer=torch.optim.SGD(stream.model.parameters(), lr=1.0),  # replaced for every task
             criterion=nn.CrossEntropyLoss(),

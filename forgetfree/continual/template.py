@@ -64,10 +64,6 @@ class StrategyTemplate(SupervisedTemplate):
     #: Chooses those batches of a task that are evaluated; none: all.
     choose_batches: Callable[[EncodedTask, list[list[int]]], list[list[int]]] | None = None
 
-    def __init__(self, **arguments: Any) -> None:
-        # Avalanche gives each class without a constructor one that calls its own, past that of another base of a strategy.
-        super().__init__(**arguments)
-
     # -- Training --------------------------------------------------------------------------------------------
 
     def train(self, experiences: Any, eval_streams: Any = None, **kwargs: Any) -> Any:
