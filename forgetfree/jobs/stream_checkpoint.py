@@ -18,16 +18,17 @@ import torch
 
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import new_directory, read_signed, write_json, write_tensors
+from forgetfree.files import new_directory, write_json
 from forgetfree.jobs.running.unit import described_files
 from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.results.answers import Answers
+from forgetfree.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.strategy import ContinualStrategy
 
-_FORMAT, _MEASURED = "forgetfree.answers", "measured.json"
+_FILE, _MEASURED = TensorFile(RunError, "", "forgetfree.answers"), "measured.json"
 #: The answers on every task's test rows.
 Row = dict[str, Answers]
 
@@ -85,7 +86,7 @@ class StreamCheckpoint:
         done = tasks_learned(directory)
         rows, sampled, about = list[Row](), Row(), dict[str, Any]()
         while (path := directory / f"answers-{len(rows)}.safetensors").exists():
-            header, tensors = read_signed(path, RunError, "", format=_FORMAT)
+            header, tensors = _FILE.read(path)
             tasks = {task.name: task for task in strategy.stream.tasks}
             new, about = {"answers": Row(), "samples": Row()}, parse_json(header["about"])
             for kind, task, number in about["held"]:
@@ -151,7 +152,7 @@ class StreamCheckpoint:
             for number, (_, _, answers) in enumerate(held)
             for name, array in answers.tensors().items()
         }
-        write_tensors(path, tensors, {"format": _FORMAT, "about": json.dumps(about)})
+        _FILE.write_large(path, tensors, {"about": json.dumps(about)})
 
 
 def tasks_learned(directory: Path) -> int:

@@ -21,11 +21,11 @@ from forgetfree.continual.both_ways import BothWays
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.sources import load_tasks
-from forgetfree.files import checksum
 from forgetfree.jobs.running.checkpoints import pack
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Record
+from forgetfree.tensor_file import checksum
 
 MakeStream = Callable[..., Any]
 TASKS = ("qnli", "ag_news", "sst2")
