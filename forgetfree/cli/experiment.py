@@ -37,9 +37,10 @@ command = command_of(ExperimentConfig, _experiment)
 
 def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     from forgetfree.jobs.experiments import outcome
+    from forgetfree.results.records import ExperimentResults
     from forgetfree.results.rendering import brief_page, render_page
 
     if results["units"]:
-        page = outcome(results)
+        page = outcome(ExperimentResults.of(results))
         print(render_page(page if verbose else brief_page(page), "rich"))
         print(escaped(f"Report: {out / 'report.md'} (all tables)  Figure: {out / results['experiment']}.png"))

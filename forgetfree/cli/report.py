@@ -64,7 +64,7 @@ def command(
 
         make_directory(draw, "--draw")
     if how == "json":
-        told = [{**results, "report": asdict(lay_out(results))} for results in all_results]
+        told = [{**results.content, "report": asdict(lay_out(results))} for results in all_results]
         _print(json_text(told[0] if len(told) == 1 else told, indent=2), how)
         all_results = all_results if draw else []
     for results in all_results:

@@ -38,9 +38,10 @@ command = command_of(SweepConfig, _sweep)
 
 def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     from forgetfree.cli.run import show_run
+    from forgetfree.results.records import SweepResults
     from forgetfree.results.rendering import render_page
     from forgetfree.results.sweep_report import lay_out_sweep
 
-    print(render_page(lay_out_sweep(results), "rich"))
+    print(render_page(lay_out_sweep(SweepResults.of(results)), "rich"))
     show_run(results["run"], out / "chosen", verbose)
     print(escaped(f"Trials: {out / 'report.md'}"))

@@ -38,6 +38,7 @@ from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.options import recorded
 from forgetfree.results import metrics
 from forgetfree.results.answers import constant_scores
+from forgetfree.results.records import RunResults
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
@@ -356,7 +357,7 @@ class RunJob(Job[RunConfig]):
     @classmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the tables, and the page with figures."""
-        comparison = merge([with_timings(results, out) | {"source": str(out)}])
+        comparison = merge([with_timings(RunResults.of(results, str(out)), out)])
         if results["runs"]:
             write_atomically(out / "report.md", render(comparison, "markdown", ended=ended))
         if ended:

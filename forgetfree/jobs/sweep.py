@@ -22,6 +22,7 @@ from forgetfree.jobs.running.engine import Execution, Job
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.sweep_config import Range, Setting, SweepConfig, setting_text
 from forgetfree.learning.monitor import Monitor
+from forgetfree.results.records import SweepResults
 from forgetfree.results.rendering import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.results.sweep_report import CHOSEN, lay_out_sweep
@@ -204,7 +205,7 @@ class SweepJob(Job[SweepConfig]):
     @classmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the table of trials."""
-        write_atomically(out / "report.md", render_page(lay_out_sweep(results), "markdown"))
+        write_atomically(out / "report.md", render_page(lay_out_sweep(SweepResults.of(results)), "markdown"))
 
 
 __all__ = ["SweepConfig", "run_sweep"]

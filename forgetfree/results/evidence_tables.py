@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def evidence_tables(comparison: Comparison) -> list[Table]:
     metrics = dict(zip(comparison.tasks, comparison.metric, strict=True))
     answers: dict[str, Answers] = {}
     for entry in comparison.strategies:
-        found = {run["seed"]: answers_of(run, comparison.tasks) for run in entry.runs}
+        found = {run.seed: answers_of(run, comparison.tasks) for run in entry.runs}
         if found and all(found.values()) and all(_of_rows(each, metrics) for each in found.values()):
             answers[entry.label] = found
     if not answers or len({_rows(each) for found in answers.values() for each in found.values()}) > 1:
@@ -89,7 +89,7 @@ def _retention(comparison: Comparison, answers: dict[str, Answers], evidence: Ev
 
 def _label_of(comparison: Comparison, answers: dict[str, Answers], strategy: str) -> str | None:
     """Return the label of the first row of a strategy whose answers are known."""
-    found = (e.label for e in comparison.strategies if e.label in answers and e.runs[0]["strategy"] == strategy)
+    found = (e.label for e in comparison.strategies if e.label in answers and e.runs[0].strategy == strategy)
     return next(found, None)
 
 
@@ -102,13 +102,13 @@ def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
     }
     runs = {entry.label: entry.runs for entry in comparison.strategies}
     scaled = {"ECE after scaling": "ece_scaled", "temperature": "temperature"}
-    if not any(run.get("temperature") for label in answers for run in runs[label]):
+    if not any(run.temperature for label in answers for run in runs[label]):
         scaled = {}
 
     def means(key: str, label: str) -> Iterator[float | None]:
         for run in runs[label]:
-            values = run.get(key) or [None]
-            yield None if None in values else float(np.mean(values))
+            values: Sequence[float | None] = getattr(run, key) or [None]
+            yield None if None in values else float(np.mean(np.array(values, dtype=float)))
 
     rows = [
         (

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from forgetfree.display import counted
+from forgetfree.results.records import GraftResults, GraftRow
 from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent
-from forgetfree.results.run_results import USUAL
-from forgetfree.results.schema import check_graft
 from forgetfree.results.stored import find_results, read_stored
 
-Json = Mapping[str, Any]
 
-
-def load_graft_results(path: Path) -> Json:
+def load_graft_results(path: Path) -> GraftResults:
     """Read and check the results of a graft.
 
     Args:
@@ -24,47 +21,51 @@ def load_graft_results(path: Path) -> Json:
     Raises:
         ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
     """
-    return read_stored(find_results(path), check_graft, "Restore it from a copy, or graft again with another --out.")
+    read = partial(GraftResults.of, source=str(path))
+    return read_stored(find_results(path), read, "Restore it from a copy, or graft again with another --out.")
 
 
-def lay_out_graft(results: Json) -> Page:
+def lay_out_graft(results: GraftResults) -> Page:
     """Return the report of a graft."""
     return Page(
-        f"forgetfree graft: {results['task']}",
+        f"forgetfree graft: {results.task}",
         tuple(_notes(results)),
         (_scores(results), _places(results, "layers", "layer"), _places(results, "kinds", "kind")),
     )
 
 
-def _scores(results: Json) -> Table:
-    rows: dict[tuple[str, float | None], list[Json]] = {}
-    for row in results["rows"]:
-        rows.setdefault((row["model"], row["sparsity"]), []).append(row)
+def _scores(results: GraftResults) -> Table:
+    rows: dict[tuple[str, float | None], list[GraftRow]] = {}
+    for row in results.rows:
+        rows.setdefault((row.model, row.sparsity), []).append(row)
     body = []
     for (model, sparsity), those in rows.items():
         name = model if sparsity is None else f"{model}, sparsity {sparsity:g}"
-        entries = cell((row["entries"] for row in those), _count)
+        entries = cell((row.entries for row in those), _count)
         body.append(
-            (name, entries, *(cell((row[key] for row in those), percent) for key in ("score", "ece", "agreement")))
+            (
+                name,
+                entries,
+                *(cell((getattr(row, key) for row in those), percent) for key in ("score", "ece", "agreement")),
+            )
         )
-    if floors := results.get("floors"):
-        body.append((CONSTANT, NULL, percent(floors["constant"]), NULL, NULL))
-    which = results.get("evaluated_on", USUAL["evaluated_on"])
+    if results.floors:
+        body.append((CONSTANT, NULL, percent(results.floors.constant), NULL, NULL))
     return Table(
-        f"On {counted(results['data']['test_rows'], f'{which} row')} (in %; ECE in percentage points)",
-        ("model", "entries", results["metric"], "ECE", "agreement with fine-tuned"),
+        f"On {counted(results.data.test_rows, f'{results.evaluated_on} row')} (in %; ECE in percentage points)",
+        ("model", "entries", results.metric, "ECE", "agreement with fine-tuned"),
         tuple(body),
     )
 
 
-def _places(results: Json, key: str, word: str) -> Table:
+def _places(results: GraftResults, key: str, word: str) -> Table:
     """Return the share of a region's entries in every layer, or of every kind."""
-    regions: dict[float, list[Mapping[str, int]]] = {}
-    for region in results["regions"]:
-        regions.setdefault(region["sparsity"], []).append(region[key])
-    whole: Mapping[str, int] = results["space"][key]
+    regions: dict[float, list[Mapping[str, float]]] = {}
+    for region in results.regions:
+        regions.setdefault(region.sparsity, []).append(getattr(region, key))
+    whole: Mapping[str, float] = getattr(results.space, key)
     return Table(
-        f"Where the region lies, by {word} (share of its entries in %{', mean over seeds' if _seeds(results) > 1 else ''})",
+        f"Where the region lies, by {word} (share of its entries in %{', mean over seeds' if results.seeds > 1 else ''})",
         (word, *(f"sparsity {sparsity:g}" for sparsity in regions), "all graftable"),
         tuple(
             (
@@ -77,32 +78,28 @@ def _places(results: Json, key: str, word: str) -> Table:
     )
 
 
-def _mean_share(counts: list[Mapping[str, int]], name: str) -> float:
+def _mean_share(counts: list[Mapping[str, float]], name: str) -> float:
     return sum(each[name] / max(1, sum(each.values())) for each in counts) / len(counts)
 
 
-def _notes(results: Json) -> Iterator[str]:
-    model, data, given = results["model"], results["data"], results.get("fine_tuned")
+def _notes(results: GraftResults) -> Iterator[str]:
+    model, data, tuned = results.model, results.data, results.fine_tuned
     setup = {
-        "model": model["name"],
-        "readout": model["readout"],
-        "fine-tuned": given and given["architecture"],
-        "base": results["base"],
-        "shots": f"{data['shots']} or fewer" if data.get("or_fewer") else data.get("shots"),
-        "steps": data.get("steps"),
+        "model": model.name,
+        "readout": model.readout,
+        "fine-tuned": tuned and tuned.architecture,
+        "base": results.base,
+        "shots": f"{data.shots} or fewer" if data.or_fewer else data.shots,
+        "steps": data.steps,
     }
     yield f"Set-up: {', '.join(f'{key} {value}' for key, value in setup.items() if value is not None)}."
-    if _seeds(results) > 1:
-        yield f"Cells are mean (standard deviation, n - 1) over {_seeds(results)} seeds."
-    if given and (left_out := given["left_out"]):
+    if results.seeds > 1:
+        yield f"Cells are mean (standard deviation, n - 1) over {results.seeds} seeds."
+    if tuned and (left_out := tuned.left_out):
         yield (
             f"{len(left_out)} tensor{'s' if len(left_out) > 1 else ''} of the fine-tuned model that cannot be grafted differ "
             f"from the pre-trained one's, e.g. {left_out[0]}: a graft does not carry them."
         )
-
-
-def _seeds(results: Json) -> int:
-    return len({row["seed"] for row in results["rows"]})
 
 
 def _count(number: float) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from forgetfree.display import counted
 from forgetfree.options import FLAGGED, typed
+from forgetfree.results.records import Failed, Unfinished
 from forgetfree.results.rendering import WIDE
 from forgetfree.results.run_results import SECONDS_PER_TASK, Comparison
 from forgetfree.results.unit_files import HISTORY, fault_of_answers, fault_of_file
@@ -26,36 +26,36 @@ def notes(comparison: Comparison) -> Iterable[str]:
         yield f"Also set: {' '.join(f'{key}={value}' for key, value in settings.items())}."
     if rows := _test_rows(comparison.test_rows):
         yield rows
-    seeds = [(entry.label, [run["seed"] for run in entry.runs]) for entry in comparison.strategies]
+    seeds = [(entry.label, [run.seed for run in entry.runs]) for entry in comparison.strategies]
     if any(len(numbers) > 1 for _, numbers in seeds):
         yield "Cells are mean (standard deviation, n - 1) over seeds."
     if seeds and all(numbers == seeds[0][1] for _, numbers in seeds):
         yield f"Every strategy: {_count_seeds(seeds[0][1])}."
     elif seeds:
         yield "; ".join(f"{label}: {_count_seeds(numbers)}" for label, numbers in seeds) + "."
-    tuned = [(entry.label, entry.runs[0].get("trials")) for entry in comparison.strategies]
+    tuned = [(entry.label, entry.runs[0].trials) for entry in comparison.strategies]
     if any(trials for _, trials in tuned):
         chosen = ", ".join(f"{label} {trials or 'not tuned'}" for label, trials in tuned)
         yield f"Settings that were tried on validation rows: {chosen}."
     for entry in comparison.strategies:
         for run in entry.runs:
-            for claim in run.get("broken_claims", ()):
-                yield f"Broken claim of {entry.label}, seed {run['seed']}: {claim}."
-    for run in comparison.unfinished:
-        done = max(0, len(run["matrix"]) - 1)
+            for claim in run.broken_claims:
+                yield f"Broken claim of {entry.label}, seed {run.seed}: {claim}."
+    for cut in comparison.unfinished:
+        done = max(0, len(cut.matrix) - 1)
         yield (
-            f"Unfinished and left out: {run['strategy']}, seed {run['seed']}, "
-            f"after {done} of {counted(len(comparison.tasks), 'task')}{_place(run)}."
+            f"Unfinished and left out: {cut.strategy}, seed {cut.seed}, "
+            f"after {done} of {counted(len(comparison.tasks), 'task')}{_place(cut)}."
         )
-    for run in comparison.failed:
-        yield f"Failed and left out: {run['strategy']}, seed {run['seed']}{_place(run)}: {run['error']}"
+    for failed in comparison.failed:
+        yield f"Failed and left out: {failed.strategy}, seed {failed.seed}{_place(failed)}: {failed.error}"
 
 
 def left_out(comparison: Comparison) -> Iterable[str]:
     """Yield which answers, losses and times are not shown, and why."""
     for entry in comparison.strategies:
         for run in entry.runs:
-            of_unit = f"of {entry.label}, seed {run['seed']}, are left out"
+            of_unit = f"of {entry.label}, seed {run.seed}, are left out"
             if fault := fault_of_answers(run, comparison.tasks):
                 yield f"Answers {of_unit}: {fault}"
             for what, name in (("Losses", HISTORY), ("Seconds per task", SECONDS_PER_TASK)):
@@ -63,8 +63,8 @@ def left_out(comparison: Comparison) -> Iterable[str]:
                     yield f"{what} {of_unit}: {fault}"
 
 
-def _place(run: Mapping[str, Any]) -> str:
-    return f" ({run['source']})" if run["source"] else ""  # that of a run at its own end is clear
+def _place(run: Unfinished | Failed) -> str:
+    return f" ({run.source})" if run.source else ""  # that of a run at its own end is clear
 
 
 def _test_rows(rows: Mapping[str, int]) -> str:

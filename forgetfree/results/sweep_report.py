@@ -2,67 +2,54 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from forgetfree.json_file import check, check_fields
+from forgetfree.results.records import SweepResults
 from forgetfree.results.rendering import NULL, Page, Table, percent
 from forgetfree.results.stored import find_results, read_stored
 
-Json = dict[str, Any]
 #: In the directory of a sweep: the run with the chosen setting.
 CHOSEN = "chosen"
 
 
-def load_sweep_results(path: Path) -> Json:
+def load_sweep_results(path: Path) -> SweepResults:
     """Read and check the results of a sweep.
 
     Raises:
         ReportError: the file is missing or damaged.
     """
-    return read_stored(find_results(path), _check, "Restore it from a copy, or go on with --resume.")
+    read = partial(SweepResults.of, source=str(path))
+    return read_stored(find_results(path), read, "Restore it from a copy, or go on with --resume.")
 
 
-def lay_out_sweep(results: Json) -> Page:
+def lay_out_sweep(results: SweepResults) -> Page:
     """Return the trials as a table, the best first, and which of them was chosen."""
-    trials, chosen = results["trials"], results["chosen"]
-    order = sorted(trials, key=lambda trial: (trial["mean"] is None, -(trial["mean"] or 0), trial["trial"]))
+    trials, chosen = results.trials, results.chosen
+    order = sorted(trials, key=lambda trial: (trial.mean is None, -(trial.mean or 0), trial.trial))
     rows = tuple(
         (
-            f"{trial['trial']}{' (chosen)' * (trial['trial'] == chosen)}",
-            trial["setting"],
-            NULL if trial["mean"] is None else percent(trial["mean"]),
-            NULL if trial["std"] is None else percent(trial["std"]),
-            str(len(trial["scores"])),
-            NULL if trial["rows"] is None else f"{trial['rows']:,}",
+            f"{trial.trial}{' (chosen)' * (trial.trial == chosen)}",
+            trial.setting,
+            NULL if trial.mean is None else percent(trial.mean),
+            NULL if trial.std is None else percent(trial.std),
+            str(len(trial.scores)),
+            NULL if trial.rows is None else f"{trial.rows:,}",
         )
         for trial in order
     )
-    notes = [f"Validation rows decide; no test row was scored in a trial. Strategy: {results['strategy']}."]
+    notes = [f"Validation rows decide; no test row was scored in a trial. Strategy: {results.strategy}."]
     if chosen is not None:
-        notes.append(f"Chosen: {trials[chosen]['setting']}. Its scores on the test rows are in chosen/report.md.")
-        equal = sum(trial["mean"] == trials[chosen]["mean"] for trial in trials) - 1
+        notes.append(f"Chosen: {trials[chosen].setting}. Its scores on the test rows are in chosen/report.md.")
+        equal = sum(trial.mean == trials[chosen].mean for trial in trials) - 1
         if equal:
-            scored = trials[chosen]["rows"]
+            scored = trials[chosen].rows
             notes.append(
                 f"{equal} other setting{'s' if equal > 1 else ''} scored the same, and the first was taken: "
                 f"{'these' if scored is None else f'{scored:,}'} validation rows cannot tell them apart."
             )
     for trial in trials:
-        notes += [f"Failed: trial {trial['trial']} ({trial['setting']}): {error}" for error in trial["errors"]]
+        notes += [f"Failed: trial {trial.trial} ({trial.setting}): {error}" for error in trial.errors]
     title = "Average over the tasks at the end of the stream, on validation rows (in %, mean and deviation over seeds)"
     header = ("trial", "setting", "average", "deviation", "seeds", "rows")
-    return Page(f"forgetfree sweep: {results['stream']}", tuple(notes), (Table(title, header, rows),))
-
-
-def _check(results: Any) -> None:
-    check_fields("", results, {"stream": str, "strategy": str, "trials": list})
-    for number, trial in enumerate(results["trials"]):
-        at = f"trials[{number}]"
-        check_fields(at, trial, {"trial": int, "setting": str, "scores": list, "errors": list})
-        check(f"{at}.trial", trial["trial"], trial["trial"] == number, "its place in the list")
-        for key in ("mean", "std", "rows"):
-            check(f"{at}.{key}", trial.get(key), isinstance(trial.get(key), int | float | None), "a number or null")
-    chosen = results.get("chosen")
-    right = chosen is None or (isinstance(chosen, int) and 0 <= chosen < len(results["trials"]))
-    check("chosen", chosen, right, "the number of a trial or null")
+    return Page(f"forgetfree sweep: {results.stream}", tuple(notes), (Table(title, header, rows),))

@@ -23,12 +23,12 @@ from forgetfree.results import metrics
 from forgetfree.results.graft_report import lay_out_graft, load_graft_results
 from forgetfree.results.intervals import student
 from forgetfree.results.kept import Kept
+from forgetfree.results.records import REFERENCE, ExperimentResults, GraftResults, RunResults
 from forgetfree.results.rendering import Page, notebook_html, render_page
 from forgetfree.results.reports import lay_out
 from forgetfree.results.run_results import load_run_results, merge
-from forgetfree.results.schema import REFERENCE, check_experiment
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
-from forgetfree.results.stored import TASK_METRICS, command_of, find_results, read_stored, scores_of, scores_of_run
+from forgetfree.results.stored import TASK_METRICS, command_of, find_results, read_stored
 from forgetfree.results.unit_record import check_own
 
 if TYPE_CHECKING:
@@ -59,9 +59,8 @@ def load_results(*paths: StrPath) -> Results:
     """
     if not paths:
         raise UsageError("load_results needs at least one path. Give what forgetfree run, graft or experiment wrote.")
-    runs: list[dict[str, Any]] = []
-    scores: list[Score] = []
-    kept, grafts = Kept(), list[Any]()
+    runs, scores = list[RunResults](), list[Score]()
+    kept, grafts = Kept(), list[GraftResults]()
     for path in map(Path, paths):
         put_together = find_results(path).exists()
         if path.is_dir() and not put_together and not (path / "config.json").exists():
@@ -76,19 +75,17 @@ def load_results(*paths: StrPath) -> Results:
             runs.append(load_run_results(path))
         elif command == "graft":
             grafts.append(load_graft_results(path))
-            scores += scores_of(dict(grafts[-1]))
-            for graft in grafts[-1]["grafts"]:
-                kept.add(find_results(path).parent / graft["file"], graft["seed"], graft["sparsity"])
+            scores += grafts[-1].scores()
+            for graft in grafts[-1].grafts:
+                kept.add(find_results(path).parent / graft.file, graft.seed, graft.sparsity)
         else:
             scores += _of_experiment(path)
     comparison = merge(runs) if runs else None
     for entry in comparison.strategies if comparison else ():
         for run in entry.runs:
-            own = find_results(Path(run["source"])).parent / run["strategy"] / f"seed-{run['seed']}"
-            kept.add(own / "ledger.safetensors", entry.label, run["seed"])
-            scores += [
-                replace(score, of={**score.of, "strategy": entry.label}) for score in scores_of_run(run, runs[0])
-            ]
+            own = find_results(run.source).parent / run.strategy / f"seed-{run.seed}"
+            kept.add(own / "ledger.safetensors", entry.label, run.seed)
+            scores += [replace(score, of={**score.of, "strategy": entry.label}) for score in runs[0].scores_of(run)]
     if len({"strategy" in score.of for score in scores}) > 1:
         raise UsageError("Runs of strategies and other results have no table in common. Load them one by one.")
     results = Results.of_scores(scores)
@@ -123,9 +120,9 @@ def _own_scores(path: Path) -> list[Score]:
 
 
 def _of_experiment(path: Path) -> list[Score]:
-    results = read_stored(find_results(path), check_experiment, _REMEDY)
+    results = read_stored(find_results(path), ExperimentResults.of, _REMEDY)
     try:
-        return scores_of(results)
+        return results.scores()
     except (TypeError, ValueError) as error:
         raise ReportError(
             f"{path}: a row holds no number where one was measured ({first_line(error)}). {_REMEDY}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import results_of, run_of, write
+from handmade import results_of, run_of, together, write
 from matplotlib import colormaps
 from reported import make_run
 
@@ -26,7 +26,7 @@ from forgetfree.results.run_results import Comparison, load_run_results, merge
 
 
 def compared(*runs: Any, **more: Any) -> Comparison:
-    return merge([results_of(*runs, **more)])
+    return together([results_of(*runs, **more)])
 
 
 # ---- the sentence -----------------------------------------------------------------------------------------
@@ -238,8 +238,8 @@ def test_results_in_one_file_have_a_page(name: str) -> None:
     source = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.csv"
     found = load_run_results(source)
     kept = ("continual-ft", "grafting-continual")  # of 22
-    runs = [run for run in found["runs"] if run["strategy"] in kept]
-    text = render(merge([{**found, "runs": runs}]), "html")
+    found = found.with_runs([run for run in found.runs if run.strategy in kept])
+    text = render(merge([found]), "html")
     newer = {"ownership"} if name != "baselines" else set()  # files of version 0.2.0 do not say who owns what
     assert {"forgetting", "cost", "matrix", "curves", "overlap", "tables"} | newer == set(sections(text))
     assert "grafting-continual lost 0.0 points on average" in text.lower()

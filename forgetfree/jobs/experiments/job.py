@@ -27,6 +27,7 @@ from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
+from forgetfree.results.records import ExperimentResults
 from forgetfree.results.rendering import render_page
 from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
 
@@ -180,9 +181,10 @@ class ExperimentJob(Job[ExperimentConfig]):
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the claims and tables, and draw the figure."""
         if ended and results["units"]:
-            write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
+            measured = ExperimentResults.of(results)
+            write_atomically(out / "report.md", render_page(outcome(measured), "markdown"))
             try:
-                draw_outcome(results, out)
+                draw_outcome(measured, out)
             except ReportError:
                 if results["complete"]:  # else what failed may be what the figure shows
                     raise
