@@ -134,8 +134,7 @@ class Runs:
 
 def _role(entry: StrategyRuns) -> str:
     run = entry.runs[0]
-    options = run.options.content if run.options else {}
-    return str(options.get("composition", "union") if run.strategy == "grafting-continual" else run.strategy)
+    return str(run.options.get("composition", "union") if run.strategy == "grafting-continual" else run.strategy)
 
 
 # ---- what is measured ---------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ def replay(results: RunResults, unit: str, data: str, out: Path, model: str | No
         UsageError: an option of the published run is no longer there.
     """
     from forgetfree.jobs.run import RunJob
+    from forgetfree.jobs.running.engine import perform
     from forgetfree.jobs.running.environment import circumstances, set_threads, threads_as_before
 
     published = units_of(results).get(unit)
@@ -53,7 +54,7 @@ def replay(results: RunResults, unit: str, data: str, out: Path, model: str | No
         set_threads(job.threads)
         made, now = published.made, circumstances(job.device)
     same_machine = made.get("versions") == now["versions"] and now["machine"].items() <= made.get("machine", {}).items()
-    found = job.perform()
+    found = perform(job)
     if found["failed"]:
         raise ReportError(f"{unit} failed: {found['failed'][0]['error']}")
     return compared(published, RunResults.of(found).runs[0], list(results.test_rows.values()), exactly=same_machine)
@@ -76,7 +77,7 @@ def config_of(results: RunResults, run: Run, data: str, out: Path, model: str | 
     settings |= {"floors": "constant", "temperature_scaling": False, "readout_again": False}
     if threads := run.made.get("machine", {}).get("threads"):
         settings["threads"] = threads
-    settings |= {f"{run.strategy}.{key}": value for key, value in (run.options.content if run.options else {}).items()}
+    settings |= {f"{run.strategy}.{key}": value for key, value in run.options.items()}
     return RunConfig(
         stream=results.stream,
         strategies=(run.strategy,),

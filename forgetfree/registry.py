@@ -252,6 +252,56 @@ EXPERIMENTS: dict[str, Entry] = {
 }
 
 
+#: What answers from the file that a strategy without a ledger keeps, by the file's name; the first that is there counts.
+KEPT_FILES: dict[str, Entry] = {
+    "adapters.safetensors": Entry("forgetfree.strategies.lora.kept:KeptAdapters"),
+    "fine-tuned.json": Entry("forgetfree.serve.kept:KeptModels"),
+    "checkpoint.safetensors": Entry("forgetfree.serve.kept:KeptModel"),
+}
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """A kind of job, by the command that asks for it.
+
+    Attributes:
+        job: the class that plans, performs, gathers and reports it.
+        mark: the part of its results.json that no other kind has.
+        reader: the function that reads its results from a path.
+        page: lays them out; ``None``: several are laid out side by side.
+    """
+
+    job: Entry
+    mark: str
+    reader: Entry
+    page: Entry | None = None
+
+
+JOBS: dict[str, JobEntry] = {
+    "run": JobEntry(
+        Entry("forgetfree.jobs.run:RunJob"), "runs", Entry("forgetfree.results.run_results:load_run_results")
+    ),
+    "graft": JobEntry(
+        Entry("forgetfree.jobs.graft:GraftJob"),
+        "grafts",
+        Entry("forgetfree.results.graft_report:load_graft_results"),
+        Entry("forgetfree.results.graft_report:lay_out_graft"),
+    ),
+    "experiment": JobEntry(
+        Entry("forgetfree.jobs.experiments.job:ExperimentJob"),
+        "experiment",
+        Entry("forgetfree.jobs.experiments.report:load_experiment_results"),
+        Entry("forgetfree.jobs.experiments.report:outcome"),
+    ),
+    "sweep": JobEntry(
+        Entry("forgetfree.jobs.sweep:SweepJob"),
+        "trials",
+        Entry("forgetfree.results.sweep_report:load_sweep_results"),
+        Entry("forgetfree.results.sweep_report:lay_out_sweep"),
+    ),
+}
+
+
 Group = Literal["strategies", "streams", "kinds", "metrics"]
 
 

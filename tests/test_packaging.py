@@ -80,6 +80,13 @@ def test_types_are_shipped() -> None:
 # -- Imports ---------------------------------------------------------------------------------------------
 
 
+#: An object by the names of its module and itself, and what imports a module by its name.
+TARGET = re.compile(r"(forgetfree(?:\.\w+)*):\w+(?:\.\w+)*")
+BY_NAME = ("import_module", "resolve_name", "__import__")
+#: Where what is found by name is declared.
+DECLARED = ("forgetfree.registry", "forgetfree")
+
+
 def imports(path: Path) -> set[str]:
     """Every module that a file imports anywhere, for types alone or not; ``package.name`` where it may be one."""
     found: set[str] = set()
@@ -93,11 +100,30 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-IMPORTS = {module: imports(path) for module, path in MODULES.items()}
+def named_in_strings(path: Path) -> set[str]:
+    """Every module of ours that a file names in a string to import it; of one that is put together, as far as it is said."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (target := TARGET.fullmatch(node.value)):
+            found.add(target[1])
+        elif isinstance(node, ast.JoinedStr) and isinstance(first := node.values[0], ast.Constant):
+            if (text := str(first.value)).startswith("forgetfree.") and " " not in text:
+                found.add(text.rpartition(".")[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in BY_NAME:
+            found |= {
+                each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            }
+    return {name for name in found if within(name, "forgetfree")}
 
 
 def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
+
+
+IMPORTS = {
+    module: imports(path) | (named_in_strings(path) if module not in DECLARED else set())
+    for module, path in MODULES.items()
+}
 
 
 def importers(package: str) -> set[str]:
@@ -139,7 +165,7 @@ def test_what_all_rooms_use_imports_no_room(module: str) -> None:
 
 
 def test_no_file_imports_itself_through_others() -> None:
-    """Wherever an import stands: one within a function, or for types alone, would hide a circle."""
+    """Wherever an import stands: one within a function, for types alone, or by a name in a string would hide a circle."""
     graph = {module: {name for name in IMPORTS[module] if name in MODULES} - {module} for module in MODULES}
     for module, named in graph.items():  # `from package import module` needs the module, not what else the package has
         inner = {name for name in named if any(other.startswith(f"{name}.") for other in named)}

@@ -19,9 +19,12 @@ from forgetfree.errors import RunError, UsageError, names_arguments
 from forgetfree.jobs.config import JobConfig, key_of
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.job import Job
 from forgetfree.jobs.run_config import RunConfig, strategies_of
-from forgetfree.jobs.running.engine import Job, failures, resumption
+from forgetfree.jobs.running.directory import failures, resumption
+from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import caller_untouched, quiet_libraries
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.progress import make_progress
 from forgetfree.jobs.running.torchrun import PARTS
 from forgetfree.learning.own_optimizers import refuse_made
@@ -120,13 +123,12 @@ def run(
         config = build(RunConfig, _without_none(values | {"out": out}), "run")
         if not config.stream:
             raise UsageError(f"No stream is given. Known: {', '.join(registry.streams())}, or task names with commas.")
-        config.checked(classes)
+        job = RunJob(config, replace(objects, call=_call(config, values)))
         _tell(progress, f"Running {config.stream}", config)
-        return RunJob(config, replace(objects, call=_call(config, values)))
+        return job
 
     how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "processes": processes}
-    how |= {"cluster": cluster, "debug": debug}
-    return _performed(make, values, out, progress, how)
+    return _performed(make, values, out, progress, Execution(**how, cluster=cluster, debug=debug))
 
 
 @names_arguments
@@ -197,18 +199,19 @@ def graft(
         from forgetfree.jobs.graft import GraftJob
 
         config = build(GraftConfig, _without_none(values | {"out": out}), "graft")
-        config.checked()
+        job = GraftJob(config, replace(objects, call=_call(config, values)))
         _tell(progress, f"Grafting {config.task}", config)
-        return GraftJob(config, replace(objects, call=_call(config, values)))
+        return job
 
     how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "processes": processes}
-    how |= {"cluster": cluster, "debug": debug}
-    return _performed(make, values, out, progress, how)
+    return _performed(make, values, out, progress, Execution(**how, cluster=cluster, debug=debug))
 
 
-def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress: bool, how: Json) -> Results:
+def _performed(
+    make: Callable[[str], Job[Any]], values: Json, out: Any, progress: bool, execution: Execution
+) -> Results:
     """Perform a job, and return its results; without a directory they are kept in memory."""
-    if out is None and how["resume"]:
+    if out is None and execution.resume:
         raise UsageError("resume=True needs out. Give the directory to continue.")
     cache = values["settings"].get("cache")
     with warnings.catch_warnings(), caller_untouched(), _directory(out, cache) as directory:
@@ -217,9 +220,9 @@ def _performed(make: Callable[[str], Job[Any]], values: Json, out: Any, progress
         if needs_hub("minilm" if job.in_memory.model is not None else values["model"], values["data"]):
             go_offline_if_cut_off()
         if progress:
-            how["progress"] = make_progress(sys.stderr)
-            say(resumption(job.out) if how["resume"] else "")
-        failed = failures(job.perform(**how))
+            execution = replace(execution, progress=make_progress(sys.stderr))
+            say(resumption(type(job), job.out) if execution.resume else "")
+        failed = failures(perform(job, execution))
         results = load_results(directory)
         if failed and results.scores.empty:
             raise RunError(f"Nothing was finished. {failed[0]}")

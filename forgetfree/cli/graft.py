@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from forgetfree.cli.job import command_of, perform
+from forgetfree.cli.job import Begun, job_command
 from forgetfree.cli.words import recipe_of, say
 from forgetfree.data.sources import check_one
 from forgetfree.display import escaped
 from forgetfree.jobs.graft_config import GraftConfig
 
-if TYPE_CHECKING:
-    from forgetfree.jobs.running.engine import Execution
 
+def _begin(config: GraftConfig) -> Begun:
+    """Begin a graft."""
+    from forgetfree.jobs.graft import GraftJob
+    from forgetfree.jobs.running.engine import perform
 
-def _graft(config: GraftConfig, how: Execution, verbose: bool) -> int:
-    """Graft, then print the report and the files."""
-    from forgetfree.jobs.graft import run_graft
-
-    config.checked()  # before anything is said
+    job = GraftJob(config)
     check_one(config.task, config.data, config.read_options)
     say(f"Grafting {config.task} into {config.out}")
     say(recipe_of(config))
-    show = partial(_show, verbose=verbose)
-    return perform(config, how, run_graft, show, model=config.model, cache=config.settings.get("cache"))
-
-
-command = command_of(GraftConfig, _graft)
+    return Begun(partial(perform, job), _show, config.model, config.settings.get("cache"))
 
 
 def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
+    """Print the report, or its first table, and the files."""
     from forgetfree.results.graft_report import lay_out_graft
     from forgetfree.results.records import GraftResults
     from forgetfree.results.rendering import brief_page, render_page
@@ -42,3 +37,6 @@ def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
         for graft in results["grafts"]:
             print(escaped(f"Graft: {out / graft['file']} ({graft['bytes']:,} bytes)"))
         print(escaped(f"Report: {out / 'report.md'} (all tables)"))
+
+
+command = job_command(GraftConfig, _begin)

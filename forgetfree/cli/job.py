@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -23,15 +23,34 @@ from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind
 from forgetfree.jobs.running.environment import quiet_libraries
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.torchrun import PARTS, launched
 from forgetfree.options import FLAGGED, build
 from forgetfree.results.config_file import read_config
 
-if TYPE_CHECKING:
-    from forgetfree.jobs.running.engine import Execution
-
 Config = TypeVar("Config", bound=JobConfig)
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A job that is checked, and said to begin.
+
+    Attributes:
+        perform: performs it, and returns the content of results.json.
+        show: prints that, with the directory, and all tables or only the first.
+        model: that is loaded.
+        cache: a directory of fine-tuned models that it may make.
+    """
+
+    perform: Callable[[Execution], Json]
+    show: Callable[[Json, Path, bool], None]
+    model: str
+    cache: object
+
+
+#: Checks what is asked for as a whole, and then says what will be done.
+Begin = Callable[[Config], Begun]
 
 #: Options of ``--set`` that have a flag of their own, too.
 _HELP = {
@@ -66,12 +85,12 @@ _NAMES: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def command_of(config: type[Config], carry_out: Callable[[Config, Execution, bool], int]) -> Callable[..., int]:
+def job_command(config: type[Config], begin: Begin[Config]) -> Callable[..., int]:
     """Return a command whose flags are the options of a configuration.
 
     Args:
         config: a dataclass; the first field that not every job has is the argument without a flag.
-        carry_out: does the job, prints all tables or only the first at its end, and returns the exit code.
+        begin: checks what is asked for as a whole, and then says what will be done.
     """
     subject = next(field.name for field in fields(config)[len(fields(JobConfig)) :])
 
@@ -103,18 +122,23 @@ def command_of(config: type[Config], carry_out: Callable[[Config, Execution, boo
             with unsaid(bool(given.get("quiet") or given.get("json"))):
                 show_plan(asked, bool(given.get("resume")), bool(given.get("json")))
             return 0
-        progress = Progress() if given.get("quiet") else make_progress(sys.stderr)
-        how: Any = {"resume": bool(given.get("resume")), "debug": debug, "progress": progress}
-        how |= {key: given[key] for key in ("allow_changed", "jobs", "log", "cluster") if key in given}
-        if processes is not None:
-            how["processes"] = processes
+        execution = Execution(
+            resume=bool(given.get("resume")),
+            allow_changed=bool(given.get("allow_changed")),
+            jobs=given.get("jobs"),
+            processes=processes,
+            cluster=given.get("cluster"),
+            log=tuple(given.get("log", ())),
+            progress=Progress() if given.get("quiet") else make_progress(sys.stderr),
+            debug=debug,
+        )
         quiet_libraries()
         begun = Path(str(values["out"])) / "config.json"
-        new = not how["resume"] and not os.path.lexists(begun)
+        new = not execution.resume and not os.path.lexists(begun)
         with unsaid(bool(given.get("quiet"))):
             try:
                 check_data(asked.data, asked.read_options)  # before anything is said
-                return carry_out(asked, how, bool(given.get("verbose")))
+                return _perform(begin(asked), asked, execution, bool(given.get("verbose")))
             except ForgetfreeError as error:
                 if debug or not new or os.path.lexists(begun):
                     raise
@@ -254,50 +278,40 @@ def _lacks_subject(command: str, subject: str, given: Mapping[str, Any]) -> Usag
     return lacks(f"forgetfree {command}", [subject.upper()])
 
 
-def perform(
-    config: JobConfig,
-    how: Execution,
-    action: Callable[..., Json],
-    show: Callable[[Json, Path], None],
-    *,
-    model: str,
-    cache: object,
-) -> int:
+def _perform(begun: Begun, config: JobConfig, execution: Execution, verbose: bool) -> int:
     """Perform a job, show what it made, tell what failed and what is left of one that is cut short.
 
     Args:
+        begun: the job.
         config: what is asked for.
-        how: to run it.
-        action: performs it, and returns the content of results.json.
-        show: prints it; given the directory.
-        model: that is loaded.
-        cache: a directory of fine-tuned models that it may make.
+        execution: how it is run.
+        verbose: show all tables, not only the first.
 
     Returns:
         The exit code.
     """
-    from forgetfree.jobs.running.engine import failures, holdings, resumption
+    from forgetfree.jobs.running.directory import failures, holdings, resumption
 
-    if needs_hub(model, config.data):
+    if needs_hub(begun.model, config.data):
         from forgetfree.models.loading import locate
 
-        locate(model)  # before data are downloaded
+        locate(begun.model)  # before data are downloaded
         go_offline_if_cut_off()
-    out = Path(config.out)
-    say(resumption(out) if how["resume"] else "")
+    out, kind = Path(config.out), registry.JOBS[config.command].job.load()
+    say(resumption(kind, out) if execution.resume else "")
     try:
-        with no_empty_directories(out, cache):
-            results = action(config, **how)
+        with no_empty_directories(out, begun.cache):
+            results = begun.perform(execution)
     except KeyboardInterrupt:
-        return fail(f"Interrupted. {holdings(out)}".strip(), 1)
+        return fail(f"Interrupted. {holdings(kind, out)}".strip(), 1)
     except (UsageError, RunError, ReportError):  # of what cannot be begun or resumed: they say themselves what to do
         raise
     except (ForgetfreeError, OSError) as error:
-        if how["debug"] or not (held := holdings(out)):
+        if execution.debug or not (held := holdings(kind, out)):
             raise
         raise RunError(f"{error} {held}") from error
-    show(results, out)
+    begun.show(results, out, verbose)
     failed = failures(results)
     for message in failed[:-1]:
         fail(message, 1)
-    return fail(f"{failed[-1]} {holdings(out)}", 1) if failed else 0
+    return fail(f"{failed[-1]} {holdings(kind, out)}", 1) if failed else 0

@@ -46,16 +46,19 @@ def revise(
     if needs_hub(model or located(held["model"], run), data or of_each(located, held["data"], run)):
         go_offline_if_cut_off()
     from forgetfree.jobs import revision
-    from forgetfree.jobs.running.engine import failures, holdings
+    from forgetfree.jobs.run import RunJob
+    from forgetfree.jobs.running.directory import failures, holdings
+    from forgetfree.jobs.running.execution import Execution
     from forgetfree.jobs.running.progress import Progress, make_progress
 
     change = revision.remove if action == "remove" else partial(revision.update, or_fewer=or_fewer)
     with unsaid(quiet), no_empty_directories(out):
         progress = Progress() if quiet else make_progress(sys.stderr)
         try:
-            made = change(run, task, out, data=data, model=model, progress=progress, resume=resume, debug=debug)
+            execution = Execution(resume=resume, progress=progress, debug=debug)
+            made = change(run, task, out, data=data, model=model, execution=execution)
         except KeyboardInterrupt:
-            return fail(f"Interrupted. {holdings(out)}".strip(), 1)
+            return fail(f"Interrupted. {holdings(RunJob, out)}".strip(), 1)
     if as_json:
         print(json_text({"out": str(out), **asdict(made)}, indent=2), end="")
     else:

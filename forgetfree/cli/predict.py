@@ -31,7 +31,7 @@ AUTO = "auto"
 #: What the command line makes of a lone hyphen.
 STDIN = "/dev/stdin"
 #: What a line of --json or --csv holds itself.
-_OURS = {"text", *PAIR, "task", "label", "probability", "probabilities", "words", "tags", "entities"}
+_OURS = {"text", *PAIR, "task", "label", "probability", "probabilities", "words", "tags", "cut_tokens", "entities"}
 #: Rows that are answered together.
 _ROWS = 256
 #: What a spreadsheet takes for a formula begins with one of these.
@@ -130,17 +130,19 @@ def command(
             else map(Asked, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
         )
         chunks = iter(lambda: list(islice(rows, _ROWS)), [])
-    empty = 0
+    empty, cut = 0, list[int]()
     for chunk in chunks:
-        for row, answer in zip(chunk, answered([each.texts for each in chunk]), strict=True):
+        answers = answered([each.texts for each in chunk])
+        for row, answer in zip(chunk, answers, strict=True):
             show(row, answer)
             empty += not any(text.strip() for text in row.texts)
+        cut += [answer.cut_tokens for answer in answers if answer.cut_tokens]
         sys.stdout.flush()
-    if (cut := predictor.cut_rows) and not routed:
-        what = "text is" if cut == 1 else "texts are"
+    if cut:
+        what = "text is" if len(cut) == 1 else "texts are"
         say(
-            f"warning: {cut:,} {what} longer than max_length={predictor.loaded.max_length} allows: "
-            f"{counted(predictor.cut_tokens, 'token')} cut off and not read."
+            f"warning: {len(cut):,} {what} longer than max_length={predictor.loaded.max_length} allows: "
+            f"{counted(sum(cut), 'token')} cut off and not read."
         )
     if empty:
         say(f"warning: {empty} {'text is' if empty == 1 else 'texts are'} empty: what is answered there means nothing.")
@@ -169,8 +171,9 @@ def _entities_as_json(row: Asked, tagged: TaggedSentence) -> None:
 def _as_json(columns: Sequence[str]) -> Print:
     def show(row: Asked, answer: Answer) -> None:
         said = {"task": answer.task, "label": answer.label, "probability": answer.probability}
+        said |= {"probabilities": answer.probabilities, "cut_tokens": answer.cut_tokens}
         texts = dict(zip(columns if len(row.texts) == len(columns) else ("text",), row.texts, strict=True))
-        print(json.dumps({**row.kept, **texts, **said, "probabilities": answer.probabilities}, ensure_ascii=False))
+        print(json.dumps({**row.kept, **texts, **said}, ensure_ascii=False))
 
     return show
 

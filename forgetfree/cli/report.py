@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from forgetfree import registry
 from forgetfree.cli.usage import AsJson, Debug, lacks
 from forgetfree.display import json_text
 from forgetfree.errors import ReportError, UsageError
-
-if TYPE_CHECKING:
-    from forgetfree.results.rendering import Page
 
 Format = Literal["rich", "markdown", "json", "html", "latex", "csv"]
 
@@ -56,7 +54,9 @@ def command(
         )
     from forgetfree.results.rendering import render_page
 
-    load, lay_out = _reader(kind)
+    job = registry.JOBS[kind]
+    assert job.page is not None  # of runs alone
+    load, lay_out = job.reader.load(), job.page.load()
     all_results = [load(path) for path in paths]
     if draw:
         from forgetfree.jobs.experiments import draw_outcome
@@ -84,21 +84,6 @@ def _of_runs(paths: Sequence[Path], how: Format) -> str:
     if how == "csv":
         return one_file(runs)
     return render_leaderboard(runs, how) if differing(runs) else render(merge(runs), how)
-
-
-def _reader(kind: str) -> tuple[Callable[[Path], Any], Callable[[Any], Page]]:
-    """Return what reads the results of a graft or an experiment, and what lays them out."""
-    if kind == "graft":
-        from forgetfree.results.graft_report import lay_out_graft, load_graft_results
-
-        return load_graft_results, lay_out_graft
-    if kind == "sweep":
-        from forgetfree.results.sweep_report import lay_out_sweep, load_sweep_results
-
-        return load_sweep_results, lay_out_sweep
-    from forgetfree.jobs.experiments import load_experiment_results, outcome
-
-    return load_experiment_results, outcome
 
 
 def _print(text: str, format: str) -> None:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forgetfree import registry
-from forgetfree.cli.job import command_of, perform
+from forgetfree.cli.job import Begun, job_command
 from forgetfree.cli.words import recipe_of, say
 from forgetfree.data.sources import check_stream
 from forgetfree.display import escaped
 from forgetfree.jobs.adapter_starts import starts_of
-from forgetfree.jobs.run_config import RunConfig, strategies_of
-
-if TYPE_CHECKING:
-    from forgetfree.jobs.running.engine import Execution
+from forgetfree.jobs.run_config import RunConfig
 
 
-def _run(config: RunConfig, how: Execution, verbose: bool) -> int:
-    """Run it; 1 where a strategy failed."""
-    from forgetfree.jobs.run import run
+def _begin(config: RunConfig) -> Begun:
+    """Begin a run."""
+    from forgetfree.jobs.run import RunJob
+    from forgetfree.jobs.running.engine import perform
 
-    config = replace(config, strategies=strategies_of(config.strategies))
-    config.checked()  # before anything is said
+    job = RunJob(config)
     check_stream(config.stream, config.data, config.read_options)
     starts_of(config.starts, config.model, None)
     say(f"Running {config.stream} into {config.out}")
@@ -32,8 +28,7 @@ def _run(config: RunConfig, how: Execution, verbose: bool) -> int:
         if name in config.strategies:
             say(f"note: {note}")
     say(recipe_of(config))
-    show = partial(show_run, verbose=verbose)
-    return perform(config, how, run, show, model=config.model, cache=config.settings.get("cache"))
+    return Begun(partial(perform, job), show_run, config.model, config.settings.get("cache"))
 
 
 def show_run(results: dict[str, Any], out: Path, verbose: bool) -> None:
@@ -49,4 +44,4 @@ def show_run(results: dict[str, Any], out: Path, verbose: bool) -> None:
         print(escaped(f"Report: {out / 'report.html'} (figures), {out / 'report.md'} (all tables)"))
 
 
-command = command_of(RunConfig, _run)
+command = job_command(RunConfig, _begin)

@@ -215,8 +215,8 @@ class Encoder:
         if self.pieces is not None:
             self._parts = [self._part(piece, inside=i > 0) for i, piece in enumerate(self.pieces)]
         self._max_length = max_length
-        #: How many rows were cut so far, and how many tokens they lost.
-        self.cut_rows, self.cut_tokens = 0, 0
+        #: How many tokens each row lost, of all rows so far.
+        self.cut: list[int] = []
         if self.room(2) < 2:
             raise ModelError(
                 f"Nothing of the text is left within {max_length} tokens: the prompt {template!r} takes "
@@ -261,10 +261,18 @@ class Encoder:
         return truncate(texts, room)
 
     def count(self, over: int) -> None:
-        """Count a row that has ``over`` more tokens than there is room for, if it is above 0."""
-        if over > 0:
-            self.cut_rows += 1
-            self.cut_tokens += over
+        """Count a row that has ``over`` more tokens than there is room for; it loses none where that is below 0."""
+        self.cut.append(max(over, 0))
+
+    @property
+    def cut_rows(self) -> int:
+        """How many rows were cut so far."""
+        return sum(map(bool, self.cut))
+
+    @property
+    def cut_tokens(self) -> int:
+        """How many tokens they lost."""
+        return sum(self.cut)
 
     def cut_note(self, what: str, count: int) -> str:
         """Return what to say of the rows that were cut; nothing where there are none.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import Field
@@ -117,6 +118,17 @@ class JobConfig:
     )
     out: str = option("", "directory to write")
 
+    def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """Return what follows from it, such as the options of strategies: a job asks for that once, when it is made.
+
+        Args:
+            classes: strategies that are not registered, by their names.
+
+        Raises:
+            UsageError: naming every fault.
+        """
+        raise NotImplementedError
+
     def section(self) -> dict[str, Any]:
         """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
         section = {key_of(field.name): getattr(self, field.name) for field in fields(self) if field.name != "out"}
@@ -127,6 +139,10 @@ class JobConfig:
         if len(self.label_columns) == 1:
             (section["label_column"],) = self.label_columns
         return {key: list(value) if isinstance(value, tuple) else value for key, value in section.items()}
+
+    def settings_in(self, config: Mapping[str, Any]) -> Any:
+        """Return the settings that the config.json of such a job says; raise ``LookupError`` where it says none."""
+        return config[self.command]["set"]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -197,8 +213,7 @@ def with_precision(config: C) -> C:
 def _begun_with(config: JobConfig) -> Mapping[str, Any]:
     """Return the settings in the config.json of ``out``; nothing where there is none to be read."""
     try:
-        held = read_json(Path(config.out) / "config.json", ReportError, "", signed=True)
-        settings = held["setting"]["options"] if config.command == "experiment" else held[config.command]["set"]
+        settings = config.settings_in(read_json(Path(config.out) / "config.json", ReportError, "", signed=True))
     except (ReportError, LookupError, TypeError):
         return {}
     return settings if isinstance(settings, dict) else {}

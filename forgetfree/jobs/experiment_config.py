@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree.jobs.config import CommonOptions, JobConfig, Readout, Seed, Shots, Sparsity
 from forgetfree.options import option
@@ -27,7 +29,7 @@ class ExperimentConfig(JobConfig):
     seeds: tuple[Seed, ...] = option((), "seed of sampling and training, may be given several times")
     sparsities: tuple[Sparsity, ...] = option((), "share of the parameters of a region, may be given several times")
 
-    def checked(self) -> CheckedExperiment:
+    def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> CheckedExperiment:
         """Return the setting.
 
         Raises:
@@ -41,6 +43,10 @@ class ExperimentConfig(JobConfig):
         given = {key: value for key, value in changes.items() if value}
         preset = experiments.adjusted(presets[self.preset], given, {**self.settings, **self.flags()}, faults)
         return CheckedExperiment(preset, self.set_of(CommonOptions))
+
+    def settings_in(self, config: Mapping[str, Any]) -> Any:
+        """Return the settings that the config.json of an experiment says, the preset's included."""
+        return config["setting"]["options"]
 
 
 @dataclass(frozen=True)

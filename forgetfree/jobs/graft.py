@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
@@ -29,16 +29,19 @@ from forgetfree.data.sources import load_task
 from forgetfree.display import tell_note
 from forgetfree.errors import UsageError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import with_precision
-from forgetfree.jobs.graft_config import GraftConfig
+from forgetfree.jobs.config import CommonOptions, Faults, with_precision
+from forgetfree.jobs.graft_config import CheckedGraft, GraftConfig
 from forgetfree.jobs.in_memory import InMemory
-from forgetfree.jobs.running.engine import Execution, Job
+from forgetfree.jobs.job import Job
+from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_rows
+from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import described
 from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.kinds.kind import readout_for
 from forgetfree.learning.localization import LocalizationOptions, check_localization
-from forgetfree.learning.monitor import Monitor, Stopwatch
+from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
@@ -56,12 +59,12 @@ from forgetfree.results.unit_record import sha256
 _ONLY = "graft"
 
 
-def run_graft(config: GraftConfig, **how: Unpack[Execution]) -> Json:
+def run_graft(config: GraftConfig, execution: Execution = USUAL) -> Json:
     """Graft one task, for each seed and sparsity.
 
     Args:
         config: what was asked for.
-        how: see `Execution`.
+        execution: how.
 
     Returns:
         The content of results.json. Seeds that failed stand under ``failed``.
@@ -70,7 +73,7 @@ def run_graft(config: GraftConfig, **how: Unpack[Execution]) -> Json:
         UsageError: the configuration is wrong, or the directory is not empty.
         ForgetfreeError: data, model or graft cannot be loaded.
     """
-    return GraftJob(config).perform(**how)
+    return perform(GraftJob(config), execution)
 
 
 @dataclass(frozen=True)
@@ -108,13 +111,37 @@ class GraftJob(Job[GraftConfig]):
     """A graft of one task, for each sparsity and seed."""
 
     def __init__(self, config: GraftConfig, in_memory: InMemory | None = None) -> None:
-        config, self.in_memory = with_precision(config), in_memory or InMemory()
+        config = with_precision(config)
         checked = config.checked()
         if config.fine_tuned is not None:
             _check_readout(config.readout, config.fine_tuned)
         self.options, self.common = checked.options, checked.common
-        super().__init__(config, self.common, [options.precision for options in self.options])
+        super().__init__(config, checked, self.common, [options.precision for options in self.options], in_memory)
         self._subjects: dict[int, _Subject] = {}
+
+    @classmethod
+    def workload(cls, config: GraftConfig, checked: CheckedGraft | None, faults: Faults) -> Workload:
+        """Return every seed; its sparsities share a fine-tuned model and a search."""
+        tasks = (config.task,)
+        if checked is None:
+            return Workload(config.model, config.readout, tasks, CommonOptions())
+        workload = Workload(config.model, config.readout, tasks, checked.common)
+        sparsities = tuple(options.sparsity for options in checked.options)
+        phases: tuple[Phase, ...] = ("localize",) if config.fine_tuned else ("fine_tune", "localize")
+        for seed in config.seeds:
+            workload.units.append(
+                PlannedUnit(
+                    f"seed-{seed}",
+                    tasks,
+                    checked.options[0],
+                    phases,
+                    config.shots,
+                    seed,
+                    evaluations=3.0 + len(sparsities),
+                    sparsities=sparsities,
+                )
+            )
+        return workload
 
     def keys(self) -> Json:
         """Return every seed."""
@@ -128,7 +155,7 @@ class GraftJob(Job[GraftConfig]):
         task, test, metric = bench.task, bench.task.test, bench.task.definition.metric
         tell_note(bench.loaded.note)
         tell_note(task.note)
-        found, about = described(self.config.model, self.asked()["model"], bench.loaded, [task])
+        found, about = described(self.config.model, self.request()["model"], bench.loaded, [task])
         fine_tuned = {"architecture": given.architecture, "fingerprint": given.fingerprint} if given else None
         return found | {
             "options": [recorded(options) for options in self.options],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from forgetfree import registry
@@ -58,7 +60,7 @@ class GraftConfig(JobConfig):
         unused = () if self.fine_tuned is None else TrainingOptions.__dataclass_fields__
         return {key: value for key, value in recipe.items() if key not in unused}
 
-    def checked(self) -> CheckedGraft:
+    def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> CheckedGraft:
         """Return the options.
 
         Raises:

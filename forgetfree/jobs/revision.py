@@ -12,10 +12,10 @@ import re
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,8 +26,10 @@ from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.adapter_starts import fine_tunes
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.engine import Execution, assemble, check_begun, hardly_begun
+from forgetfree.jobs.running.directory import check_begun, is_hardly_begun
+from forgetfree.jobs.running.engine import assemble, perform
 from forgetfree.jobs.running.environment import make_directory, refuse_held
+from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import as_json, grown, read_config
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit
 from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
@@ -72,7 +74,13 @@ class Revised:
 
 
 def remove(
-    run: Path, task: str, out: Path, *, data: str | None = None, model: str | None = None, **how: Unpack[Execution]
+    run: Path,
+    task: str,
+    out: Path,
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    execution: Execution = USUAL,
 ) -> Revised:
     """Write a run directory as it would be, had one task of the stream never been learned.
 
@@ -82,7 +90,7 @@ def remove(
         out: the new directory.
         data: where the other tasks' rows are, if tasks are trained again and the rows lie elsewhere now.
         model: the base model, likewise.
-        how: see `Execution`.
+        execution: how what comes after is trained.
 
     Raises:
         TaskError: the run did not learn the task, or learned nothing else.
@@ -98,7 +106,7 @@ def remove(
         taken = {name for name in held.tasks if task in (name, version_of(name)[0])}
     if not (tasks := [name for name in held.tasks if name not in taken]):
         raise TaskError(f"{run} learned nothing but {task!r}. Delete the directory.")
-    return _revised(held, "remove", task, tasks, out, held.located(data, model), None, how)
+    return _revised(held, "remove", task, tasks, out, held.located(data, model), None, execution)
 
 
 def update(
@@ -109,7 +117,7 @@ def update(
     data: str | None = None,
     model: str | None = None,
     or_fewer: bool = False,
-    **how: Unpack[Execution],
+    execution: Execution = USUAL,
 ) -> Revised:
     """Write a run directory in which a task was met again after all others, and has a further version.
 
@@ -120,7 +128,7 @@ def update(
         data: where the rows for the new version are; default: where those of the run are.
         model: the base model, if it lies elsewhere now.
         or_fewer: take all rows of a label that has fewer than the run's shots.
-        how: see `Execution`.
+        execution: how what comes after is trained.
 
     Raises:
         TaskError: the run did not learn the task.
@@ -134,7 +142,7 @@ def update(
     if or_fewer and asked["shots"] is not None:  # else all rows are taken
         places["set"] = asked["set"] | {"or_fewer": "true"}
     try:
-        return _revised(held, "update", version, [*held.tasks, version], out, places, data, how)
+        return _revised(held, "update", version, [*held.tasks, version], out, places, data, execution)
     except RareLabelError as error:  # the run has the shots
         raise UsageError(
             f"{error.found} Give more rows of it by --data, or take all rows of such labels with --or-fewer."
@@ -214,20 +222,27 @@ def _has_label_words(model: Json) -> bool:
 
 
 def _revised(
-    run: _Run, action: str, task: str, tasks: Sequence[str], out: Path, places: Json, rows: str | None, how: Execution
+    run: _Run,
+    action: str,
+    task: str,
+    tasks: Sequence[str],
+    out: Path,
+    places: Json,
+    rows: str | None,
+    execution: Execution,
 ) -> Revised:
     """Write the directory of a run of ``tasks``; ``rows`` is where those of a new version are."""
     job = _RevisedRun(run.asked(tasks, out, places), run, action, task, tasks, rows)
-    if how.get("resume"):
+    if execution.resume:
         check_begun(out)
-    elif not hardly_begun(out):
+    elif not is_hardly_begun(out):
         refuse_held(out, make_directory(out), f"Give a new directory, or --resume to go on with a cut {action}.")
     carried = {folder: job.carried(unit.key) for folder, unit in run.units.items()}
     begun = os.path.lexists(out / "config.json")
     if not begun and not all(each.is_complete for each in carried.values()):
         job.stream(job.config.seeds[0])  # before anything is written
     config = _without(run.config, [name for name in run.tasks if name not in tasks], job.config.starts) | {
-        "run": as_json(job.asked()),
+        "run": as_json(job.request()),
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
         "units": {folder: dict(unit.key) for folder, unit in run.units.items()},
         "options": {name: run.config["options"][name] for name in job.config.strategies},
@@ -246,7 +261,8 @@ def _revised(
     done = [str(each.unit) for each in carried.values() if each.is_complete]
     trained = [str(each.unit) for each in carried.values() if not each.is_complete]
     try:
-        results = job.perform(**how | {"resume": True}) if trained else assemble(out, ended=True)
+        again = replace(execution, resume=True)
+        results = perform(job, again) if trained else assemble(RunJob, out, ended=True)
     except (RunError, UsageError):  # data, model or versions are not those of the run
         if not begun and not any(each.unit_in(out).is_begun for each in carried.values() if not each.is_complete):
             shutil.rmtree(out)

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
 from forgetfree.core.device import find_device
@@ -21,20 +22,23 @@ from forgetfree.display import tell_note
 from forgetfree.errors import ReportError, RunError
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.adapter_starts import starts_of, tell_starts
-from forgetfree.jobs.config import with_precision
+from forgetfree.jobs.config import Faults, with_precision
 from forgetfree.jobs.floors_file import read_floors, write_floors
 from forgetfree.jobs.in_memory import InMemory
+from forgetfree.jobs.job import Job
 from forgetfree.jobs.ledger_summary import ledger_summary
 from forgetfree.jobs.predictions import agreement, save_predictions
-from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.engine import Execution, Job
+from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions
+from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
+from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import described
 from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.jobs.stream_checkpoint import Learned, Row, StreamCheckpoint
 from forgetfree.json_file import read_json
 from forgetfree.kinds.kind import readout_for
-from forgetfree.learning.monitor import PHASES, Monitor
+from forgetfree.learning.monitor import PHASES, Monitor, Phase
 from forgetfree.options import recorded
 from forgetfree.results import metrics
 from forgetfree.results.answers import constant_scores
@@ -60,12 +64,12 @@ if TYPE_CHECKING:
 _OF_THE_PLACE = ("cache", "threads", "evaluate_on", "scenario")
 
 
-def run(config: RunConfig, **how: Unpack[Execution]) -> Json:
+def run(config: RunConfig, execution: Execution = USUAL) -> Json:
     """Train strategies on a stream of tasks, for each seed.
 
     Args:
         config: what to run.
-        how: see `Execution`.
+        execution: how.
 
     Returns:
         The content of results.json. Units that failed stand under ``failed``.
@@ -74,24 +78,40 @@ def run(config: RunConfig, **how: Unpack[Execution]) -> Json:
         UsageError: the configuration is wrong, or the directory is not empty.
         ForgetfreeError: data or model cannot be loaded.
     """
-    return RunJob(config).perform(**how)
+    return perform(RunJob(config), execution)
 
 
 class RunJob(Job[RunConfig]):
-    """A run. Its strategies with one seed share a stream and its model, and take turns."""
+    """A run. Its strategies with one seed share a stream and its model, and take turns.
+
+    Args:
+        config: what was asked for.
+        in_memory: objects in the place of names.
+        checked: what ``config.checked()`` returned, where somebody called it already.
+    """
 
     growing = ("strategy", "seed")
     learns_stream = True
 
-    def __init__(self, config: RunConfig, in_memory: InMemory | None = None) -> None:
-        config, self.in_memory = with_precision(config), in_memory or InMemory()
-        self.checked = config.checked(self.in_memory.strategies)
-        options = self.checked.options
-        self.common = self.checked.run
-        super().__init__(config, self.common, [each.precision for each in options.values()])
+    def __init__(self, config: RunConfig, in_memory: InMemory | None = None, checked: CheckedRun | None = None) -> None:
+        config, in_memory = with_precision(config), in_memory or InMemory()
+        checked = checked or config.checked(in_memory.strategies)
+        self.common = checked.run
+        precisions = [each.precision for each in checked.options.values()]
+        super().__init__(config, checked, self.common, precisions, in_memory)
         self._streams: dict[int, Stream] = {}
         # The answers before training, by the precision and batch size they are computed in.
         self._first_rows: dict[tuple[str, int], Row] = {}
+
+    @classmethod
+    def workload(cls, config: RunConfig, checked: CheckedRun | None, faults: Faults) -> Workload:
+        """Return every strategy with every seed."""
+        common = checked.run if checked else RunOptions()
+        workload = Workload(config.model, config.readout, config.names, common, config.starts, is_stream=True)
+        if checked is not None:
+            every = product(config.seeds, checked.classes)
+            workload.units = [_planned(name, config.names, checked, config.shots, seed) for seed, name in every]
+        return workload
 
     def keys(self) -> Json:
         """Return every strategy, seed after seed."""
@@ -111,7 +131,7 @@ class RunJob(Job[RunConfig]):
             strategy.check(self.checked.options[name], stream)
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
         metric, task_known = [task.definition.metric for task in stream.tasks], stream.scenario == "task"
-        found, about = described(model, self.asked()["model"], stream.loaded, stream.tasks)
+        found, about = described(model, self.request()["model"], stream.loaded, stream.tasks)
         for note in (stream.loaded.note, *(task.note for task in stream.tasks)):
             tell_note(note)
         starts = tell_starts(stream.starts, stream.model, self.checked.classes)
@@ -348,7 +368,7 @@ class RunJob(Job[RunConfig]):
         for run in runs:
             reference = references.get(run["seed"])
             learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
-            run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned)
+            run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned, run["metric"])
             if reference:
                 own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
                 run["agreement"] = agreement(own, its, tasks, about["data"]["test_rows"])
@@ -362,6 +382,28 @@ class RunJob(Job[RunConfig]):
             write_atomically(out / "report.md", render(comparison, "markdown", ended=ended))
         if ended:
             write_atomically(out / "report.html", render(comparison, "html"))
+
+
+def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int | None, seed: int) -> PlannedUnit:
+    """Return the unit of a strategy and a seed, as far as it costs."""
+    strategy, options, count = checked.classes[name], checked.options[name], len(tasks)
+    phases: tuple[Phase, ...] = getattr(strategy, "phases", ("train",))
+    # When it is learned; after each later task, if that may change it; before the first and until it is learned.
+    changing = 0 if strategy.forget_free else (count - 1) / 2
+    evaluations = 1 + changing + (1 + (count - 1) / 2 if checked.run.upper_triangle else 0)
+    keeps = "ledger" if hasattr(options, "sparsity") else "models" if phases == ("fine_tune",) else "model"
+    return PlannedUnit(
+        f"{name}/seed-{seed}",
+        tasks,
+        options,
+        phases,
+        shots,
+        seed,
+        keeps,
+        evaluations,
+        sparsities=(options.sparsity,) if hasattr(options, "sparsity") else (),
+        check=strategy.check,
+    )
 
 
 def models_of(directory: Path, store: Path) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forgetfree import registry
@@ -75,6 +76,10 @@ class RunConfig(StreamConfig):
         "name of 'forgetfree list strategies', or MODULE:CLASS of your own; may be given several times; all: every one of ours",
     )
 
+    def __post_init__(self) -> None:
+        if isinstance(self.strategies, tuple):  # else a fault, which `faults` tells
+            object.__setattr__(self, "strategies", strategies_of(self.strategies))
+
     def recipe(self, strategy: str | None = None) -> dict[str, Any]:
         """Return the model's recipe, for the options that are not set otherwise; nothing where ``optimizer`` is set.
 
@@ -83,19 +88,18 @@ class RunConfig(StreamConfig):
         """
         return registry.recipe_of(self.model, self.settings, self.strategies, strategy)
 
-    def checked(self, given: Mapping[str, Any] | None = None) -> CheckedConfig:
+    def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> CheckedRun:
         """Return the strategies' classes and options.
 
         Args:
-            given: classes that are not registered, by their names.
+            classes: those that are not registered, by their names.
 
         Raises:
             UsageError: naming every fault.
         """
         faults = self.faults()
         attempt = faults.attempt
-        own_classes = given or {}
-        found = {name: own_classes.get(name) or attempt(registry.strategy, name) for name in self.strategies}
+        found = {name: classes.get(name) or attempt(registry.strategy, name) for name in self.strategies}
         classes = {name: cls for name, cls in found.items() if cls is not None}
         known = {name: set(cls.Options.__dataclass_fields__) for name, cls in classes.items()}
         own = set(RunOptions.__dataclass_fields__)
@@ -120,7 +124,7 @@ class RunConfig(StreamConfig):
                 "be told it. Set scenario=class or scenario=domain, too."
             )
         faults.report()
-        return CheckedConfig(classes, options, run_options)
+        return CheckedRun(classes, options, run_options)
 
     def _options(self, classes: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
         """Return the options of each strategy; a fault that several of them have is added once."""
@@ -144,9 +148,9 @@ class RunConfig(StreamConfig):
         return {key: value for key, value in merged.items() if key in known}
 
 
-def strategies_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the names given, with ``all`` for every strategy of ours."""
-    return tuple(name for each in given for name in (registry.STRATEGIES if each == "all" else [each]))
+def strategies_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, with every strategy of ours in the place of ``all``."""
+    return tuple(name for each in names for name in (registry.STRATEGIES if each == "all" else [each]))
 
 
 def left_behind(section: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, str]:
@@ -194,7 +198,7 @@ def _check_setting(key: str, own: set[str], fields: Mapping[str, set[str]]) -> N
 
 
 @dataclass(frozen=True)
-class CheckedConfig:
+class CheckedRun:
     """Strategy classes and options by name, and the run's own."""
 
     classes: Mapping[str, type[ContinualStrategy]]

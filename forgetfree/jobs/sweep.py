@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from forgetfree.errors import RunError
+from forgetfree.errors import ForgetfreeError, RunError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import with_precision
+from forgetfree.jobs.config import Faults, with_precision
+from forgetfree.jobs.job import Job
 from forgetfree.jobs.run import RunJob
-from forgetfree.jobs.running.engine import Execution, Job
+from forgetfree.jobs.running.engine import perform
+from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.sweep_config import Range, Setting, SweepConfig, setting_text
+from forgetfree.jobs.running.workload import Workload
+from forgetfree.jobs.sweep_config import CheckedSweep, Range, Setting, SweepConfig, setting_text
 from forgetfree.learning.monitor import Monitor
 from forgetfree.results.records import SweepResults
 from forgetfree.results.rendering import render_page
@@ -32,38 +36,58 @@ from forgetfree.seeds import derive_seed
 _ROUND = 4
 
 
-def run_sweep(config: SweepConfig, **how: Unpack[Execution]) -> Json:
-    """Try all settings on validation rows, then run the best one on test rows, with the same seeds.
-
-    Args:
-        config: what is tried.
-        how: see `Execution`.
-
-    Returns:
-        The content of results.json, and under ``run`` that of the chosen run, whose ``failed`` is this one's, too.
+def run_sweep(config: SweepConfig, execution: Execution = USUAL) -> Json:
+    """Try all settings on validation rows, then run the best one on test rows; see `Sweep`.
 
     Raises:
         UsageError: the configuration is wrong, or the directory is not empty.
         RunError: no setting could be trained.
         ForgetfreeError: data or model cannot be loaded.
     """
-    config = with_precision(config)
-    settings = config.checked()
-    if config.trials is None:
-        results = SweepJob(config, settings).perform(**how)
-    else:
-        settings, trials = [], list[Json]()
-        while len(settings) < config.trials:
-            settings += draw(config, trials, min(_ROUND, config.trials - len(settings)))
-            results = SweepJob(config, settings).perform(**how)
-            trials, how["resume"] = results["trials"][: len(settings)], True
-    if results["chosen"] is None:
-        errors = [error for trial in results["trials"] for error in trial["errors"]]
-        raise RunError(f"No setting could be trained with every seed: {errors[0]} Try others in another --out.")
-    out = Path(config.out) / CHOSEN
-    how["resume"] = (out / "config.json").exists()
-    run = RunJob(config.run_config(settings[results["chosen"]], str(out), trial=False)).perform(**how)
-    return results | {"run": run, "failed": run["failed"]}
+    return Sweep(config).perform(execution)
+
+
+class Sweep:
+    """A sweep from its first trial to the run of the setting that it chose.
+
+    Args:
+        config: what is tried.
+
+    Attributes:
+        settings: how many are tried.
+
+    Raises:
+        UsageError: the configuration is wrong.
+    """
+
+    def __init__(self, config: SweepConfig) -> None:
+        self.config = with_precision(config)
+        self._checked = self.config.checked()
+        self.settings = len(self._checked.settings) if config.trials is None else config.trials
+
+    def perform(self, execution: Execution) -> Json:
+        """Try all settings on validation rows, then run the best one on test rows, with the same seeds.
+
+        Returns:
+            The content of results.json, and under ``run`` that of the chosen run, whose ``failed`` is this one's, too.
+        """
+        config, checked = self.config, self._checked
+        if config.trials is None:
+            results = perform(SweepJob(config, checked), execution)
+        else:
+            settings, trials = list[Setting](), list[Json]()
+            while len(settings) < config.trials:
+                settings += draw(config, trials, min(_ROUND, config.trials - len(settings)))
+                checked = config.checked_settings(settings)
+                results = perform(SweepJob(config, checked), execution)
+                trials, execution = results["trials"][: len(settings)], replace(execution, resume=True)
+        if results["chosen"] is None:
+            errors = [error for trial in results["trials"] for error in trial["errors"]]
+            raise RunError(f"No setting could be trained with every seed: {errors[0]} Try others in another --out.")
+        out = Path(config.out) / CHOSEN
+        chosen = RunJob(config.run_config(checked.settings[results["chosen"]], str(out), trial=False))
+        run = perform(chosen, replace(execution, resume=(out / "config.json").exists()))
+        return results | {"run": run, "failed": run["failed"]}
 
 
 def draw(config: SweepConfig, trials: Sequence[Json], count: int) -> list[Setting]:
@@ -108,29 +132,53 @@ class SweepJob(Job[SweepConfig]):
 
     Args:
         config: what was asked for.
-        settings: that are tried.
+        checked: the settings that are tried.
     """
 
     growing = ()
     learns_stream = True
 
-    def __init__(self, config: SweepConfig, settings: Sequence[Setting]) -> None:
-        self.settings = list(settings)
-        self._options = [self._run_of(config, setting).checked.options[config.strategy] for setting in settings]
-        common = self._run_of(config, self.settings[0]).common
-        super().__init__(config, common, [options.precision for options in self._options])
+    def __init__(self, config: SweepConfig, checked: CheckedSweep) -> None:
+        self.settings = checked.settings
+        self._options = [run.options[config.strategy] for run in checked.runs]
+        precisions = [options.precision for options in self._options]
+        super().__init__(config, checked, checked.runs[0].run, precisions)
+
+    @classmethod
+    def of(cls, config: SweepConfig, settings: Sequence[Setting]) -> SweepJob:
+        """Return the trials of some settings, which are checked."""
+        return cls(config, config.checked_settings(settings))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.config, self.settings)
+        return type(self).of, (self.config, self.settings)
 
-    @staticmethod
-    def _run_of(config: SweepConfig, setting: Setting) -> RunJob:
-        return RunJob(config.run_config(setting, config.out, trial=True))
+    @classmethod
+    def workload(cls, config: SweepConfig, checked: CheckedSweep | None, faults: Faults) -> Workload:
+        """Return every trial, and the run with a setting that is chosen, as if it were the first."""
+        settings, runs = (checked.settings, checked.runs) if checked else (_first_setting(config), (None,))
+        trials = [
+            (config.run_config(setting, config.out, trial=True), run)
+            for setting, run in zip(settings, runs, strict=True)
+        ]
+        chosen = config.run_config(settings[0], config.out, trial=False)
+        if config.trials is not None:
+            trials = trials[:1] * config.trials
+        every = [
+            RunJob.workload(run, known or faults.attempt(run.checked), faults)
+            for run, known in [*trials, (chosen, None)]
+        ]
+        units = [
+            replace(unit, name=f"trials/{number}/seed-{unit.seed}")
+            for number, each in enumerate(every)
+            for unit in each.units
+        ]
+        return replace(every[0], units=units)
 
     @cached_property
     def run(self) -> RunJob:
         """Return the run whose streams all trials learn: what is tried changes no stream."""
-        return self._run_of(self.config, self.settings[0])
+        config = self.config.run_config(self.settings[0], self.config.out, trial=True)
+        return RunJob(config, checked=self.checked.runs[0])
 
     def keys(self) -> Json:
         """Return every trial, seed after seed."""
@@ -206,6 +254,14 @@ class SweepJob(Job[SweepConfig]):
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the table of trials."""
         write_atomically(out / "report.md", render_page(lay_out_sweep(SweepResults.of(results)), "markdown"))
+
+
+def _first_setting(config: SweepConfig) -> tuple[Setting]:
+    """Return a setting by which the rest of a sweep with a fault can be looked at."""
+    try:
+        return (config.grid()[0],)
+    except ForgetfreeError:
+        return ({},)
 
 
 __all__ = ["SweepConfig", "run_sweep"]

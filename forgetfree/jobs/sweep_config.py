@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
+from types import MappingProxyType
 from typing import Any, ClassVar, get_type_hints
 
 from forgetfree import registry
 from forgetfree.display import brief
 from forgetfree.errors import OptionError, UsageError
-from forgetfree.jobs.config import check_known
-from forgetfree.jobs.run_config import RunConfig, RunOptions, StreamConfig
+from forgetfree.jobs.config import Faults, check_known
+from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions, StreamConfig
 from forgetfree.options import fits, option, read_value
 
 #: One value of each option that is tried.
@@ -99,7 +100,7 @@ class SweepConfig(StreamConfig):
         """Return the model's recipe, as the first setting leaves it."""
         return self.run_config(self.grid()[0], self.out, trial=True).recipe()
 
-    def checked(self) -> list[Setting]:
+    def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> CheckedSweep:
         """Return the settings at the corners of what is tried: without ``trials``, all of them.
 
         Raises:
@@ -110,13 +111,32 @@ class SweepConfig(StreamConfig):
             faults.add("A sweep chooses on validation rows and then scores on test rows. Leave --set evaluate_on out.")
         faults.attempt(registry.strategy, self.strategy)
         faults.report()
-        grid = self.grid()
-        for setting in grid:
-            faults.attempt(self.run_config(setting, self.out, trial=True).checked)
+        return self.checked_settings(self.grid(), faults)
+
+    def checked_settings(self, settings: Sequence[Setting], faults: Faults | None = None) -> CheckedSweep:
+        """Return what some settings come to.
+
+        Args:
+            settings: the settings.
+            faults: what is wrong already.
+
+        Raises:
+            UsageError: naming every fault.
+        """
+        faults = faults or Faults()
+        runs = [faults.attempt(self.run_config(setting, self.out, trial=True).checked) for setting in settings]
         if self.trials is not None:
             faults.attempt(_require_optuna)
         faults.report()
-        return grid
+        return CheckedSweep(tuple(settings), tuple(runs))
+
+
+@dataclass(frozen=True)
+class CheckedSweep:
+    """Settings that are tried, and what the run of each has."""
+
+    settings: tuple[Setting, ...]
+    runs: tuple[CheckedRun, ...]
 
 
 def setting_text(setting: Mapping[str, Any]) -> str:

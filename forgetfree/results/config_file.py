@@ -73,7 +73,7 @@ def read_config(path: Path, command: str, types: Mapping[str, Any]) -> dict[str,
             values = tomllib.loads(read_bounded(path))
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path} cannot be read: {first_line(error)}. {remedy}") from error
-    jobs = {"run", "graft", "experiment", "sweep"} & values.keys() if isinstance(values, dict) else set()
+    jobs = registry.JOBS.keys() & values.keys() if isinstance(values, dict) else set()
     if jobs and command not in jobs:
         raise UsageError(f"{path} is the config.json of a {', '.join(jobs)}, expected that of a {command}. {remedy}")
     if jobs and values.get("objects"):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forgetfree import registry
 from forgetfree.errors import MetricError
 from forgetfree.results.arguments import (
     Floats,
@@ -141,7 +142,7 @@ def summarize(
     matrix: npt.ArrayLike,
     ece: npt.ArrayLike | None,
     reference: npt.ArrayLike | None = None,
-    metrics: Sequence[Metric] | None = None,
+    metrics: Sequence[str] | None = None,
 ) -> dict[str, float | None]:
     """Return the six numbers that results.json keeps as `summary`.
 
@@ -150,7 +151,7 @@ def summarize(
         ece: expected calibration errors, same shape and layout as `matrix`, in [0, 1]; None where answers have no
             probabilities.
         reference: one result of separate fine-tuning per task, shape (T,); None if unknown.
-        metrics: of each task; default: higher is better, in [0, 1].
+        metrics: the name of each task's; default: any of which higher is better, in [0, 1].
 
     Returns:
         Numbers under `average`, `forgetting`, `bwt`, `fwt` (None where its scores are missing), `intransigence` (None
@@ -162,9 +163,9 @@ def summarize(
         scores, signs = learning_matrix(matrix), np.ones(1)
         expected = None if reference is None else fractions_of(reference, "reference")
     else:
-        scores = learning_matrix(matrix, within=(-np.inf, np.inf))
-        signs = np.array([1.0 if metric.higher_is_better else -1.0 for metric in metrics])
-        _check_bounds(scores, metrics)
+        scores, by = learning_matrix(matrix, within=(-np.inf, np.inf)), [registry.metric(name) for name in metrics]
+        signs = np.array([1.0 if metric.higher_is_better else -1.0 for metric in by])
+        _check_bounds(scores, by)
         expected = None if reference is None else signs * floats_of(reference, "reference")
     calibration = None if ece is None else learning_matrix(ece, "ece")
     if calibration is not None and calibration.shape != scores.shape:

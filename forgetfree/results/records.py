@@ -11,19 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo
 
 from forgetfree import registry
 from forgetfree.display import brief
+from forgetfree.errors import MetricError, UsageError, first_line
 from forgetfree.json_file import check, checked
 from forgetfree.results.arguments import Floats
+from forgetfree.results.option_bounds import Amount, Share, check_options
 from forgetfree.results.scores import Score, scores_of_rows
 
 #: Of every results.json.
@@ -101,33 +96,35 @@ def _that(right: Callable[[Any, Context], bool], expected: str) -> AfterValidato
     return AfterValidator(check_value)
 
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Amount = Annotated[float, Field(ge=0)]
 Shares = Annotated[list[Share], _that(lambda v, c: len(v) == c["n"], "{n} numbers in [0, 1]")]
 Amounts = Annotated[list[Amount], _that(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0")]
+ScoresOrNone = Annotated[list[float | None], _that(lambda v, c: len(v) == c["n"], "{n} numbers, or null")]
 ByTask = Annotated[list[Amount | None], _that(lambda v, c: len(v) == c["n"], "{n} numbers of at least 0, or null")]
-Matrix = Annotated[
-    list[list[Share | None]],
-    _that(
-        lambda v, c: (
-            len(v) == c["n"] + 1
-            and all(len(row) == c["n"] for row in v)
-            and all(None not in row[:learned] for learned, row in enumerate(v))
-            and len({score is None for learned, row in enumerate(v) for score in row[learned:]}) == 1
-        ),
-        "a row before training and one after each task, each of {n} numbers in [0, 1]; null for all tasks "
-        "that are not learned yet, or for none",
-    ),
-]
+#: By tasks: whether numbers are within the bounds of their metric, see `RunResults.check_sense`.
+Scores = Annotated[list[float], _that(lambda v, c: len(v) == c["n"], "{n} numbers")]
+
+
+def _is_matrix(rows: Sequence[Sequence[float | None]], context: Context) -> bool:
+    return (
+        len(rows) == context["n"] + 1
+        and all(len(row) == context["n"] for row in rows)
+        and all(None not in row[:learned] for learned, row in enumerate(rows))
+        and len({score is None for learned, row in enumerate(rows) for score in row[learned:]}) == 1
+    )
+
+
+_MATRIX = (
+    "a row before training and one after each task, each of {n} numbers%s; null for all tasks that are not learned yet, or for "
+    "none"
+)
+Matrix = Annotated[list[list[float | None]], _that(_is_matrix, _MATRIX % "")]
+MatrixOfShares = Annotated[list[list[Share | None]], _that(_is_matrix, _MATRIX % " in [0, 1]")]
 Overlap = Annotated[
     list[list[Amount]],
     _that(lambda v, c: len(v) == c["n"] and all(len(row) == c["n"] for row in v), "{n} rows of {n} numbers"),
 ]
 
 
-_Above0 = Annotated[float, Field(gt=0)]
-_Rate = Annotated[float, Field(gt=0, le=1e38)]
-_Count = Annotated[int, Field(ge=1)]
 #: How far a number of the summary may lie from what follows from the matrix.
 _CLOSE = 1e-6
 
@@ -175,27 +172,8 @@ class LedgerSummary(Record):
 class FinalUnion(Record):
     """The scores under the one final union."""
 
-    accuracy: Shares
+    accuracy: Scores
     ece: Shares
-
-
-class RunOptions(Record):
-    """The bounds of the options that every strategy has; of others only the strategy knows."""
-
-    model_config = ConfigDict(extra="allow")
-
-    learning_rate: _Rate | None = None
-    readout_learning_rate: _Rate | None = None
-    momentum: Share | None = None
-    weight_decay: Amount | None = None
-    l1: Amount | None = None
-    warmup: Share | None = None
-    batch_size: _Count | None = None
-    accumulation: _Count | None = None
-    parts: _Count | None = None
-    steps: _Count | None = None
-    max_gradient_norm: _Above0 | None = None
-    evaluation_batch_size: _Count | None = None
 
 
 class Run(Record):
@@ -205,17 +183,17 @@ class Run(Record):
     seed: int
     metric: Annotated[list[str], _that(lambda v, c: len(v) == c["n"], "{n} names of metrics")]
     matrix: Matrix
-    ece: Matrix
+    ece: MatrixOfShares
     summary: Summary
     seconds: dict[str, Amount]
-    options: RunOptions | None = None
+    options: Json = {}
     ledger: LedgerSummary | None
     kept_bytes: Amounts | None = None
     seconds_per_task: Amounts | None = None
     agreement: Amounts | None = None
     temperature: ByTask | None = None
     ece_scaled: ByTask | None = None
-    readout_again: ByTask | None = None
+    readout_again: ScoresOrNone | None = None
     union: FinalUnion | None = None
     broken_claims: list[str] = []
     trials: int | None = None
@@ -271,9 +249,17 @@ class Failed(Record):
 class RunFloors(Record):
     """Scores that take no fine-tuning, per task; those that are fitted to training rows by seed."""
 
-    constant: Shares
-    bag_of_words: dict[str, ByTask] = {}
-    linear_probe: dict[str, ByTask] = {}
+    constant: Scores
+    bag_of_words: dict[str, ScoresOrNone] = {}
+    linear_probe: dict[str, ScoresOrNone] = {}
+
+    def by_place(self) -> dict[str, Sequence[float | None]]:
+        """Return all of them by their places in the file."""
+        learned = {"bag_of_words": self.bag_of_words, "linear_probe": self.linear_probe}
+        return {
+            "constant": self.constant,
+            **{f"{name}.{seed}": scores for name, of_seeds in learned.items() for seed, scores in of_seeds.items()},
+        }
 
 
 class _OfTasks(Record):
@@ -345,19 +331,38 @@ class RunResults(_OfTasks):
                     if value is not None:
                         yield Score(of, task, after, metric, value, self.test_rows.get(task, 0))
 
-    def check_summaries(self) -> None:
-        """Raise ``ValueError`` where an average, forgetting or a transfer does not follow from the matrices of its run."""
+    def check_sense(self) -> None:
+        """Raise ``ValueError`` where a number cannot be.
+
+        That is where an option, a score or a floor is out of its bounds, or where an average, forgetting or a transfer does not
+        follow from the matrices of its run.
+        """
+        for number, run in enumerate(self.runs):
+            check_options(f"runs[{number}].options", run.strategy, run.options)
+            self._check_summary(f"runs[{number}]", run)
+        if not self.runs or self.floors is None:
+            return
+        limits = [registry.metric(name).limits for name in self.runs[0].metric]
+        for place, floors in self.floors.by_place().items():
+            bounded = zip(floors, limits, strict=True)
+            right = all(score is None or low <= score <= high for score, (low, high) in bounded)
+            check(f"floors.{place}", floors, right, f"{len(self.tasks)} numbers within the bounds of their metrics")
+
+    def _check_summary(self, place: str, run: Run) -> None:
         from forgetfree.results.metrics import summarize
 
-        for number, run in enumerate(self.runs):
-            reference = next((r for r in self.runs if r.strategy == REFERENCE and r.seed == run.seed), None)
-            learned = np.diagonal(reference.learning_matrix, offset=-1) if reference else None
-            for key, expected in summarize(run.learning_matrix, np.array(run.ece, float), learned).items():
-                got = getattr(run.summary, key)
-                if key == "intransigence" and None in (expected, got):  # fine-tune may stand in another file
-                    continue
-                right = got == expected or not (got is None or expected is None or abs(got - expected) > _CLOSE)
-                check(f"runs[{number}].summary.{key}", got, right, f"{expected}, which follows from the matrices")
+        reference = next((r for r in self.runs if r.strategy == REFERENCE and r.seed == run.seed), None)
+        learned = np.diagonal(reference.learning_matrix, offset=-1) if reference else None
+        try:
+            summary = summarize(run.learning_matrix, np.array(run.ece, dtype=np.float64), learned, run.metric)
+        except (MetricError, UsageError) as error:
+            raise ValueError(f"{place}: {first_line(error)}") from error
+        for key, expected in summary.items():
+            got = getattr(run.summary, key)
+            if key == "intransigence" and None in (expected, got):  # fine-tune may stand in another file
+                continue
+            right = got == expected or not (got is None or expected is None or abs(got - expected) > _CLOSE)
+            check(f"{place}.summary.{key}", got, right, f"{expected}, which follows from the matrices")
 
 
 #: What the metrics of the one final union begin with.
@@ -386,7 +391,7 @@ class GraftData(Record):
 class GraftFloors(Record):
     """The score of a constant answer."""
 
-    constant: Share
+    constant: float
 
 
 class FineTunedModel(Record):
@@ -401,7 +406,7 @@ class GraftRow(Record):
 
     seed: int
     model: str
-    score: Share
+    score: float
     ece: Share
     agreement: Share
     sparsity: Amount | None
@@ -456,7 +461,14 @@ class GraftResults(Record):
         space = content.get("space")
         places = {name: space.get(name) if isinstance(space, dict) else None for name in ("layers", "kinds")}
         context = {name: (each if isinstance(each, dict) else {}).keys() for name, each in places.items()}
-        return cls._read(content, context, source)
+        results = cls._read(content, context, source)
+        try:
+            low, high = registry.metric(results.metric).limits
+        except UsageError as error:
+            raise ValueError(f"metric: {first_line(error)}") from error
+        for number, row in enumerate(results.rows):
+            check(f"rows[{number}].score", row.score, low <= row.score <= high, f"a number in [{low:g}, {high:g}]")
+        return results
 
     @property
     def seeds(self) -> int:

@@ -137,7 +137,7 @@ def load_run_results(path: StrPath) -> RunResults:
 
     def read(content: Any) -> RunResults:
         results = RunResults.of(content, str(path))
-        results.check_summaries()
+        results.check_sense()
         return results
 
     results = read_stored(file, read, "Restore it from a copy, or run again with another --out.")
@@ -205,7 +205,7 @@ def merge(results: Sequence[RunResults]) -> Comparison:
             if run.metric != metric[0]:
                 metrics = f"metrics are {', '.join(metric[0])} in one and {', '.join(run.metric)} in the other"
                 raise ReportError(_APART.format(ours=metric[1], theirs=run.source, difference=metrics))
-            own = {key: _stated(result, key) for key in telling} | (run.options.content if run.options else {})
+            own = {key: _stated(result, key) for key in telling} | run.options
             options = json.dumps(own, sort_keys=True)
             earlier = found.setdefault(run.strategy, {}).setdefault(options, {}).setdefault(run.seed, run)
             if run.outcome != earlier.outcome:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forgetfree import registry
 from forgetfree.errors import ReportError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import parse_json, read_bounded, read_json, unsigned
@@ -22,9 +23,12 @@ from forgetfree.results.unit_record import MADE_OF, check_made_of
 
 _Results = TypeVar("_Results")
 Json = dict[str, Any]
-#: What a task is scored by.
-TASK_METRICS = ("accuracy", "f1")
-_RUN = (*TASK_METRICS, "ece", "agreement", f"{UNION}accuracy", f"{UNION}ece")
+_RUN = ("ece", "agreement", f"{UNION}accuracy", f"{UNION}ece")
+
+
+def task_metrics() -> tuple[str, ...]:
+    """Return what a task may be scored by."""
+    return tuple(registry.metrics())
 
 
 def find_results(path: StrPath) -> Path:
@@ -79,8 +83,7 @@ def command_of(path: Path) -> str:
 
 def _command(results: Any) -> str:
     held = results if isinstance(results, dict) else {}
-    telling = {"experiment": "experiment", "grafts": "graft", "trials": "sweep"}
-    return next((command for key, command in telling.items() if key in held), "run")
+    return next((command for command, entry in reversed(registry.JOBS.items()) if entry.mark in held), "run")
 
 
 # -- Scores of a run -------------------------------------------------------------------------------------
@@ -98,7 +101,8 @@ def run_of_scores(scores: Iterable[Score], tasks: Sequence[str]) -> Json:
     values = {(score.metric, score.after, score.task): score.value for score in scores}
     last, metrics = max((after for _, after, _ in values), default=-1), {metric for metric, *_ in values}
     scored = {(metric, task) for metric, _, task in values}
-    metric = [next((m for m in TASK_METRICS if (m, task) in scored), TASK_METRICS[0]) for task in tasks]
+    known = task_metrics()
+    metric = [next((name for name in known if (name, task) in scored), known[0]) for task in tasks]
 
     def matrix(names: Sequence[str]) -> list[list[float | None]]:
         places = [(name, task, place) for place, (name, task) in enumerate(zip(names, tasks, strict=True))]
@@ -144,7 +148,7 @@ def of_csv(text: str) -> Json:
     command = _command(results)
     if command == "run":
         check_version(results)
-        scores = scores_of_rows(rows, _RUN)
+        scores = scores_of_rows(rows, (*task_metrics(), *_RUN))
         results["runs"] = [
             fact
             | run_of_scores(

@@ -28,7 +28,7 @@ from forgetfree.results.rendering import Page, notebook_html, render_page
 from forgetfree.results.reports import lay_out
 from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.scores import COLUMNS, SCORES_FILE, Score, read_scores
-from forgetfree.results.stored import TASK_METRICS, command_of, find_results, read_stored
+from forgetfree.results.stored import command_of, find_results, read_stored, task_metrics
 from forgetfree.results.unit_record import check_own
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ class Results:
 
     @property
     def _are_runs(self) -> bool:
-        return "strategy" in self.units and bool(self.scores["metric"].isin(TASK_METRICS).any())
+        return "strategy" in self.units and bool(self.scores["metric"].isin(task_metrics()).any())
 
     def _require_runs(self) -> None:
         if not self._are_runs and not self.scores.empty:
@@ -364,10 +364,10 @@ class Results:
 
     def _of(self, metric: str, **wanted: Any) -> pd.DataFrame:
         """Return the scores of a metric, for one strategy, seed or task."""
-        names = (SCORE, *TASK_METRICS) if metric == SCORE else (metric,)
+        names = (SCORE, *task_metrics()) if metric == SCORE else (metric,)
         known = set(self.scores["metric"])
         if known.isdisjoint(names):
-            raise UnknownNameError("metric", metric, known | ({SCORE} if known.intersection(TASK_METRICS) else set()))
+            raise UnknownNameError("metric", metric, known | ({SCORE} if known.intersection(task_metrics()) else set()))
         right = self.scores["metric"].isin(names)
         for name, value in wanted.items():
             right &= self.scores[name] == value

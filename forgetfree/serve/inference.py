@@ -24,10 +24,11 @@ from forgetfree.learning.task_features import TaskFeatures
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
+from forgetfree.registry import KEPT_FILES
 from forgetfree.results.config_file import load_run, located
 from forgetfree.results.unit_record import check_own
 from forgetfree.serve.bound import check_bound
-from forgetfree.serve.kept import OTHERS, Kept, KeptLedger, Source, find_kept
+from forgetfree.serve.kept import Kept, KeptLedger, Source, find_kept
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
 
 #: A text, or the two of a pair; a tuple of one is a text, too.
@@ -43,12 +44,14 @@ class Answer:
         probability: its probability.
         probabilities: those of all labels of the task, by name, in the task's order.
         task: the task.
+        cut_tokens: how many tokens of the text are beyond the model's longest row, and were not read.
     """
 
     label: str
     probability: float
     probabilities: Mapping[str, float]
     task: str
+    cut_tokens: int = 0
 
 
 class Predictor:
@@ -70,8 +73,6 @@ class Predictor:
         loaded: the model.
         kept: what was kept.
         ledger: the ledger; none where something else was kept.
-        cut_rows, cut_tokens: how many of the rows that were answered by task were longer than the model reads, and how many
-            tokens of them were not read.
 
     Raises:
         LedgerError: the ledger belongs to another model, or would not answer as it did; the message says what differs.
@@ -94,7 +95,7 @@ class Predictor:
         if isinstance(kept, Ledger):
             kept = KeptLedger(loaded, kept, Source(Path(), tasks, shared_labels, precision))
         self.loaded, self.routed, self.kept, self.deterministic = loaded, routed, kept, deterministic
-        self._features, self.cut_rows, self.cut_tokens = features, 0, 0
+        self._features = features
         self.ledger = kept.ledger if isinstance(kept, KeptLedger) else None
         self._mixed: MixedBatchModel | None = None
         if isinstance(kept, KeptLedger):
@@ -166,7 +167,7 @@ class Predictor:
         device: str,
         deterministic: bool,
     ) -> Predictor:
-        ledger = None if source.file.name in OTHERS else Ledger.load(source.file)
+        ledger = None if source.file.name in KEPT_FILES else Ledger.load(source.file)
         described = source.model or {}
         readout, max_length = described.get("readout", "linear"), described.get("max_length", MAX_LENGTH)
         if ledger is not None and ledger.binding:
@@ -183,7 +184,7 @@ class Predictor:
         if ledger is not None:
             kept = KeptLedger(loaded, ledger, source)
         else:
-            kept = OTHERS[source.file.name].load().read(source, loaded)
+            kept = KEPT_FILES[source.file.name].load().read(source, loaded)
         if source.tasks:
             check_bound(source, replace(now, precision=kept.precision))
         routed = source.task_inference != "last"
@@ -215,16 +216,20 @@ class Predictor:
 
     def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
         """Return the logits ``(n, n_labels)`` of rows, or of all their words, from the model that infers ``task``."""
-        return self._logits(self.definition(task), rows, batch_size)
+        return self.read(task, rows, batch_size=batch_size)[0]
 
-    def _logits(self, definition: TaskDefinition, rows: Rows, batch_size: int = 64) -> Tensor:
+    def read(self, task: str, rows: Rows, *, batch_size: int = 64) -> tuple[Tensor, list[int]]:
+        """Return `logits`, and how many tokens of each row are beyond the model's longest, and were not read."""
+        return self._read(self.definition(task), rows, batch_size)
+
+    def _read(self, definition: TaskDefinition, rows: Rows, batch_size: int = 64) -> tuple[Tensor, list[int]]:
         model, label = self.loaded.model, self._label(definition.name)
         encode = self.loaded.encoder(definition)
         encoded = EncodedRows.of(encode(rows), rows.labels, label, self.loaded.pad)
-        self.cut_rows, self.cut_tokens = self.cut_rows + encode.cut_rows, self.cut_tokens + encode.cut_tokens
         with self.kept.answering(definition.name):
             size = 1 if self.deterministic else batch_size
-            return encoded.answered(predict(model, encoded, batch_size=size, precision=self.kept.precision))
+            logits = predict(model, encoded, batch_size=size, precision=self.kept.precision)
+        return encoded.answered(logits), encode.cut
 
     def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
         """Return the labels of texts (or pairs of texts).
@@ -237,7 +242,7 @@ class Predictor:
             UsageError: a single text for a task over pairs, or the other way round; or one that is no text.
         """
         rows = self.rows(task, texts)
-        return [_answer(self.definition(task), logits) for logits in self.logits(task, rows)] if len(rows) else []
+        return self._answers(self.definition(task), rows) if len(rows) else []
 
     def answer_mixed(self, tasks: Sequence[str], texts: Sequence[Text]) -> list[Answer]:
         """Return the labels of texts of any tasks.
@@ -263,16 +268,20 @@ class Predictor:
         found: dict[int, Answer] = {}
         if self._mixed is None:
             for task, numbers in groups.items():
-                answers = (_answer(self.tasks[task], logits) for logits in self.logits(task, rows[task]))
-                found |= zip(numbers, answers, strict=True)
+                found |= zip(numbers, self._answers(self.tasks[task], rows[task]), strict=True)
             return [found[number] for number in range(len(tasks))]
         encoded: dict[int, Tensor] = {}
+        cut: dict[int, int] = {}
         for task, numbers in groups.items():
-            encoded |= zip(numbers, map(torch.tensor, self.loaded.encoder(self.tasks[task])(rows[task])), strict=True)
+            encode = self.loaded.encoder(self.tasks[task])
+            encoded |= zip(numbers, map(torch.tensor, encode(rows[task])), strict=True)
+            cut |= zip(numbers, encode.cut, strict=True)
         for start in range(0, len(tasks), 64):
             named = tasks[start : start + 64]
             logits = self._mixed.answer([encoded[start + i] for i in range(len(named))], named)
-            found |= {start + i: _answer(self.tasks[named[i]], row) for i, row in enumerate(logits)}
+            found |= {
+                number: _answer(self.tasks[tasks[number]], row, cut[number]) for number, row in enumerate(logits, start)
+            }
         return [found[number] for number in range(len(tasks))]
 
     def route(self, texts: Sequence[Text]) -> list[Answer]:
@@ -309,10 +318,10 @@ class Predictor:
     def _surest(self, rows: Rows) -> list[Answer]:
         if self._features is not None:
             return self._by_features(self._features, rows)
-        logits = {task: self._logits(definition, rows) for task, definition in self.tasks.items()}
-        entropies = torch.stack([share_of_entropy(each, each.shape[1]) for each in logits.values()])
-        surest = [list(logits)[best] for best in entropies.argmin(0).tolist()]
-        return [_answer(self.tasks[task], logits[task][row]) for row, task in enumerate(surest)]
+        read = {task: self._read(definition, rows) for task, definition in self.tasks.items()}
+        entropies = torch.stack([share_of_entropy(each, each.shape[1]) for each, _ in read.values()])
+        surest = [list(read)[best] for best in entropies.argmin(0).tolist()]
+        return [_answer(self.tasks[task], read[task][0][row], read[task][1][row]) for row, task in enumerate(surest)]
 
     def _by_features(self, features: TaskFeatures, rows: Rows) -> list[Answer]:
         names, loaded = list(self.tasks), self.loaded
@@ -325,9 +334,11 @@ class Predictor:
         for number, name in enumerate(names):
             own = [row for row in range(len(rows)) if of_rows[row] == number]
             if own:
-                found = self._logits(self.tasks[name], rows.take(own))
-                answers |= {row: _answer(self.tasks[name], logits) for row, logits in zip(own, found, strict=True)}
+                answers |= zip(own, self._answers(self.tasks[name], rows.take(own)), strict=True)
         return [answers[row] for row in range(len(rows))]
+
+    def _answers(self, task: TaskDefinition, rows: Rows) -> list[Answer]:
+        return [_answer(task, *each) for each in zip(*self._read(task, rows), strict=True)]
 
     def _label(self, task: str) -> int:
         """Return the model's label for a task, whose readout is added at its first use."""
@@ -387,11 +398,11 @@ def _checked(texts: Sequence[Text], size: int, who: str) -> Rows:
     return Rows(columns[0], columns[1] if size == 2 and texts else (), (0,) * len(texts))
 
 
-def _answer(task: TaskDefinition, logits: Tensor) -> Answer:
+def _answer(task: TaskDefinition, logits: Tensor, cut_tokens: int) -> Answer:
     shares = torch.softmax(logits, dim=0)
     best = int(logits.argmax())  # shares of logits that nearly agree may be equal
     numbers = shares.tolist()
-    return Answer(task.labels[best], numbers[best], dict(zip(task.labels, numbers, strict=True)), task.name)
+    return Answer(task.labels[best], numbers[best], dict(zip(task.labels, numbers, strict=True)), task.name, cut_tokens)
 
 
 def _options(config: Mapping[str, Any], strategy: str) -> Mapping[str, Any]:

@@ -29,18 +29,12 @@ from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definit
 from forgetfree.ledger.records import rows_of
 from forgetfree.models.loading import LoadedModel, config_of
 from forgetfree.models.state import ModelState, StateStore
-from forgetfree.registry import Entry
+from forgetfree.registry import KEPT_FILES
 from forgetfree.results.config_file import check_whole
 from forgetfree.results.unit_record import check_own
 from forgetfree.tasks import TaskDefinition
 
 LEDGER = "ledger.safetensors"
-#: The class that answers from each other file, by the file's name; the first that a folder holds counts.
-OTHERS = {
-    "adapters.safetensors": Entry("forgetfree.strategies.lora.kept:KeptAdapters"),
-    "fine-tuned.json": Entry("forgetfree.serve.kept:KeptModels"),
-    "checkpoint.safetensors": Entry("forgetfree.serve.kept:KeptModel"),
-}
 _REMEDY = "Restore it from a copy, or run the stream again."
 
 
@@ -303,7 +297,8 @@ def kept_file(run: Path, seed: int | None = None, strategy: str | None = None) -
     """
     check_whole(run)
     held = [
-        [folder / name for name in (LEDGER, *OTHERS) if (folder / name).is_file()] for folder in run.glob("*/seed-*")
+        [folder / name for name in (LEDGER, *KEPT_FILES) if (folder / name).is_file()]
+        for folder in run.glob("*/seed-*")
     ]
     found = sorted((files[0] for files in held if files), key=_preference)
     fitting = [

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,6 +74,7 @@ class OneAnswer(BaseModel):
     label: str
     probability: float
     probabilities: dict[str, float]
+    cut_tokens: int = Field(description="tokens of the text that are beyond the model's longest, and were not read")
 
 
 class OneEntity(BaseModel):
@@ -93,6 +94,7 @@ class OneSentence(BaseModel):
     words: list[str]
     tags: list[str]
     probabilities: list[float]
+    cut_tokens: int = Field(description="tokens of the text that are beyond the model's longest, and were not read")
     entities: list[OneEntity]
 
 
@@ -301,7 +303,7 @@ def _shown(task: str, answer: Answer | TaggedSentence) -> OneAnswer | OneSentenc
     if isinstance(answer, Answer):
         return OneAnswer(**vars(answer))
     entities = [OneEntity(**vars(entity)) for entity in answer.entities]
-    return OneSentence(task=task, entities=entities, **{name: list(each) for name, each in vars(answer).items()})
+    return OneSentence(task=task, entities=entities, **asdict(answer))
 
 
 def _check(texts: Sequence[Text], limits: Limits) -> None:

@@ -39,11 +39,13 @@ class TaggedSentence:
     """A sentence with the label of each word, in BIO, and its entities.
 
     Words beyond the model's longest row are not read: they are ``O`` with probability 1.
+    ``cut_tokens`` says how many tokens they are.
     """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     probabilities: tuple[float, ...]
+    cut_tokens: int = 0
 
     @property
     def entities(self) -> list[Entity]:
@@ -104,12 +106,12 @@ def tag_sentences(
         return []
     first = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)
     rows = Rows(first, (), tuple((0,) * len(words) for words in sentences))
-    logits = predictor.logits(task, rows, batch_size=batch_size)
+    logits, cut = predictor.read(task, rows, batch_size=batch_size)
     shares, numbers = logits.softmax(1).amax(1), logits.argmax(1)
     found, begin = [], 0
-    for words in sentences:
+    for words, lost in zip(sentences, cut, strict=True):
         end = begin + len(words)
         tags = tuple(definition.labels[number] for number in numbers[begin:end].tolist())
-        found.append(TaggedSentence(tuple(words), tags, tuple(shares[begin:end].tolist())))
+        found.append(TaggedSentence(tuple(words), tags, tuple(shares[begin:end].tolist()), lost))
         begin = end
     return found

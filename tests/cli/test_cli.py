@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from forgetfree import __version__, cli, registry
-from forgetfree.cli.run import strategies_of
+from forgetfree.jobs.run import RunJob
+from forgetfree.jobs.run_config import strategies_of
 from forgetfree.jobs.running import progress
 from forgetfree.jobs.running.engine import assemble
 from forgetfree.jobs.running.resume import continued
@@ -563,7 +564,7 @@ def test_damaged_results_are_made_again_from_the_units(tiny_cli: Tiny, tmp_path:
         assert tiny_cli.run(out, "--strategy", "grafting-continual", "--resume") == 0
         assert results_of(out) == before
     (out / "results.json").unlink()
-    assert assemble(out) == before == results_of(out)
+    assert assemble(RunJob, out) == before == results_of(out)
 
 
 # -- report, ledger, predict, list -------------------------------------------------------------------------

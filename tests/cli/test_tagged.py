@@ -294,11 +294,13 @@ def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
 
     predictor, person = Predictor.of_run(mixed_run), PEOPLE["PER"][0]
     texts = [f"the film was {person}", json.dumps(["the", person]), "and was it"]
+    longest = predictor.loaded.max_length - 2  # beside the two special tokens of a row; each word here is a token
     with TestClient(application(predictor, Limits(wait=0.2))) as client, ThreadPoolExecutor(4) as clients:
         assert [each["kind"] for each in client.get("/tasks").json()] == ["tokens", "single", "tokens"]
         asked = [
             *({"task": task, "texts": texts} for task in ("people", "mood", "topics")),
             {"task": "people", "text": person},
+            {"task": "people", "text": "film " * 300},
         ]
         said = [answer.json() for answer in clients.map(lambda each: client.post("/predict", json=each), asked)]
         for wrong, message in (
@@ -308,7 +310,7 @@ def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
             answer = client.post("/predict", json={"task": "topics", **wrong})
             assert answer.status_code == 422 and message in answer.json()["error"]
     for question, given in zip(asked, said, strict=True):
-        own = question.get("texts") or [person]
+        own = question.get("texts") or [question["text"]]
         if question["task"] == "mood":
             assert [each["label"] for each in given["answers"]] == [
                 each.label for each in predictor.answer("mood", texts)
@@ -322,6 +324,7 @@ def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
                 list(tagged.tags),
             )
             assert got["probabilities"] == pytest.approx(tagged.probabilities, abs=1e-5)
+            assert got["cut_tokens"] == tagged.cut_tokens == max(0, len(tagged.words) - longest)
             assert [(each["kind"], each["text"], each["first"], each["last"]) for each in got["entities"]] == [
                 (each.kind, each.text, each.first, each.last) for each in tagged.entities
             ]

@@ -10,6 +10,7 @@ import sklearn.metrics
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
+from forgetfree import registry
 from forgetfree.errors import MetricError
 from forgetfree.kinds.tagging import TagAnswers
 from forgetfree.results import metrics
@@ -310,10 +311,23 @@ def test_wrong_predictions_are_refused(metric, logits, labels, message) -> None:
         metric(logits, labels)
 
 
+OWN = {
+    "error": metrics.Metric(lambda answers: 0.0, higher_is_better=False, bounds=(0.0, None)),
+    "correlation": metrics.Metric(lambda answers: 0.0, bounds=(-1.0, 1.0)),
+}
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics of a package."""
+    known = registry.metric
+    monkeypatch.setattr(registry, "metric", lambda name: OWN.get(name) or known(name))
+
+
+@pytest.mark.usefixtures("registered")
 def test_where_lower_is_better_to_forget_is_above_zero() -> None:
     """Errors 4, 1, 3 of the first task: it falls back by 2; the second, an accuracy, gains 0.2 before it is learned."""
-    lower = metrics.Metric(lambda answers: 0.0, higher_is_better=False, bounds=(0.0, None))
-    found = metrics.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], None, [2, 0.8], [lower, metrics.ACCURACY])
+    found = metrics.summarize([[4, 0.3], [1, 0.5], [3, 0.9]], None, [2, 0.8], ["error", "accuracy"])
     assert found == pytest.approx(
         {
             "average": (3 + 0.9) / 2,
@@ -326,8 +340,8 @@ def test_where_lower_is_better_to_forget_is_above_zero() -> None:
     )
 
 
+@pytest.mark.usefixtures("registered")
 def test_a_score_outside_its_metrics_bounds_is_refused() -> None:
-    bounded = metrics.Metric(lambda answers: 0.0, bounds=(-1.0, 1.0))
-    assert metrics.summarize([[0.0], [-0.5]], None, None, [bounded])["average"] == -0.5
+    assert metrics.summarize([[0.0], [-0.5]], None, None, ["correlation"])["average"] == -0.5
     with pytest.raises(MetricError, match=r"scores in \[-1, 1\], the bounds of their metric; got 1.5"):
-        metrics.summarize([[0.0], [1.5]], None, None, [bounded])
+        metrics.summarize([[0.0], [1.5]], None, None, ["correlation"])

@@ -94,7 +94,9 @@ def test_a_constant_answer_has_the_last_row() -> None:
 @pytest.mark.parametrize("constant", [None, [0.5], [0.5, 1.5], ["0.5", 0.5], 0.5])
 def test_floors_that_are_none_are_refused(constant: Any, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"results.json: floors\.constant(\[\d\])? must be"):
-        load_run_results(write(tmp_path / "run", results_of(floors={"constant": constant})))
+        load_run_results(
+            write(tmp_path / "run", results_of(run_of("ewc", 0, [0.8, 0.7]), floors={"constant": constant}))
+        )
 
 
 def test_transfer_table(two_seeds: Comparison) -> None:
@@ -311,11 +313,11 @@ def without(*path: str | int) -> Callable[[Json], Any]:
         ),
         (
             without("runs", 0, "matrix", 2),
-            r"runs\[0\]\.matrix must be a row before training and one after each task, each of 2 numbers in \[0, 1\]; null",
+            r"runs\[0\]\.matrix must be a row before training and one after each task, each of 2 numbers; null",
         ),
         (changed("runs", 0, "matrix", 1, 1, to=None), r"that are not learned yet, or for none, got \[\["),
         (changed("runs", 0, "matrix", 1, 0, to=None), r"that are not learned yet, or for none, got \[\["),
-        (changed("runs", 0, "matrix", 0, 1, to=50.0), r"runs\[0\]\.matrix\[0\]\[1\] must be at most 1, got 50\.0"),
+        (changed("runs", 0, "matrix", 0, 1, to=50.0), r"runs\[0\]: matrix must hold scores in \[0, 1\], .*got 50\.0"),
         (changed("runs", 0, "matrix", 0, 1, to=float("nan")), r"is not valid JSON: NaN is no number of JSON"),
         (changed("runs", 0, "ece", 0, to=0.5), r"runs\[0\]\.ece\[0\] must be a list, got 0\.5"),
         (
@@ -774,28 +776,62 @@ def test_a_summary_that_does_not_follow_from_the_matrix_is_refused(tmp_path: Pat
         ("batch_size", 0, "at least 1"),
         ("steps", -3, "at least 1"),
         ("weight_decay", -0.1, "at least 0"),
+        ("lora.rank", 0, "at least 1"),
+        ("lora.rank", 65537, "at most 65536"),
+        ("lora.lora_dropout", 1.5, "at most 1"),
+        ("grafting-continual.sparsity", 0.0, "greater than 0"),
+        ("grafting-continual.mask_steps", -1, "at least 0"),
+        ("mas.alpha", 2.0, "at most 1"),
     ],
 )
 def test_an_option_out_of_its_bounds_is_refused(tmp_path: Path, option: str, value: float, expected: str) -> None:
-    results = copy.deepcopy(results_of(run_of("ewc", 0, [0.8, 0.7])))
+    strategy, _, option = option.rpartition(".")
+    results = copy.deepcopy(results_of(run_of(strategy or "ewc", 0, [0.8, 0.7])))
     results["runs"][0]["options"] = {option: value, "my_own": -1}
     folder = write(tmp_path / "a", results)
     with pytest.raises(ReportError, match=rf"runs\[0\]\.options\.{option} must be {expected}, got {value}"):
         load_run_results(folder)
 
 
-def test_the_bounds_of_options_are_those_that_training_has() -> None:
+def test_options_of_plug_ins_have_bounds_of_their_own(tmp_path: Path) -> None:
+    results = copy.deepcopy(results_of(run_of("my-lora", 0, [0.8, 0.7])))
+    results["runs"][0]["options"] = {"rank": 0, "alpha": -1.0}
+    assert load_run_results(write(tmp_path / "a", results)).runs[0].options["rank"] == 0
+
+
+def test_the_bounds_of_options_are_those_that_strategies_declare() -> None:
     from annotated_types import Ge, Gt, Le
 
+    from forgetfree import registry
     from forgetfree.learning.training import TrainingOptions
-    from forgetfree.results.records import RunOptions
+    from forgetfree.results.option_bounds import MASOptions, OwnOptions, RunOptions
 
-    every = TrainingOptions.__dataclass_fields__
-    fields = {name: field for name, field in every.items() if {"gt", "ge", "le"} & {*field.metadata}}
-    assert fields.keys() == RunOptions.model_fields.keys()
-    for name, field in fields.items():
-        (kind,) = [each for each in typing.get_args(RunOptions.model_fields[name].annotation) if each is not type(None)]
-        (bounds,) = typing.get_args(kind)[1:]
-        names = {Gt: "gt", Ge: "ge", Le: "le"}
-        found = {names[type(bound)]: getattr(bound, names[type(bound)]) for bound in bounds.metadata}
-        assert found == {key: value for key, value in field.metadata.items() if key in names.values()}, name
+    names = {Gt: "gt", Ge: "ge", Le: "le"}
+
+    def bounds_in(model: Any) -> dict[str, Any]:
+        found = {}
+        for name, field in model.model_fields.items():
+            (kind,) = [each for each in typing.get_args(field.annotation) if each is not type(None)]
+            (bounds,) = typing.get_args(kind)[1:]
+            found[name] = (
+                typing.get_args(kind)[0],
+                {names[type(bound)]: getattr(bound, names[type(bound)]) for bound in bounds.metadata},
+            )
+        return found
+
+    def declared(options: Any) -> dict[str, Any]:
+        hints, found = typing.get_type_hints(options), {}
+        for name, field in options.__dataclass_fields__.items():
+            if bounds := {key: value for key, value in field.metadata.items() if key in names.values()}:
+                found[name] = (int if int in (hints[name], *typing.get_args(hints[name])) else float, bounds)
+        return found
+
+    assert declared(TrainingOptions) == bounds_in(RunOptions)
+    of_all, known = {}, bounds_in(OwnOptions)
+    for strategy in registry.STRATEGIES:
+        options = declared(registry.strategy(strategy).Options)
+        own = {name: options[name] for name in options.keys() - bounds_in(RunOptions).keys()}
+        expected = bounds_in(MASOptions) if strategy == "mas" else known
+        assert own == {name: expected.get(name) for name in own}, strategy
+        of_all |= own
+    assert of_all.keys() == known.keys()

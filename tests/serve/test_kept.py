@@ -138,11 +138,17 @@ def test_the_router_of_the_run_finds_the_task(
     assert (run / strategy / "seed-0" / "task-features.safetensors").is_file() == (inference == "lda")
     assert len(found) > 1
     assert (
-        cli.main(["predict", str(run), "--strategy", strategy, "--task", "auto", "--json", "a film", "who\tit was"])
+        cli.main(
+            ["predict", str(run), "--strategy", strategy, "--task", "auto", "--json", "a film " * 80, "who\tit was"]
+        )
         == 0
     )
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [set(each) - {"task", "label", "probability", "probabilities"} for each in said] == [
+    shown = capsys.readouterr()
+    said = [json.loads(line) for line in shown.out.splitlines()]
+    assert "warning: 1 text is longer than max_length=" in shown.err
+    assert said[0]["cut_tokens"] > 0 == said[1]["cut_tokens"]
+    assert f"{said[0]['cut_tokens']} tokens cut off and not read" in shown.err
+    assert [set(each) - {"task", "label", "probability", "probabilities", "cut_tokens"} for each in said] == [
         {"text"},
         {"text_a", "text_b"},
     ]

@@ -116,6 +116,23 @@ def test_32_clients_at_once_get_what_predict_says(server: Server, run: Path) -> 
                 assert got["task"] == question["task"]
                 assert got["probabilities"] == pytest.approx(answer.probabilities, abs=1e-5)
                 assert got["probability"] == max(got["probabilities"].values())
+                assert got["cut_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "texts", "lost"),
+    [
+        ("sst2", ["film " * 59], [13]),  # 59 and 2 special tokens, of which 48 are read
+        ("sst2", ["film", "film", "film " * 46, "film " * 47], [0, 0, 0, 1]),
+        ("qnli", [("Who?", "it was " * 30), ("Who?", "Ada")], [17, 0]),  # 2, 60 and 3 special tokens
+    ],
+)
+def test_it_says_how_many_tokens_of_a_text_it_did_not_read(
+    server: Server, task: str, texts: list[Any], lost: list[int]
+) -> None:
+    code, said = server.ask("/predict", {"task": task, "texts": texts})
+    assert code == 200
+    assert [each["cut_tokens"] for each in said["answers"]] == lost
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sources import check_tasks
 from forgetfree.display import tell_note
 from forgetfree.errors import DataError, ReportError, UsageError
 from forgetfree.files import write_atomically
-from forgetfree.jobs.config import with_precision
-from forgetfree.jobs.experiment_config import ExperimentConfig
+from forgetfree.jobs.config import CommonOptions, Faults, with_precision
+from forgetfree.jobs.experiment_config import CheckedExperiment, ExperimentConfig
 from forgetfree.jobs.experiments.context import ExperimentContext
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.report import draw_outcome, outcome, rows_of
-from forgetfree.jobs.running.engine import Execution, Job
+from forgetfree.jobs.job import Job
+from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import tell_shared_rows, versions
+from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
+from forgetfree.jobs.running.workload import PlannedUnit, Workload
+from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
+from forgetfree.options import build
 from forgetfree.results.records import ExperimentResults
 from forgetfree.results.rendering import render_page
 from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
@@ -35,12 +40,12 @@ from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
 LISTS = {"tasks": "task", "shots": "shots", "seeds": "seed"}
 
 
-def run_experiment(config: ExperimentConfig, **how: Unpack[Execution]) -> Json:
+def run_experiment(config: ExperimentConfig, execution: Execution = USUAL) -> Json:
     """Measure all units, then write report.md and the figure.
 
     Args:
         config: what was asked for.
-        how: see `Execution`.
+        execution: how.
 
     Returns:
         The content of results.json. Units that failed stand under ``failed``.
@@ -49,7 +54,7 @@ def run_experiment(config: ExperimentConfig, **how: Unpack[Execution]) -> Json:
         UsageError: the configuration is wrong, or the directory is not empty.
         ForgetfreeError: data or model cannot be loaded.
     """
-    return ExperimentJob(config).perform(**how)
+    return perform(ExperimentJob(config), execution)
 
 
 class ExperimentJob(Job[ExperimentConfig]):
@@ -69,9 +74,37 @@ class ExperimentJob(Job[ExperimentConfig]):
         check_tasks([names[0] for names in self.experiment.tasks(self.preset)], config.data)
         precision = {**self.preset.options, **self.preset.fixed}.get("precision", "fp32")
         beside = str(Path(config.out).parent / "fine-tuned")
-        super().__init__(config, replace(common, cache=common.cache or beside), [precision])
+        super().__init__(config, checked, replace(common, cache=common.cache or beside), [precision])
         units = self.experiment.units(self.preset)
         self.growing = [name for name, part in LISTS.items() if part in units[0]]
+
+    @classmethod
+    def workload(cls, config: ExperimentConfig, checked: CheckedExperiment | None, faults: Faults) -> Workload:
+        """Return every unit of the preset, as it is asked for."""
+        if checked is None:
+            return Workload(config.model or "minilm", config.readout or "auto", config.tasks, CommonOptions())
+        preset, experiment = checked.preset, load_experiment(config.name)
+        names = tuple(each[0] for each in experiment.tasks(preset))
+        own = {key: getattr(preset, key) for key in ("max_length", "test_limit", "evaluate_on", "graftable")}
+        common = CommonOptions(**(vars(checked.common) | own | {"or_fewer": True}))
+        workload = Workload(preset.model, preset.readout, names, common)
+        values = {"sparsity": preset.sparsity, **preset.options, **preset.fixed}
+        options = faults.attempt(build, LocalizationOptions, values, "the experiment") or LocalizationOptions()
+        for unit in experiment.units(preset):
+            workload.units.append(
+                PlannedUnit(
+                    f"units/{'-'.join(map(str, unit.values()))}",
+                    (unit["task"],) if "task" in unit else names,
+                    options,
+                    ("fine_tune", "localize"),
+                    unit.get("shots", preset.shots[0]),
+                    unit.get("seed", preset.seeds[0]),
+                    evaluations=2.0 + len(preset.sparsities),
+                    repeats=sum(map(len, preset.arms.values())) or len(preset.grid),
+                    sparsities=preset.sparsities,
+                )
+            )
+        return workload
 
     @cached_property
     def context(self) -> ExperimentContext:
@@ -100,7 +133,7 @@ class ExperimentJob(Job[ExperimentConfig]):
             return []
         return [unit for unit in planned if unit.get("task") not in self.skipped]
 
-    def asked(self) -> Json:
+    def request(self) -> Json:
         """Return the setting in full, the preset's values included."""
         return {"experiment": self.config.name, "preset": self.config.preset, **asdict(self.preset)}
 

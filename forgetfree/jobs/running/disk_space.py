@@ -10,75 +10,73 @@ from typing import Any
 
 from forgetfree.core.base_regions import tiny_region_note
 from forgetfree.display import tell_note
-from forgetfree.errors import ForgetfreeError, UsageError
-from forgetfree.jobs.asked import Asked, asked_for
-from forgetfree.jobs.config import Faults, JobConfig
-from forgetfree.jobs.in_memory import InMemory
+from forgetfree.errors import UsageError
 from forgetfree.jobs.running import costs
 from forgetfree.jobs.running.environment import existing
 from forgetfree.jobs.running.unit import Json
+from forgetfree.jobs.running.workload import Workload
 from forgetfree.models.loading import locate, sized
 from forgetfree.tasks import TaskDefinition
 
 
-def check_room(config: JobConfig, in_memory: InMemory, found: Json) -> None:
+def check_space(workload: Workload, out: str, found: Json) -> None:
     """Raise ``UsageError`` unless there is room for what a job writes; say, too, where its regions are tiny.
 
     Args:
-        config: what is asked for; it was checked.
-        in_memory: objects in the place of names.
+        workload: of the job.
+        out: its directory.
         found: its config.json.
     """
-    asked, model = asked_for(config, in_memory, Faults(ForgetfreeError)), found["about"]["model"]
+    model, common = found["about"]["model"], workload.common
     if isinstance(model, dict):
         graftable = model["graftable"]
     else:  # of an experiment
-        graftable = sized(locate(asked.model), asked.model, asked.readout, asked.common.graftable)[3]
-    tell_note(tiny_region_note(graftable, asked.sparsities))
+        graftable = sized(locate(workload.model), workload.model, workload.readout, common.graftable)[3]
+    tell_note(tiny_region_note(graftable, workload.sparsities))
     definitions = {each["name"]: TaskDefinition.of_fields(each) for each in found["tasks"]}
     tests = {name: rows.get("test", 0) for name, rows in found["data"].items()}
-    refuse_without(*room_for(asked, tests, definitions, graftable), config, asked)
+    refuse_without(*needed_bytes(workload, tests, definitions, graftable), out, workload)
 
 
-def room_for(
-    asked: Asked, tests: Mapping[str, int], definitions: Mapping[str, TaskDefinition], graftable: int
+def needed_bytes(
+    workload: Workload, tests: Mapping[str, int], definitions: Mapping[str, TaskDefinition], graftable: int
 ) -> tuple[int, int]:
     """Return about as many bytes as a job writes: of fine-tuned models; of ledgers or models, and predictions.
 
     Args:
-        asked: what is asked for.
+        workload: of the job.
         tests: how many test rows each task answers, where it is known.
         definitions: the tasks, where they are known.
         graftable: entries of the model.
     """
     whole, models, kept = 4 * graftable, set[Any](), 0
-    for learner in asked.learners:
+    for unit in workload.units:
         models |= {
-            (task, learner.seed, learner.shots, number)
-            for task in learner.tasks
-            if "fine_tune" in learner.phases
-            for number in range(learner.repeats)
+            (task, unit.seed, unit.shots, number)
+            for task in unit.tasks
+            if "fine_tune" in unit.phases
+            for number in range(unit.repeats)
         }
-        if learner.keeps == "ledger":
-            entries = [int(graftable * each) for each in learner.sparsities]
-            kept += len(learner.tasks) * sum(costs.ledger_bytes(graftable, each) for each in entries)
-        elif learner.keeps == "model":
+        if unit.keeps == "ledger":
+            entries = [int(graftable * each) for each in unit.sparsities]
+            kept += len(unit.tasks) * sum(costs.ledger_bytes(graftable, each) for each in entries)
+        elif unit.keeps == "model":
             kept += whole
-        for task in learner.tasks:
+        for task in unit.tasks:
             labels = len(definitions[task].labels) if task in definitions else 2
             kept += tests.get(task, 0) * (4 * labels + 8)
     return whole * len(models), kept
 
 
-def refuse_without(models: int, kept: int, config: JobConfig, asked: Asked) -> None:
+def refuse_without(models: int, kept: int, out: str, workload: Workload) -> None:
     """Raise ``UsageError`` unless there is room for so many bytes, those that are there already included.
 
     Of a cache that others may use, only models of this job's tasks are there already.
     """
-    cache = asked.common.cache
-    places = [("--out", config.out, kept + (0 if cache else models), ["*"])]
+    cache = workload.common.cache
+    places = [("--out", out, kept + (0 if cache else models), ["*"])]
     if cache:
-        places.append(("--cache", cache, models, [f"{task}-*" for task in asked.tasks]))
+        places.append(("--cache", cache, models, [f"{task}-*" for task in workload.tasks]))
     disks: dict[int, list[tuple[str, int, int]]] = {}
     for flag, place, needed, ours in places:
         try:

@@ -33,17 +33,14 @@ from forgetfree.data.sources import check_task, load_task, read_tasks
 from forgetfree.errors import ForgetfreeError, ModelError, NoDataError, SeveralFaultsError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.adapter_starts import starts_of
-from forgetfree.jobs.asked import Asked, Learner, asked_for
 from forgetfree.jobs.config import Faults, JobConfig
-from forgetfree.jobs.experiment_config import ExperimentConfig
-from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.in_memory import InMemory
-from forgetfree.jobs.run_config import RunConfig
+from forgetfree.jobs.job import Job
 from forgetfree.jobs.running import costs
-from forgetfree.jobs.running.disk_space import refuse_without, room_for
+from forgetfree.jobs.running.disk_space import needed_bytes, refuse_without
 from forgetfree.jobs.running.environment import check_place, check_precision, existing, refuse_held, set_threads
 from forgetfree.jobs.running.unit import Json
-from forgetfree.jobs.sweep_config import SweepConfig
+from forgetfree.jobs.running.workload import PlannedUnit, Workload
 from forgetfree.kinds.kind import kind_of, readout_for
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.localization import mask_options
@@ -87,7 +84,7 @@ class _Found:
 
     faults: Faults
     notes: list[str]
-    asked: Asked
+    workload: Workload
     device: str
     rows: dict[str, TaskRows]
     definitions: dict[str, TaskDefinition]
@@ -97,64 +94,67 @@ class _Found:
 def _found(config: JobConfig, in_memory: InMemory, resume: bool) -> _Found:
     """Look at all that can be looked at."""
     faults, notes = Faults(ForgetfreeError), list[str]()
-    asked, out = asked_for(config, in_memory, faults), Path(config.out)
+    job: type[Job[Any]] = registry.JOBS[config.command].job.load()
+    checked, out = faults.attempt(config.checked, in_memory.strategies), Path(config.out)
+    workload = job.workload(config, checked, faults)
     faults.attempt(check_place, out, "--out")
-    if asked.common.cache:
-        faults.attempt(check_place, Path(asked.common.cache), "--cache")
+    if workload.common.cache:
+        faults.attempt(check_place, Path(workload.common.cache), "--cache")
     if not resume and os.path.isdir(out):
         held = sorted(each.name for each in out.iterdir() if each.name != ".lock")
         faults.attempt(
             refuse_held, out, held, f"Give another directory, or --resume to continue that {config.command}."
         )
     device = faults.attempt(find_device, config.device) or "cpu"
-    faults.attempt(check_precision, [each.options.precision for each in asked.learners], device)
-    rows = _rows(config, asked, in_memory, faults, notes)
+    faults.attempt(check_precision, [each.options.precision for each in workload.units], device)
+    rows = _rows(config, workload, in_memory, faults, notes)
     definitions = {name: each.task for name, each in rows.items()}
-    definitions |= {name: task for name in asked.tasks if name not in rows and (task := registry.tasks().get(name))}
-    model = faults.attempt(_model, asked, in_memory, list(definitions.values()), notes)
+    definitions |= {name: task for name in workload.tasks if name not in rows and (task := registry.tasks().get(name))}
+    model = faults.attempt(_model, workload, in_memory, list(definitions.values()), notes)
     if model is not None and model.loaded is not None:
         faults.attempt(model.loaded.check_words, definitions.values())
         for task in definitions.values():
             faults.attempt(model.loaded.encoder, task)
-        for learner in asked.learners:
+        for unit in workload.units:
             with suppress(AttributeError):  # of a stream there is no more than its model
-                faults.attempt(learner.check, learner.options, SimpleNamespace(model=model.loaded.model))
-    if isinstance(config, RunConfig | SweepConfig):
-        for name, place in config.starts.items():
-            start = (faults.attempt(starts_of, {name: place}, config.model, in_memory.model) or {}).get(name)
-            if start is not None and model is not None and model.loaded is not None:
-                notes += faults.attempt(start.check, model.loaded.model) or ()
+                faults.attempt(unit.check, unit.options, SimpleNamespace(model=model.loaded.model))
+    for name, place in workload.starts.items():
+        start = (faults.attempt(starts_of, {name: place}, config.model, in_memory.model) or {}).get(name)
+        if start is not None and model is not None and model.loaded is not None:
+            notes += faults.attempt(start.check, model.loaded.model) or ()
     if model is not None and model.graftable:
-        for sparsity in asked.sparsities:
+        for sparsity in workload.sparsities:
             faults.attempt(budget, model.graftable, sparsity)
-        notes += filter(None, [tiny_region_note(model.graftable, asked.sparsities)])
+        notes += filter(None, [tiny_region_note(model.graftable, workload.sparsities)])
         faults.attempt(
-            refuse_without, *room_for(asked, _tests(asked, rows), definitions, model.graftable), config, asked
+            refuse_without,
+            *needed_bytes(workload, _tests(workload, rows), definitions, model.graftable),
+            config.out,
+            workload,
         )
-    return _Found(faults, notes, asked, device, rows, definitions, model or _Model("", "", None, 0, 0, False))
+    return _Found(faults, notes, workload, device, rows, definitions, model or _Model("", "", None, 0, 0, False))
 
 
 # -- Places, data and model -----------------------------------------------------------------------------------
 
 
 def _rows(
-    config: JobConfig, asked: Asked, in_memory: InMemory, faults: Faults, notes: list[str]
+    config: JobConfig, workload: Workload, in_memory: InMemory, faults: Faults, notes: list[str]
 ) -> dict[str, TaskRows]:
     """Return the rows of the tasks whose data are here."""
     data: Any = in_memory.data_or(config.data)
     if in_memory.reads_tensors:
         return {}
-    single = isinstance(config, GraftConfig | ExperimentConfig)
     if data == "hub":
-        streams = registry.streams() if not single and len(asked.tasks) == 1 else ()
-        for name in asked.tasks:
+        streams = registry.streams() if workload.is_stream and len(workload.tasks) == 1 else ()
+        for name in workload.tasks:
             faults.attempt(check_task, name, data, streams)
         notes.append("The rows are read from the hub when the job starts: they are not checked, nor counted, here.")
         return {}
     found: dict[str, TaskRows] = {}
-    how = asked.common.evaluate_on, config.read_options
-    if single:
-        learned = {name for learner in asked.learners for name in learner.tasks}
+    how = workload.common.evaluate_on, config.read_options
+    if not workload.is_stream:
+        learned = {name for unit in workload.units for name in unit.tasks}
 
         def load(name: str) -> TaskRows | None:
             try:
@@ -165,16 +165,16 @@ def _rows(
                 notes.append(f"Left out: {error}")  # such as another data set that an experiment answers
                 return None
 
-        tasks = [faults.attempt(load, name) for name in asked.tasks]  # each tells its own faults
+        tasks = [faults.attempt(load, name) for name in workload.tasks]  # each tells its own faults
     else:
-        tasks, wrong = faults.attempt(read_tasks, asked.tasks, data, *how) or ([], DataFaults())
+        tasks, wrong = faults.attempt(read_tasks, workload.tasks, data, *how) or ([], DataFaults())
         faults.attempt(wrong.report)
     found |= {rows.task.name: rows for rows in tasks if rows}
     for rows in found.values():
-        notes += filter(None, (*rows.notes, rows.shared_note(asked.common.evaluate_on)))
-    for shots, seed in sorted({(each.shots, each.seed) for each in asked.learners}, key=str):
+        notes += filter(None, (*rows.notes, rows.shared_note(workload.common.evaluate_on)))
+    for shots, seed in sorted({(each.shots, each.seed) for each in workload.units}, key=str):
         for rows in found.values():
-            faults.attempt(sampled, rows, shots, seed, asked.common.or_fewer)
+            faults.attempt(sampled, rows, shots, seed, workload.common.or_fewer)
     return found
 
 
@@ -191,22 +191,24 @@ class _Model:
     loaded: LoadedModel | None = None
 
 
-def _model(asked: Asked, in_memory: InMemory, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
-    readout = readout_for(asked.readout, tasks)
-    how: Json = {"graftable": asked.common.graftable, "max_length": asked.common.max_length}
+def _model(workload: Workload, in_memory: InMemory, tasks: Sequence[TaskDefinition], notes: list[str]) -> _Model:
+    readout = readout_for(workload.readout, tasks)
+    how: Json = {"graftable": workload.common.graftable, "max_length": workload.common.max_length}
     if in_memory.reads_tensors:
         notes.append("The model reads tensors: it is not timed here.")
         size = sum(parameter.numel() for parameter in in_memory.model.parameters())
         return _Model(type(in_memory.model).__name__, "linear", None, size, size, True)
-    path = None if in_memory.model is not None else locate(asked.model)
+    path = None if in_memory.model is not None else locate(workload.model)
     local = path is None or Path(path).is_dir()
     if not local:
-        if not is_place(asked.model) and asked.model.count("/") > 1:
-            raise UsageError(f"--model {asked.model!r} is no hub name, which is OWNER/NAME. Give one, or a directory.")
-        notes.append(f"The weights of {asked.model} come from the hub: they are not checked here.")
+        if not is_place(workload.model) and workload.model.count("/") > 1:
+            raise UsageError(
+                f"--model {workload.model!r} is no hub name, which is OWNER/NAME. Give one, or a directory."
+            )
+        notes.append(f"The weights of {workload.model} come from the hub: they are not checked here.")
     weights = sum(each.stat().st_size for each in Path(path).glob("*.safetensors")) if path and local else 0
     if local and weights <= _TIMED:
-        loaded = load_model(in_memory.model_or(asked.model), readout, tasks=tasks, **how, **in_memory.how)
+        loaded = load_model(in_memory.model_or(workload.model), readout, tasks=tasks, **how, **in_memory.how)
         notes += [loaded.note] if loaded.note else []
         backbone = loaded.model.backbone
         size = sum(parameter.numel() for parameter in backbone.parameters())
@@ -220,44 +222,44 @@ def _model(asked: Asked, in_memory: InMemory, tasks: Sequence[TaskDefinition], n
             loaded,
         )
     try:
-        how = {"graftable": asked.common.graftable, "tasks": tasks if local else ()}
-        return _Model(asked.model, *sized(str(path), asked.model, readout, **how), local)
+        how = {"graftable": workload.common.graftable, "tasks": tasks if local else ()}
+        return _Model(workload.model, *sized(str(path), workload.model, readout, **how), local)
     except ModelError as error:
         if local:
             raise
         notes.append(f"Its configuration cannot be read either, so that nothing is estimated: {first_line(error)}.")
-        return _Model(asked.model, readout, None, 0, 0, False)
+        return _Model(workload.model, readout, None, 0, 0, False)
 
 
 # -- The plan -------------------------------------------------------------------------------------------------
 
 
 def _plan(config: JobConfig, found: _Found) -> Json:
-    asked, rows, definitions = found.asked, found.rows, found.definitions
+    workload, rows, definitions = found.workload, found.rows, found.definitions
     model, device, notes = found.model, found.device, found.notes
-    set_threads(asked.common.threads)
+    set_threads(workload.common.threads)
     lengths = {name: _lengths(model, each, notes) for name, each in rows.items()}
-    rates = _rates(asked, rows, model, device, notes)
+    rates = _rates(workload, rows, model, device, notes)
     units, made, total = list[Json](), dict[Any, str](), Counter[Phase]()
-    for learner in asked.learners:
-        phases = list(_phases(learner, asked, rows, definitions, lengths, rates, made))
-        units.append({"unit": learner.unit, "phases": phases})
+    for unit in workload.units:
+        phases = list(_phases(unit, workload, rows, definitions, lengths, rates, made))
+        units.append({"unit": unit.name, "phases": phases})
         for phase in phases:
             total[phase["phase"]] += phase["steps"] or 0
         if any(phase["steps"] is None for phase in phases):
             notes.append("Without --steps or --shots, the steps depend on the rows, which are not here.")
     seconds = [phase["seconds"] for unit in units for phase in unit["phases"]]
-    longest = max((max(each) for each in lengths.values()), default=asked.common.max_length)
+    longest = max((max(each) for each in lengths.values()), default=workload.common.max_length)
     memory = [
         costs.memory_bytes(
-            model.config, model.parameters, model.graftable, each.options, min(longest, asked.common.max_length)
+            model.config, model.parameters, model.graftable, each.options, min(longest, workload.common.max_length)
         )
-        for each in asked.learners
+        for each in workload.units
     ]
     most, there = max(memory, default=0), costs.device_memory(device)
     if most > there:
         notes.append(f"About {most:,} bytes of memory are needed on {device}, which has {there:,}: training may fail.")
-    _tell_room(asked, model, notes)
+    _tell_room(workload, model, notes)
     known = bool(seconds) and None not in seconds and model.parameters > 0
     return {
         "schema": 1,
@@ -281,7 +283,7 @@ def _plan(config: JobConfig, found: _Found) -> Json:
             "steps": dict(total),
             "seconds": round(sum(seconds), 1) if known else None,
             "memory_bytes": most,
-            "disk_bytes": sum(room_for(asked, _tests(asked, rows), definitions, model.graftable)),
+            "disk_bytes": sum(needed_bytes(workload, _tests(workload, rows), definitions, model.graftable)),
             "disk_free_bytes": shutil.disk_usage(existing(Path(config.out))).free,
         },
         "estimated": rates.source if rates else "not at all",
@@ -304,11 +306,11 @@ def _lengths(model: _Model, rows: TaskRows, notes: list[str]) -> list[int]:
 
 
 def _rates(
-    asked: Asked, rows: Mapping[str, TaskRows], model: _Model, device: str, notes: list[str]
+    workload: Workload, rows: Mapping[str, TaskRows], model: _Model, device: str, notes: list[str]
 ) -> costs.Rates | None:
-    if not asked.learners or not model.parameters or model.config is None:
+    if not workload.units or not model.parameters or model.config is None:
         return None
-    options = asked.learners[0].options
+    options = workload.units[0].options
     if model.loaded is None or not rows:
         return costs.computed_rates(model.parameters, device, options.precision)
     first = next(iter(rows.values()))
@@ -321,8 +323,8 @@ def _rates(
 
 
 def _phases(
-    learner: Learner,
-    asked: Asked,
+    unit: PlannedUnit,
+    workload: Workload,
     rows: Mapping[str, TaskRows],
     definitions: Mapping[str, TaskDefinition],
     lengths: Mapping[str, list[int]],
@@ -330,39 +332,39 @@ def _phases(
     made: dict[Any, str],
 ) -> Iterator[Json]:
     """Yield the phases of a unit; a fine-tuned model that another unit makes costs nothing, and ``shared`` names that unit."""
-    options, limit = learner.options, asked.common.test_limit
-    for task in learner.tasks:
+    options, limit = unit.options, workload.common.test_limit
+    for task in unit.tasks:
         count = len(definitions[task].labels) if task in definitions else 2
         given = rows.get(task)
-        train = None if given is None else len(sampled(given, learner.shots, learner.seed, asked.common.or_fewer))
-        rarest = learner.shots or (
+        train = None if given is None else len(sampled(given, unit.shots, unit.seed, workload.common.or_fewer))
+        rarest = unit.shots or (
             given and min(MOST_SHOTS, *Counter(kind_of(given.task).groups(given.train.labels)).values())
         )
         full = options.steps or (paper_steps(count, rarest) if rarest else None)
-        tokens = lengths.get(task) or [asked.common.max_length // 2]
-        length = min(costs.padded(tokens, options.batch_size), asked.common.max_length)
+        tokens = lengths.get(task) or [workload.common.max_length // 2]
+        length = min(costs.padded(tokens, options.batch_size), workload.common.max_length)
         phase = partial(_phase, task, rates)
-        for name in learner.phases:
-            steps, size, maker = full, options.batch_size, learner.unit
+        for name in unit.phases:
+            steps, size, maker = full, options.batch_size, unit.name
             if name == "fine_tune":
-                key = task, learner.seed, learner.shots, options.learning_rate, options.optimizer, full
-                maker = made.setdefault(key, learner.unit)
-                steps = full and full * learner.repeats if maker == learner.unit else 0
+                key = task, unit.seed, unit.shots, options.learning_rate, options.optimizer, full
+                maker = made.setdefault(key, unit.name)
+                steps = full and full * unit.repeats if maker == unit.name else 0
             elif name == "train" and getattr(options, "region_steps", None) is not None:
                 steps = options.region_steps  # type: ignore[attr-defined]
             elif name == "localize" and full:
                 mask = mask_options(options, train or options.mask_batch_size, full)  # type: ignore[arg-type, attr-defined]
                 steps, size = mask.steps, mask.batch_size
-            if steps and getattr(options, "composition", "") == "auto" and task != learner.tasks[0]:  # tried both ways
+            if steps and getattr(options, "composition", "") == "auto" and task != unit.tasks[0]:  # tried both ways
                 both = name == "train" or (name == "localize" and options.localize_at == "union")  # type: ignore[attr-defined]
                 steps *= 1 + both
-            shared = {} if maker == learner.unit else {"shared": maker}
+            shared = {} if maker == unit.name else {"shared": maker}
             yield phase(name, steps, (steps or 0) * size * length) | shared
         if given is not None:
-            answered = round(min(len(given.test), limit or len(given.test)) * learner.evaluations)
-            if "localize" in learner.phases:
+            answered = round(min(len(given.test), limit or len(given.test)) * unit.evaluations)
+            if "localize" in unit.phases:
                 answered += min(len(given.validation), options.validation_rows) * options.mask_evaluations  # type: ignore[attr-defined]
-            if getattr(asked.common, "temperature_scaling", False):
+            if getattr(workload.common, "temperature_scaling", False):
                 answered += min(len(given.validation), CALIBRATION_ROWS)
             mean = sum(tokens) / len(tokens)
             yield phase("evaluate", answered, answered * mean)
@@ -375,18 +377,18 @@ def _phase(task: str, rates: costs.Rates | None, name: Phase, steps: int | None,
     return {"task": task, "phase": name, "steps": steps, "seconds": seconds}
 
 
-def _tell_room(asked: Asked, model: _Model, notes: list[str]) -> None:
+def _tell_room(workload: Workload, model: _Model, notes: list[str]) -> None:
     """Note where the regions of all tasks are more than there is."""
-    for learner in asked.learners:
-        share = len(learner.tasks) * max(learner.sparsities, default=0)
-        if learner.keeps == "ledger" and share > 1 and "train" in learner.phases:
+    for unit in workload.units:
+        share = len(unit.tasks) * max(unit.sparsities, default=0)
+        if unit.keeps == "ledger" and share > 1 and "train" in unit.phases:
             notes.append(
-                f"{learner.unit}: {len(learner.tasks)} regions of {max(learner.sparsities):g} of the {model.graftable:,} "
+                f"{unit.name}: {len(unit.tasks)} regions of {max(unit.sparsities):g} of the {model.graftable:,} "
                 "graftable entries are more than there are. Later tasks train what earlier ones left. Set a lower sparsity."
             )
 
 
-def _tests(asked: Asked, rows: Mapping[str, TaskRows]) -> dict[str, int]:
+def _tests(workload: Workload, rows: Mapping[str, TaskRows]) -> dict[str, int]:
     """Return how many test rows of each task are answered."""
-    limit = asked.common.test_limit
+    limit = workload.common.test_limit
     return {name: min(len(each.test), limit or len(each.test)) for name, each in rows.items()}

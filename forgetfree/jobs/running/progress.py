@@ -19,7 +19,7 @@ from rich.text import Text
 from forgetfree.display import counted, escaped
 from forgetfree.learning.monitor import PHASE_NAMES, Monitor, Phase
 from forgetfree.results.scores import Score
-from forgetfree.results.stored import TASK_METRICS
+from forgetfree.results.stored import task_metrics
 
 #: Seconds between two messages about the steps of a phase.
 _OFTEN = 0.1
@@ -57,7 +57,8 @@ class Learned:
     scores: Sequence[Score]
 
     def __str__(self) -> str:
-        known = [score for score in self.scores if score.metric in TASK_METRICS][: self.after]
+        names = task_metrics()
+        known = [score for score in self.scores if score.metric in names][: self.after]
         if len(known) < self.after:
             return escaped(f"{self.unit} · {counted(self.after, 'task')} learned")
         average = sum(score.value for score in known) / self.after

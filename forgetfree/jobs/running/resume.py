@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from forgetfree.models.loading import LoadedModel
 
 Json = dict[str, Any]
-_KINDS = ("run", "graft", "experiment", "sweep")
 _CONFIG: dict[str, type] = {
     **{"machine": dict, "model": dict, "tasks": list, "data": dict, "about": dict, "units": dict},
 }
@@ -57,7 +56,12 @@ def read_config(out: Path, kind: str | None = None, *more: str, allow_changed: b
         for key in ("data", "units"):
             right = all(isinstance(value, dict) for value in config[key].values())
             check(key, config[key], right, "an object of objects")
-        check("the content", sorted(config), any(each in config for each in _KINDS), f"one of {', '.join(_KINDS)}")
+        check(
+            "the content",
+            sorted(config),
+            any(each in config for each in registry.JOBS),
+            f"one of {', '.join(registry.JOBS)}",
+        )
 
     config: Json = read_json(out / "config.json", RunError, _REMEDY, check_config, signed=True)
     return load_run(out, _REMEDY) if kind == "run" else config

@@ -23,7 +23,7 @@ from typing import Any
 
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunError, TrainingError, UsageError, first_line
-from forgetfree.files import write_atomically, write_json
+from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
 from forgetfree.jobs.traffic import Traffic
@@ -38,6 +38,8 @@ Measure = Callable[[Mapping[str, Any], Path, Monitor], Json]
 HISTORY = "history.jsonl"
 #: Logged steps of a phase, about.
 _LOGGED = 100
+#: Bytes of a file from which on its size alone is compared to say how a unit stands: `Unit.is_done` reads all of it.
+_LARGE = 2**26
 #: Errors that are no fault of the code.
 _EXPECTED = (TrainingError, MetricError, LedgerError)
 
@@ -74,6 +76,11 @@ class Unit:
         """Say whether it ended well, and all its files are as they were then."""
         record = self.record()
         return record is not None and record["status"] == "done" and record["files"] == described_files(self.directory)
+
+    def damaged(self, record: Json) -> list[str]:
+        """Name the files that are not as unit.json says; of large ones sizes alone are compared."""
+        told, held = record["files"], _files(self.directory)
+        return sorted(name for name in {*told, *held} if name not in held or not _is_as(held[name], told.get(name)))
 
     def forget(self) -> None:
         """Mark the unit as not ended, even if its files are damaged."""
@@ -169,12 +176,25 @@ def named(key: Mapping[str, Any], separator: str) -> str:
 
 def described_files(directory: Path) -> Json:
     """Return size and SHA-256 of every file of a unit, by name, but of unit.json, temporary files and checkpoints."""
+    return {name: described(path) for name, path in _files(directory).items()}
+
+
+def _files(directory: Path) -> dict[str, Path]:
     files = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
     return {
-        name.as_posix(): described(path)
+        name.as_posix(): path
         for name, path in files.items()
         if name.parts != (RECORD,) and not any(part.startswith(".") for part in name.parts)
     }
+
+
+def _is_as(path: Path, told: Any) -> bool:
+    """Say whether a file has the size, and if it is not large the content, that unit.json tells of."""
+    try:
+        size = size_of(path)
+        return isinstance(told, dict) and told.get("bytes") == size and (size > _LARGE or described(path) == told)
+    except OSError:
+        return False
 
 
 class History(Follower):

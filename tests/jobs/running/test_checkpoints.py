@@ -22,11 +22,12 @@ import torch
 from forgetfree import cli
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import locked
-from forgetfree.jobs.run import run
+from forgetfree.jobs.run import RunJob, run
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running import checkpoints, environment, resume, unit
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, pack, unpack
-from forgetfree.jobs.running.engine import holdings, resumption
+from forgetfree.jobs.running.directory import holdings, resumption
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.learning.in_training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
@@ -284,11 +285,11 @@ def test_a_run_goes_on_in_the_midst_of_a_phase(
         Cut(patch, task, phase, step)
         run(config(strategy, "cut"))
     where = "in the midst of task 2 of 2" if task == "qnli" else "in the midst of task 1 of 2"
-    assert f"goes on: {strategy} seed 0 {where}" in holdings(tmp_path / "cut")
-    assert f"goes on: {strategy} seed 0 {where}" in resumption(tmp_path / "cut")
+    assert f"goes on: {strategy} seed 0 {where}" in holdings(RunJob, tmp_path / "cut")
+    assert f"goes on: {strategy} seed 0 {where}" in resumption(RunJob, tmp_path / "cut")
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
-        run(config(strategy, "cut"), resume=True)
+        run(config(strategy, "cut"), Execution(resume=True))
     assert done[0] == (task, phase, step + 1)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert not list(tmp_path.rglob(CHECKPOINT))
@@ -303,7 +304,7 @@ def test_what_a_strategy_tells_at_the_end_is_kept_with_its_tasks(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         Cut(patch, "qnli", "train", 2)
         run(config("grafting-continual", "cut", **settings))
-    again = run(config("grafting-continual", "cut", **settings), resume=True)
+    again = run(config("grafting-continual", "cut", **settings), Execution(resume=True))
     assert again["runs"][0]["scales"] == whole["runs"][0]["scales"]
     assert list(again["runs"][0]["scales"]) == ["sst2", "qnli"]
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
@@ -327,7 +328,7 @@ def test_all_ways_of_training_go_on(
         run(config("continual-ft", "cut", **changes))
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
-        run(config("continual-ft", "cut", **changes), resume=True)
+        run(config("continual-ft", "cut", **changes), Execution(resume=True))
     assert done[0] == ("sst2", "train", 5)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
@@ -360,10 +361,10 @@ def test_what_cannot_be_kept_in_a_phase_goes_on_after_a_task_or_starts_again(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(unit.History, "met", stop)
         run(config(strategy, "cut"))
-    assert told in holdings(tmp_path / "cut")
+    assert told in holdings(RunJob, tmp_path / "cut")
     with monkeypatch.context() as patch:
         done = Cut(patch).steps
-        run(config(strategy, "cut"), resume=True)
+        run(config(strategy, "cut"), Execution(resume=True))
     assert next(step for step in done if step[1] != "evaluate") == first
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
@@ -379,7 +380,7 @@ def test_a_kill_during_the_first_write_leaves_a_directory_that_starts_anew(
         (out / "bitfit" / "seed-0").mkdir(parents=True)
         for name in (".lock", ".writable", ".config.json.abcd1234"):
             (out / name).touch()
-        run(config("bitfit", out.name), resume=resumed)
+        run(config("bitfit", out.name), Execution(resume=resumed))
         assert not [path for path in out.rglob(".*")]
     assert outcome(tmp_path / "out-0") == outcome(tmp_path / "out-1")
     (tmp_path / "theirs").mkdir()
@@ -400,7 +401,7 @@ def test_what_killed_writers_left_is_removed_and_a_lost_file_costs_its_unit_alon
     (out / ".results.json.abcd1234").touch()
     (out / "bitfit" / "seed-0" / ".scores.csv.abcd1234").touch()
     (out / "bitfit" / "seed-0" / "ledger.safetensors").unlink()
-    run(both, resume=True)
+    run(both, Execution(resume=True))
     assert outcome(out) == before and not [path for path in out.rglob(".*")]
     assert (out / "continual-ft" / "seed-0" / "unit.json").read_bytes() == kept
 
@@ -422,12 +423,14 @@ def test_a_kill_between_the_end_of_a_unit_and_that_of_its_checkpoint_leaves_noth
         run(config("fine-tune", "cut"))
     assert list((tmp_path / "cut").rglob(CHECKPOINT))
     done = Cut(monkeypatch).steps
-    run(config("fine-tune", "cut"), resume=True)
+    run(config("fine-tune", "cut"), Execution(resume=True))
     assert not done and not list((tmp_path / "cut").rglob(CHECKPOINT))
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
     (tmp_path / "cut" / "fine-tune" / "seed-0" / CHECKPOINT).mkdir()
-    run(replace(config("fine-tune", "cut"), seeds=(1,)), resume=True)  # it goes where another seed is asked for, too
+    run(
+        replace(config("fine-tune", "cut"), seeds=(1,)), Execution(resume=True)
+    )  # it goes where another seed is asked for, too
     assert not list((tmp_path / "cut").rglob(CHECKPOINT))
 
 
@@ -465,8 +468,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(
         patch.setattr(os, "fsync", full)
         run(config("continual-ft", "cut"))
     out = tmp_path / "cut"
-    assert not [path for path in out.rglob(".*") if path.is_file()] and "goes on: " in holdings(out)
-    run(config("continual-ft", "cut"), resume=True)
+    assert not [path for path in out.rglob(".*") if path.is_file()] and "goes on: " in holdings(RunJob, out)
+    run(config("continual-ft", "cut"), Execution(resume=True))
     assert outcome(out) == outcome(tmp_path / "whole")
 
 
@@ -491,7 +494,7 @@ def test_the_clock_decides_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", back)
         done = Cut(patch).steps
-        run(config("continual-ft", "cut"), resume=True)
+        run(config("continual-ft", "cut"), Execution(resume=True))
     assert done[0] == ("qnli", "train", 4)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
@@ -548,9 +551,9 @@ def test_other_versions_are_refused_or_recorded_and_no_unit_is_computed_in_two_w
     with pytest.raises(
         RunError, match=r"the version of torch .* or give --allow-changed: then config.json names the change"
     ):
-        run(both, resume=True)
+        run(both, Execution(resume=True))
     done = Cut(monkeypatch).steps
-    run(both, resume=True, allow_changed=True)
+    run(both, Execution(resume=True, allow_changed=True))
     assert next(step for step in done if step[1] == "train") == ("sst2", "train", 1)
     assert (out / "bitfit" / "seed-0" / "unit.json").read_bytes() == finished
     record = json.loads((out / "continual-ft" / "seed-0" / "unit.json").read_text())
@@ -565,7 +568,7 @@ def test_units_have_as_many_threads_as_the_first(config: Callable[..., RunConfig
     settings = {key: value for key, value in usual.settings.items() if key != "threads"}
     run(replace(usual, settings=settings))
     torch.set_num_threads(1)
-    run(replace(usual, settings=settings, seeds=(0, 1)), resume=True)
+    run(replace(usual, settings=settings, seeds=(0, 1)), Execution(resume=True))
     assert torch.get_num_threads() == 1
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("unit.json")]
     assert [record["machine"]["threads"] for record in records] == [2, 2]

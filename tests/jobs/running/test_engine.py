@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tiny import last_of_each
 
-from forgetfree import cli
+from forgetfree import cli, registry
 from forgetfree.errors import ConformanceError, DataError, RunError, TrainingError, UsageError, first_line
 from forgetfree.files import locked
 from forgetfree.jobs.experiments import ExperimentConfig, run_experiment
@@ -28,7 +28,9 @@ from forgetfree.jobs.graft import run_graft
 from forgetfree.jobs.graft_config import GraftConfig
 from forgetfree.jobs.run import run
 from forgetfree.jobs.run_config import RunConfig
-from forgetfree.jobs.running.engine import LOCK, assemble
+from forgetfree.jobs.running.directory import LOCK, resumption
+from forgetfree.jobs.running.engine import assemble
+from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.progress import Progress
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.jobs.running.workers import ThisProcess
@@ -57,6 +59,12 @@ class Command:
     perform: Callable[..., Json]
     job: str
     units: tuple[str, ...]
+
+    @property
+    def job_class(self) -> Any:
+        """The class that `job` names."""
+        module, _, name = self.job.rpartition(".")
+        return getattr(sys.modules[module], name)
 
     def at(self, out: Path, **changes: Any) -> Any:
         """The configuration with another directory, whose models are kept inside."""
@@ -142,8 +150,7 @@ def bytes_of(out: Path) -> dict[str, bytes]:
 
 def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, unit: int = 1) -> list[str]:
     """Let one unit fail; the folders of all that are measured from then on."""
-    module, _, name = command.job.rpartition(".")
-    job = getattr(sys.modules[module], name)
+    job = command.job_class
     measure, measured = job.measure, list[str]()
 
     def fails(self: Any, key: Any, directory: Path, monitor: Any) -> Json:
@@ -160,7 +167,7 @@ def failing(command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseExcept
 @pytest.mark.sampled("graft")
 def test_two_jobs_write_what_one_writes(command: Command, whole: Path, tmp_path: Path) -> None:
     two, results = tmp_path / "two", results_of(whole)
-    assert timeless(as_json(command.perform(command.at(two), jobs=2))) == timeless(results)
+    assert timeless(as_json(command.perform(command.at(two), Execution(jobs=2)))) == timeless(results)
     assert bytes_of(two) == bytes_of(whole)
     models = [sorted(path.name for path in Path(f"{out}-models").iterdir()) for out in (whole, two)]
     assert models[0] == models[1]
@@ -188,7 +195,7 @@ def test_an_interrupted_job_goes_on_to_the_same_bytes(
         with pytest.raises(KeyboardInterrupt):
             command.perform(command.at(out))
     kept = (out / command.units[0] / RECORD).read_bytes()
-    assert timeless(as_json(command.perform(command.at(out), resume=True))) == timeless(results_of(whole))
+    assert timeless(as_json(command.perform(command.at(out), Execution(resume=True)))) == timeless(results_of(whole))
     assert (out / command.units[0] / RECORD).read_bytes() == kept
     assert bytes_of(out) == bytes_of(whole)
 
@@ -206,11 +213,35 @@ def test_a_failing_unit_stands_under_failed_and_is_run_again_alone(
     assert Unit(json.loads((out / command.units[1] / RECORD).read_text())["unit"], out / command.units[1]).is_done()
     with monkeypatch.context() as patch:
         again = failing(command, patch, error, unit=0)
-        assert command.perform(command.at(out), resume=True)["failed"] and again == [command.units[0]]
-    assert command.perform(command.at(out), resume=True)["failed"] == []
+        assert command.perform(command.at(out), Execution(resume=True))["failed"] and again == [command.units[0]]
+    assert command.perform(command.at(out), Execution(resume=True))["failed"] == []
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         failing(command, patch, ZeroDivisionError("oh"), unit=0)
-        command.perform(command.at(tmp_path / "debug"), debug=True)
+        command.perform(command.at(tmp_path / "debug"), Execution(debug=True))
+
+
+@pytest.mark.sampled("graft")
+def test_a_unit_with_a_damaged_file_is_told_and_run_again_alone(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    command.perform(command.at(out))
+    whole = bytes_of(out)
+    first, second = (str(Unit(json.loads((out / each / RECORD).read_text())["unit"], out)) for each in command.units)
+    history = out / command.units[1] / "history.jsonl"
+    lines = history.read_bytes()
+    for damaged in (lines + b" ", lines.replace(b"1", b"2"), None):  # longer, as long, lost
+        if damaged is None:
+            history.unlink()
+        else:
+            history.write_bytes(damaged)
+        assert f"finished: {first}; damaged, begins again: {second} (history.jsonl)" in resumption(
+            command.job_class, out
+        )
+    with monkeypatch.context() as patch:
+        again = failing(command, patch, TrainingError(""), unit=0)
+        command.perform(command.at(out), Execution(resume=True))
+    assert again == [command.units[1]] and bytes_of(out) == whole
 
 
 @pytest.mark.sampled("graft-error0")
@@ -267,12 +298,12 @@ def test_fine_tuned_models_are_taken_from_a_cache(command: Command, tmp_path: Pa
             return Heard()
 
     shared: Json = {"settings": {"cache": str(tmp_path / "models")}}
-    first = command.perform(command.at(tmp_path / "first", **shared), progress=Listening())
+    first = command.perform(command.at(tmp_path / "first", **shared), Execution(progress=Listening()))
     assert "fine_tune" in phases
     phases.clear()
     if command.name == "run":  # in which fine-tune says that it has no step to do
         shared["strategies"] = ("grafting-continual",)
-    second = command.perform(command.at(tmp_path / "second", **shared), progress=Listening())
+    second = command.perform(command.at(tmp_path / "second", **shared), Execution(progress=Listening()))
     assert "fine_tune" not in phases
     if command.name != "run":
         assert timeless(first) == timeless(second)
@@ -287,15 +318,19 @@ def test_a_second_process_is_refused_and_nothing_is_lost(command: Command, whole
             RunError, match=rf"Another process works in {out}\. Wait until it has ended, or give another --out"
         ),
     ):
-        command.perform(command.at(out), resume=True)
+        command.perform(command.at(out), Execution(resume=True))
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.sampled("graft")
-def test_results_are_made_of_the_units_at_any_time(whole: Path, tmp_path: Path) -> None:
+def test_results_are_made_of_the_units_at_any_time(command: Command, whole: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "results.json").unlink()
-    assert as_json(assemble(out, ended=True)) == results_of(whole) == results_of(out)
+    assert (
+        as_json(assemble(registry.JOBS[command.name].job.load(), out, ended=True))
+        == results_of(whole)
+        == results_of(out)
+    )
 
 
 @pytest.mark.sampled("graft")
@@ -303,7 +338,7 @@ def test_more_seeds_are_more_units(command: Command, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     results = command.perform(command.at(whole, seeds=(0, 1)))
     command.perform(command.at(out, seeds=(0,)))
-    assert timeless(command.perform(command.at(out, seeds=(0, 1)), resume=True)) == timeless(results)
+    assert timeless(command.perform(command.at(out, seeds=(0, 1)), Execution(resume=True))) == timeless(results)
     assert bytes_of(out) == bytes_of(whole)
 
 
@@ -317,13 +352,13 @@ def test_an_executor_may_take_the_place_of_processes(command: Command, tmp_path:
             ran.extend(unit.directory.name for unit in units)
             return super().run(work, units)
 
-    results = command.perform(command.at(tmp_path / "out"), executor=Recorded(Progress()))
+    results = command.perform(command.at(tmp_path / "out"), Execution(executor=Recorded(Progress())))
     assert len(ran) == 2 and results["failed"] == []
 
 
 def test_jobs_must_be_at_least_one(command: Command, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--jobs must be at least 1, got 0\."):
-        command.perform(command.at(tmp_path / "out"), jobs=0)
+        command.perform(command.at(tmp_path / "out"), Execution(jobs=0))
 
 
 # -- Signals and kills -----------------------------------------------------------------------------------
@@ -423,7 +458,9 @@ def test_two_units_that_need_one_model_make_it_once(data_directory: Path, model_
         "settings": settings,
         "shots": 4,
     }
-    run(RunConfig(stream="sst2", strategies=both, sparsity=0.05, out=str(tmp_path / "out"), **common), jobs=2)
+    run(
+        RunConfig(stream="sst2", strategies=both, sparsity=0.05, out=str(tmp_path / "out"), **common), Execution(jobs=2)
+    )
     made = [
         name
         for name in both

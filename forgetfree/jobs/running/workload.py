@@ -1,0 +1,70 @@
+"""What a job of any kind is to learn, unit by unit, as far as it costs: what a plan beforehand is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forgetfree.jobs.config import CommonOptions
+from forgetfree.learning.monitor import Phase
+from forgetfree.learning.training import TrainingOptions
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """A unit of a job, as far as it costs.
+
+    Attributes:
+        name: that of its folder.
+        tasks: that it learns, in order.
+        options: how.
+        phases: that each task takes.
+        shots: training rows a label.
+        seed: of the sample.
+        keeps: ``ledger``, ``models`` or ``model``.
+        evaluations: how many times it answers the test rows of a task, on average.
+        repeats: how many models it fine-tunes for a task.
+        sparsities: shares of the space that regions may have.
+        check: refuses options that do not go with a stream.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    options: TrainingOptions
+    phases: tuple[Phase, ...]
+    shots: int | None
+    seed: int
+    keeps: str = "ledger"
+    evaluations: float = 1.0
+    repeats: int = 1
+    sparsities: tuple[float, ...] = ()
+    check: Callable[[Any, Any], None] = lambda options, stream: None
+
+
+@dataclass
+class Workload:
+    """What a configuration asks for, of any kind of job.
+
+    Attributes:
+        model: its name.
+        readout: as it is asked for.
+        tasks: the names of the tasks.
+        common: the job's own options.
+        starts: directories of adapters that tasks start from.
+        is_stream: whether the tasks are those of a stream; else each stands by itself.
+        units: its units.
+    """
+
+    model: str
+    readout: str
+    tasks: tuple[str, ...]
+    common: CommonOptions
+    starts: Mapping[str, str] = field(default_factory=dict)
+    is_stream: bool = False
+    units: list[PlannedUnit] = field(default_factory=list)
+
+    @property
+    def sparsities(self) -> tuple[float, ...]:
+        """The sparsities of all units, each once."""
+        return tuple(dict.fromkeys(sparsity for unit in self.units for sparsity in unit.sparsities))
