@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from forgetfree.display import NULL
 from forgetfree.errors import ReportError
 from forgetfree.results.evidence import Answers, Evidence, Interval
 from forgetfree.results.metrics import reliability
-from forgetfree.results.rendering import NULL, Page, Table, render_page
+from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.run_results import StrategyRuns, load_run_results, merge
 from forgetfree.results.unit_files import answers_of
 

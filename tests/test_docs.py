@@ -138,7 +138,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 )
 def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[str, ...]) -> None:
     """Every row of these tables stands on its page as `forgetfree report` writes it."""
-    from forgetfree.results.reports import render
+    from forgetfree.results.report.run_report import render
     from forgetfree.results.run_results import load_run_results, merge
 
     report = render(
@@ -166,7 +166,7 @@ def test_the_results_are_those_of_the_committed_runs(runs: str, tables: tuple[st
     ],
 )
 def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: str, name: str) -> None:
-    from forgetfree.results.reports import lay_out
+    from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.run_results import load_run_results, merge
 
     (row,) = (
@@ -180,7 +180,7 @@ def test_the_row_of_grafts_alone_is_that_of_the_committed_run(runs: str, page: s
 
 def test_the_scores_of_the_readme_are_those_of_the_committed_run() -> None:
     """Every cell but the last, kept per task, stands in the report, and none is bold."""
-    from forgetfree.results.reports import lay_out
+    from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.run_results import load_run_results, merge
 
     table = lay_out(merge([load_run_results(RESULTS / "main-job.csv")])).tables[0]

@@ -23,7 +23,7 @@ from forgetfree.jobs.experiments import (
     share_of,
     sparsities_of,
 )
-from forgetfree.results.rendering import Page, render_page
+from forgetfree.results.report.page import Page, render_page
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

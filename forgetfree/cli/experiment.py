@@ -37,7 +37,7 @@ def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     """Print the report, or its first table."""
     from forgetfree.jobs.experiments import outcome
     from forgetfree.results.records import ExperimentResults
-    from forgetfree.results.rendering import brief_page, render_page
+    from forgetfree.results.report.page import brief_page, render_page
 
     if results["units"]:
         page = outcome(ExperimentResults.of(results))

@@ -27,9 +27,9 @@ def _begin(config: GraftConfig) -> Begun:
 
 def _show(results: dict[str, Any], out: Path, verbose: bool) -> None:
     """Print the report, or its first table, and the files."""
-    from forgetfree.results.graft_report import lay_out_graft
     from forgetfree.results.records import GraftResults
-    from forgetfree.results.rendering import brief_page, render_page
+    from forgetfree.results.report.graft_tables import lay_out_graft
+    from forgetfree.results.report.page import brief_page, render_page
 
     if results["rows"]:
         page = lay_out_graft(GraftResults.of(results))

@@ -52,7 +52,7 @@ def command(
         raise UsageError(
             "--format csv is for scores, and a sweep's trials are a table of settings. Give --format json."
         )
-    from forgetfree.results.rendering import render_page
+    from forgetfree.results.report.page import render_page
 
     job = registry.JOBS[kind]
     assert job.page is not None  # of runs alone
@@ -76,8 +76,8 @@ def command(
 
 def _of_runs(paths: Sequence[Path], how: Format) -> str:
     """Return the tables by task; where other tasks, rows or models forbid them, a leaderboard."""
-    from forgetfree.results.leaderboard import render_leaderboard
-    from forgetfree.results.reports import render
+    from forgetfree.results.report.leaderboard import render_leaderboard
+    from forgetfree.results.report.run_report import render
     from forgetfree.results.run_results import differing, load_run_results, merge, one_file
 
     runs = [load_run_results(path) for path in paths]

@@ -34,8 +34,8 @@ def _begin(config: RunConfig) -> Begun:
 def show_run(results: dict[str, Any], out: Path, verbose: bool) -> None:
     """Print the outcome of a run: its headline and first table, or all, and where the report is."""
     from forgetfree.results.records import RunResults
-    from forgetfree.results.rendering import brief_page, render_page
-    from forgetfree.results.reports import lay_out
+    from forgetfree.results.report.page import brief_page, render_page
+    from forgetfree.results.report.run_report import lay_out
     from forgetfree.results.run_results import merge
 
     if results["runs"]:

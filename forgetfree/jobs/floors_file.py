@@ -8,7 +8,7 @@ from typing import Any
 from forgetfree.errors import RunError
 from forgetfree.files import write_json
 from forgetfree.json_file import check, is_number, read_json
-from forgetfree.results.rendering import LEARNED_FLOORS
+from forgetfree.results.records import LEARNED_FLOORS
 
 _FILE = "floors.json"
 

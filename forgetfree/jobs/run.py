@@ -43,7 +43,7 @@ from forgetfree.options import recorded
 from forgetfree.results import metrics
 from forgetfree.results.answers import constant_scores
 from forgetfree.results.records import RunResults
-from forgetfree.results.reports import render
+from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.stored import run_of_scores

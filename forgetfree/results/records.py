@@ -246,6 +246,12 @@ class Failed(Record):
     error: str
 
 
+#: What the best constant answer scores, as tables call it.
+CONSTANT = "a constant answer"
+#: Floors that are fitted to training rows: their names in results.json, and in tables.
+LEARNED_FLOORS = {"bag_of_words": "a bag of words", "linear_probe": "a linear probe"}
+
+
 class RunFloors(Record):
     """Scores that take no fine-tuning, per task; those that are fitted to training rows by seed."""
 
@@ -496,6 +502,10 @@ class Trial(Record):
     std: float | None = None
     rows: int | float | None = None
     errors: list[Any]
+
+
+#: In the directory of a sweep: the run with the chosen setting.
+CHOSEN = "chosen"
 
 
 class SweepResults(Record):

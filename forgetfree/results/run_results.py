@@ -13,15 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from forgetfree.display import brief, tell_note
+from forgetfree.display import NULL, brief, tell_note
 from forgetfree.errors import ReportError
 from forgetfree.files import StrPath
 from forgetfree.json_file import is_table, read_json
 from forgetfree.options import typed
-from forgetfree.results.records import Failed, Record, Run, RunResults, Unfinished
-from forgetfree.results.rendering import CONSTANT, LEARNED_FLOORS, NULL
-from forgetfree.results.stored import find_results, read_stored, to_csv
-from forgetfree.results.sweep_report import CHOSEN, load_sweep_results
+from forgetfree.results.records import CHOSEN, CONSTANT, LEARNED_FLOORS, Failed, Record, Run, RunResults, Unfinished
+from forgetfree.results.stored import find_results, load_sweep_results, read_stored, to_csv
 from forgetfree.results.unit_files import made_of
 from forgetfree.results.unit_record import is_own
 

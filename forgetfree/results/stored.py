@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from forgetfree import registry
 from forgetfree.errors import ReportError, first_line
 from forgetfree.files import StrPath
 from forgetfree.json_file import parse_json, read_bounded, read_json, unsigned
-from forgetfree.results.records import UNION, ExperimentResults, GraftResults, RunResults, check_version
+from forgetfree.results.records import UNION, ExperimentResults, GraftResults, RunResults, SweepResults, check_version
 from forgetfree.results.scores import Score, rows_of_scores, scores_of_rows, typed
 from forgetfree.results.unit_record import MADE_OF, check_made_of
 
@@ -70,6 +71,29 @@ def read_stored(path: Path, read: Callable[[Json], _Results], remedy: str) -> _R
 
 #: What results.json says of itself.
 _SEALS = ("checksum", MADE_OF)
+
+
+def load_graft_results(path: Path) -> GraftResults:
+    """Read and check the results of a graft.
+
+    Args:
+        path: its directory, the results.json in it, or a CSV file that says the same.
+
+    Raises:
+        ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
+    """
+    read = partial(GraftResults.of, source=str(path))
+    return read_stored(find_results(path), read, "Restore it from a copy, or graft again with another --out.")
+
+
+def load_sweep_results(path: Path) -> SweepResults:
+    """Read and check the results of a sweep.
+
+    Raises:
+        ReportError: the file is missing or damaged.
+    """
+    read = partial(SweepResults.of, source=str(path))
+    return read_stored(find_results(path), read, "Restore it from a copy, or go on with --resume.")
 
 
 def command_of(path: Path) -> str:

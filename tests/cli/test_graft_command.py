@@ -46,8 +46,9 @@ from forgetfree.models.loading import load_model
 from forgetfree.registry import ModelEntry
 from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.graft_report import lay_out_graft, load_graft_results
-from forgetfree.results.rendering import render_page
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import render_page
+from forgetfree.results.stored import load_graft_results
 
 LABELS = {0: "negative", 1: "positive"}
 

@@ -30,10 +30,10 @@ from forgetfree.jobs.running.unit import Unit
 from forgetfree.ledger import Ledger
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run
-from forgetfree.results.graft_report import lay_out_graft
 from forgetfree.results.records import Record
-from forgetfree.results.rendering import render_page
-from forgetfree.results.reports import render
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import render_page
+from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.scores import read_scores, write_scores
 from forgetfree.tasks import TaskDefinition

@@ -14,7 +14,7 @@ from forgetfree import load_results
 from forgetfree.errors import MetricError, ReportError
 from forgetfree.results import metrics
 from forgetfree.results.records import RunResults
-from forgetfree.results.reports import render
+from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import load_run_results, merge
 from forgetfree.results.stored import of_csv, run_of_scores, to_csv
 

@@ -15,13 +15,11 @@ from handmade import results_of, run_of, together, write
 from matplotlib import colormaps
 from reported import make_run
 
-from forgetfree.results.headline import headline
-from forgetfree.results.inline import COLOURS, SHADES
 from forgetfree.results.intervals import student
-from forgetfree.results.panels import _on
-from forgetfree.results.rendering import Page, Table, notebook_html, render_page, transposed, with_best
-from forgetfree.results.reports import lay_out, render
-from forgetfree.results.run_page import command_of
+from forgetfree.results.report.figures import COLOURS, SHADES, _on
+from forgetfree.results.report.headline import headline
+from forgetfree.results.report.page import Page, Table, notebook_html, render_page, transposed, with_best
+from forgetfree.results.report.run_report import command_of, lay_out, render
 from forgetfree.results.run_results import Comparison, load_run_results, merge
 
 

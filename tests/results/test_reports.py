@@ -16,10 +16,10 @@ from handmade import TASKS, Json, ledger_of, record_of, results_of, run_of, toge
 
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError
-from forgetfree.results.leaderboard import lay_out_leaderboard
 from forgetfree.results.metrics import summarize
-from forgetfree.results.rendering import FORMATS, Page, Table
-from forgetfree.results.reports import lay_out, render
+from forgetfree.results.report.leaderboard import lay_out_leaderboard
+from forgetfree.results.report.page import FORMATS, Page, Table
+from forgetfree.results.report.run_report import lay_out, render
 from forgetfree.results.run_results import Comparison, load_run_results, merge, one_file
 
 

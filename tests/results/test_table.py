@@ -13,11 +13,11 @@ from handmade import TASKS, record_of, results_of, run_of, write
 import forgetfree
 from forgetfree.cli import main
 from forgetfree.errors import ReportError, UnknownNameError, UsageError
+from forgetfree.jobs.loaded_results import Results
 from forgetfree.json_file import sign
 from forgetfree.results.run_results import load_run_results
 from forgetfree.results.scores import Score, write_scores
 from forgetfree.results.stored import to_csv
-from forgetfree.results.table import Results
 from forgetfree.results.unit_record import described
 
 GOLDEN = Path(__file__).parent / "golden"

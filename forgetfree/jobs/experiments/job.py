@@ -33,7 +33,7 @@ from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
 from forgetfree.results.records import ExperimentResults
-from forgetfree.results.rendering import render_page
+from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
 
 #: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.

@@ -12,7 +12,7 @@ from forgetfree.files import StrPath
 from forgetfree.jobs.experiments.experiment import load_experiment
 from forgetfree.jobs.experiments.rows import Row
 from forgetfree.results.records import ExperimentResults
-from forgetfree.results.rendering import Page, Table, render_page
+from forgetfree.results.report.page import Page, Table, render_page
 from forgetfree.results.stored import find_results, read_stored
 from forgetfree.results.unit_files import made_of_units
 from forgetfree.tasks import MAX_LENGTH
@@ -97,7 +97,7 @@ def draw_outcome(results: ExperimentResults, out: Path) -> None:
     Raises:
         ReportError: the rows lack what it shows.
     """
-    from forgetfree.results.figures import save_figure
+    from forgetfree.results.report.figures import save_figure
 
     name = results.experiment
     try:

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-
+from forgetfree.display import NULL
 from forgetfree.results.records import SweepResults
-from forgetfree.results.rendering import NULL, Page, Table, percent
-from forgetfree.results.stored import find_results, read_stored
-
-#: In the directory of a sweep: the run with the chosen setting.
-CHOSEN = "chosen"
-
-
-def load_sweep_results(path: Path) -> SweepResults:
-    """Read and check the results of a sweep.
-
-    Raises:
-        ReportError: the file is missing or damaged.
-    """
-    read = partial(SweepResults.of, source=str(path))
-    return read_stored(find_results(path), read, "Restore it from a copy, or go on with --resume.")
+from forgetfree.results.report.page import Page, Table, percent
 
 
 def lay_out_sweep(results: SweepResults) -> Page:

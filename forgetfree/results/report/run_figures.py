@@ -11,12 +11,23 @@ import numpy as np
 import numpy.typing as npt
 
 from forgetfree.display import counted
-from forgetfree.results.inline import FAINT, LINES, Picture, canvas, picture, styles
 from forgetfree.results.intervals import student
 from forgetfree.results.metrics import forgetting, reliability
-from forgetfree.results.panels import NAMED, key_to, scale_of_costs, shaded, short
 from forgetfree.results.records import LedgerSummary, Run
-from forgetfree.results.rendering import percent, size
+from forgetfree.results.report.figures import (
+    FAINT,
+    LINES,
+    NAMED,
+    Picture,
+    canvas,
+    key_to,
+    picture,
+    scale_of_costs,
+    shaded,
+    short,
+    styles,
+)
+from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import Comparison, StrategyRuns
 from forgetfree.results.unit_files import answers_of, losses_of
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from forgetfree.results.intervals import student
 from forgetfree.results.metrics import average_accuracy, forgetting
-from forgetfree.results.rendering import percent, size
+from forgetfree.results.report.page import percent, size
 from forgetfree.results.run_results import Comparison, StrategyRuns
 
 NAIVE, OURS, REFERENCE = "continual-ft", "grafting-continual", "fine-tune"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from forgetfree.display import NULL
 from forgetfree.results.answers import LabelAnswers
 from forgetfree.results.evidence import Answers, Evidence, Interval, debiased_ece, ece_noise_floor
-from forgetfree.results.headline import NAIVE, REFERENCE
-from forgetfree.results.legend import MEANINGS
-from forgetfree.results.rendering import NULL, WIDE, Table, cell, percent, transposed
+from forgetfree.results.report.headline import NAIVE, REFERENCE
+from forgetfree.results.report.legend import meanings
+from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed
 from forgetfree.results.run_results import Comparison
 from forgetfree.results.unit_files import answers_of
 
@@ -60,7 +61,7 @@ def _intervals(comparison: Comparison, answers: dict[str, Answers], evidence: Ev
         "Averages with their 95 % intervals (in %, differences in percentage points)",
         ("strategy", "average", *(f"minus {label}" for label in compared)),
         tuple(rows),
-        legend=tuple((name, MEANINGS[name]) for name in named),
+        legend=meanings(*named),
     )
 
 
@@ -82,7 +83,7 @@ def _retention(comparison: Comparison, answers: dict[str, Answers], evidence: Ev
         f"Kept above the floor (in % of what {reference} has above it, with 95 % intervals)",
         ("strategy", *comparison.tasks, "average"),
         tuple(rows),
-        legend=tuple((name, MEANINGS[name]) for name in ("kept above the floor", "interval")),
+        legend=meanings("kept above the floor", "interval"),
     )
     yield transposed(table, "task") if len(comparison.tasks) > WIDE else table
 
@@ -128,7 +129,7 @@ def _calibration(comparison: Comparison, answers: dict[str, Answers]) -> Table:
         "Calibration beside chance (in percentage points; means over tasks)",
         ("strategy", *measures, *scaled),
         tuple(rows),
-        legend=tuple((name, MEANINGS[name]) for name in (*measures, *scaled)),
+        legend=meanings(*measures, *scaled),
     )
 
 

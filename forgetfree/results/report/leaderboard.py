@@ -7,16 +7,16 @@ from dataclasses import asdict
 
 import numpy as np
 
-from forgetfree.display import json_text
-from forgetfree.results.legend import MEANINGS
+from forgetfree.display import NULL, json_text
 from forgetfree.results.metrics import average_accuracy
 from forgetfree.results.records import Failed, RunResults, Unfinished
-from forgetfree.results.rendering import NULL, WIDE, Page, Table, cell, percent, render_page, size, with_best
+from forgetfree.results.report.legend import MEANINGS
+from forgetfree.results.report.page import WIDE, Page, Table, cell, percent, render_page, size, with_best
 from forgetfree.results.run_results import USUAL, Comparison, StrategyRuns, differing, merge, same_rows
 
 
 def render_leaderboard(results: Sequence[RunResults], format: str) -> str:
-    """Return the leaderboard of several runs as text, in any format of `forgetfree.results.reports.render`."""
+    """Return the leaderboard of several runs as text, in any format of `forgetfree.results.report.run_report.render`."""
     page = lay_out_leaderboard(results)
     if format == "json":
         comparisons = [merge([result]).content for result in results]

@@ -1,68 +1,21 @@
-"""The report of one or several runs: their `Comparison` laid out as a `Page` of tables.
-
->>> results = [load_run_results(Path("runs/a")), load_run_results(Path("runs/b"))]  # doctest: +SKIP
->>> print(render(merge(results), "markdown"))  # doctest: +SKIP
-"""
+"""The tables of runs: which numbers stand in which column, and how they are written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from forgetfree.display import json_text
-from forgetfree.results.evidence_tables import evidence_tables
-from forgetfree.results.headline import headline
-from forgetfree.results.legend import MEANINGS
+from forgetfree.display import NULL
 from forgetfree.results.metrics import forgetting_per_task
-from forgetfree.results.notes import left_out, notes
-from forgetfree.results.records import LedgerSummary, Run
-from forgetfree.results.rendering import (
-    CONSTANT,
-    NULL,
-    WIDE,
-    Page,
-    Table,
-    cell,
-    percent,
-    render_page,
-    transposed,
-    with_best,
-    without_columns,
-)
+from forgetfree.results.records import CONSTANT, LedgerSummary, Run
+from forgetfree.results.report.evidence_tables import evidence_tables
+from forgetfree.results.report.legend import meanings
+from forgetfree.results.report.page import WIDE, Table, cell, percent, transposed, with_best, without_columns
 from forgetfree.results.run_results import Comparison, StrategyRuns
 from forgetfree.tasks import version_of
-
-__all__ = ["lay_out", "render"]
-
-
-def render(comparison: Comparison, format: str, *, ended: bool = True) -> str:
-    """Return a comparison as text.
-
-    Args:
-        comparison: what `merge` returned.
-        format: one of `FORMATS`: `rich` (plain text as wide as the terminal), `markdown` (GitHub's tables),
-            `json` (the tables, and every run in full), `html` (a page that needs no other file) or `latex`
-            (tables for the booktabs package).
-        ended: nothing more is run, so that tables which read all answers are worth their time.
-
-    Returns:
-        Text that ends with a newline.
-    """
-    if format == "json":
-        content = comparison.content | {"report": asdict(lay_out(comparison))}
-        content = {key: value for key, value in content.items() if key != "learned_floors" or value}
-        return json_text(content, indent=2)
-    if format == "html":
-        from forgetfree.results.run_page import render_run_page  # draws figures
-
-        return render_run_page(comparison, lay_out(comparison))
-    return render_page(lay_out(comparison, ended=ended), format)
-
-
-# ---- tables ---------------------------------------------------------------------------------------------
 
 #: A number of a run, by row and column of a table.
 Value = Callable[[Run, int, int], float | None]
@@ -90,10 +43,14 @@ class Columns(NamedTuple):
 _LONG = 5
 
 
-def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
-    """Return all tables of a report, in the order in which they are read; see `render`."""
-    strategies = comparison.strategies
-    wide = len(comparison.tasks) > WIDE
+def tables_of(comparison: Comparison, *, ended: bool) -> list[Table]:
+    """Return all tables of a report, in the order in which they are read.
+
+    Args:
+        comparison: what `merge` returned.
+        ended: nothing more is run, so that tables which read all answers are worth their time.
+    """
+    strategies, wide = comparison.strategies, len(comparison.tasks) > WIDE
     matrix_table = _course_table if wide else _matrix_table
     by_task = [_outcome_table(comparison), _transfer_table(comparison), _calibration_table(comparison)]
     if len(comparison.tasks) == 1:  # nothing can be forgotten or transferred
@@ -102,16 +59,11 @@ def lay_out(comparison: Comparison, *, ended: bool = True) -> Page:
     known += [
         table(comparison, entry) for table in (_growth_table, _ledger_table, matrix_table) for entry in strategies
     ]
-    return Page(
-        title=f"forgetfree: {_stream(comparison)}",
-        notes=(*notes(comparison), *(left_out(comparison) if ended else ())),
-        tables=(
-            *(transposed(table, "task") if wide and table.rows else table for table in by_task),
-            *(evidence_tables(comparison) if ended else ()),
-            *(table for table in known if table.rows),
-        ),
-        headline=headline(comparison),
-    )
+    return [
+        *(transposed(table, "task") if wide and table.rows else table for table in by_task),
+        *(evidence_tables(comparison) if ended else ()),
+        *(table for table in known if table.rows),
+    ]
 
 
 def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *groups: Columns) -> Table:
@@ -121,12 +73,8 @@ def _table(title: str, corner: str, rows: Iterable[tuple[str, Sequence[Run]]], *
         columns = ((of.value, column, of.show) for of in groups for column in range(len(of.headers)))
         body.append((name, *(cell((value(run, row, i) for run in runs), show) for value, i, show in columns)))
     header = (corner, *(header for of in groups for header in of.headers))
-    legend = _legend(of.legend for of in groups if of.headers and of.legend)
+    legend = meanings(*(of.legend for of in groups if of.headers and of.legend))
     return with_best(Table(title, header, tuple(body), legend=legend), [of.better for of in groups for _ in of.headers])
-
-
-def _legend(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, MEANINGS[name]) for name in names)
 
 
 def _strategies(comparison: Comparison) -> list[tuple[str, Sequence[Run]]]:
@@ -163,7 +111,7 @@ def _outcome_table(comparison: Comparison) -> Table:
         known = [score for score in floor if score is not None]
         average = percent(float(np.mean(known))) if len(known) == len(floor) else NULL
         rows.append((name, *(NULL if score is None else percent(score) for score in floor), average, NULL, NULL, NULL))
-    more = _legend([*floors, "bold"])
+    more = meanings(*floors, "bold")
     better = [of.better for of in columns for _ in of.headers]
     return with_best(replace(table, rows=tuple(rows), legend=table.legend + more), better)
 
@@ -344,13 +292,6 @@ def _course_table(comparison: Comparison, entry: StrategyRuns) -> Table:
             "forgetting of a task",
         ),
     )
-
-
-def _stream(comparison: Comparison) -> str:
-    """Return the name of the stream; where it lists many tasks, how many."""
-    tasks = comparison.tasks
-    listed = len(tasks) > WIDE and "," in comparison.stream
-    return f"{len(tasks)} tasks, {tasks[0]} to {tasks[-1]}" if listed else comparison.stream
 
 
 def _task_headers(comparison: Comparison) -> list[str]:

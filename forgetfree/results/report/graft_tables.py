@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
-from pathlib import Path
 
-from forgetfree.display import counted
-from forgetfree.results.records import GraftResults, GraftRow
-from forgetfree.results.rendering import CONSTANT, NULL, Page, Table, cell, percent
-from forgetfree.results.stored import find_results, read_stored
-
-
-def load_graft_results(path: Path) -> GraftResults:
-    """Read and check the results of a graft.
-
-    Args:
-        path: its directory, the results.json in it, or a CSV file that says the same.
-
-    Raises:
-        ReportError: the file is missing or is not what ``forgetfree graft`` writes; the message names file and key.
-    """
-    read = partial(GraftResults.of, source=str(path))
-    return read_stored(find_results(path), read, "Restore it from a copy, or graft again with another --out.")
+from forgetfree.display import NULL, counted
+from forgetfree.results.records import CONSTANT, GraftResults, GraftRow
+from forgetfree.results.report.page import Page, Table, cell, percent
 
 
 def lay_out_graft(results: GraftResults) -> Page:
