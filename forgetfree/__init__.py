@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from forgetfree.cli.plan import plan as plan
     from forgetfree.continual.streams import Stream as Stream
     from forgetfree.continual.streams import load_stream as load_stream
-    from forgetfree.core.graft import Graft as Graft
     from forgetfree.core.mask import MaskOptions as MaskOptions
     from forgetfree.core.mask import learn_region as learn_region
     from forgetfree.core.parameters import ParameterSpace as ParameterSpace
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from forgetfree.ledger import Ledger as Ledger
     from forgetfree.ledger import LedgerSwitch as LedgerSwitch
     from forgetfree.ledger import MixedBatchModel as MixedBatchModel
+    from forgetfree.ledger.graft import Graft as Graft
     from forgetfree.models.loading import load_model as load_model
     from forgetfree.serve.inference import Predictor as Predictor
     from forgetfree.serve.task_switch import TaskSwitch as TaskSwitch
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0.dev0"
 
 _HOME = {
-    "Graft": "forgetfree.core.graft",
+    "Graft": "forgetfree.ledger.graft",
     "Ledger": "forgetfree.ledger",
     "LedgerSwitch": "forgetfree.ledger",
     "MaskOptions": "forgetfree.core.mask",

@@ -252,11 +252,11 @@ EXPERIMENTS: dict[str, Entry] = {
 }
 
 
-#: What answers from the file that a strategy without a ledger keeps, by the file's name; the first that is there counts.
-KEPT_FILES: dict[str, Entry] = {
-    "adapters.safetensors": Entry("forgetfree.strategies.lora.kept:KeptAdapters"),
-    "fine-tuned.json": Entry("forgetfree.serve.kept:KeptModels"),
-    "checkpoint.safetensors": Entry("forgetfree.serve.kept:KeptModel"),
+#: What answers from the file that a strategy without a ledger saves, by the file's name; the first that is there counts.
+WEIGHTS: dict[str, Entry] = {
+    "adapters.safetensors": Entry("forgetfree.strategies.lora.weights:AdapterWeights"),
+    "fine-tuned.json": Entry("forgetfree.serve.weights:FineTunedWeights"),
+    "checkpoint.safetensors": Entry("forgetfree.serve.weights:SharedWeights"),
 }
 
 

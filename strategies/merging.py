@@ -14,13 +14,13 @@ from forgetfree.continual.skills import learn_region
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training
 from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.core.base_regions import budget, most_moved
-from forgetfree.core.graft import Graft
-from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule, merge
+from forgetfree.core.merging import DENSITY, WEIGHTS, MergeRule
 from forgetfree.core.regions import Region
 from forgetfree.learning.localization import LocalizationOptions, check_localization
 from forgetfree.learning.monitor import Phase
 from forgetfree.learning.training import TrainingOptions
-from forgetfree.ledger import Ledger, merged_ledger
+from forgetfree.ledger import Ledger, merged_graft, merged_ledger
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import option
 
@@ -94,7 +94,7 @@ class Merging(ContinualStrategy):
                 name: getattr(self.options, name) for name in ("weight", "density") if hasattr(self.options, name)
             }
             grafts = [record.owned for record in records] or [Graft(Region.empty(), self.pre_trained.theta[:0])]
-            self._merged = len(records), merge(grafts, self.pre_trained.theta, self.rule, **settings)
+            self._merged = len(records), merged_graft(grafts, self.pre_trained.theta, self.rule, **settings)
         return self._merged[1]
 
     def merged_ledger(self) -> Ledger:

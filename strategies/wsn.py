@@ -14,10 +14,10 @@ from torch import nn
 from forgetfree.continual.regions import RegionOptions, RegionStrategy, TaskRegions, check_region_rate
 from forgetfree.continual.strategy import Training
 from forgetfree.continual.streams import EncodedTask, Stream
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, at_least_float32, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.ledger.graft import Graft
 from forgetfree.options import option
 from forgetfree.seeds import derive_seed
 

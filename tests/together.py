@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from forgetfree.core import exchange
 from forgetfree.core.base_regions import most_moved
-from forgetfree.core.exchange import connected, joined, meeting_point
+from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
@@ -23,6 +23,9 @@ from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
+from forgetfree.parallel import exchange
+from forgetfree.parallel.exchange import connected, joined, meeting_point
+from forgetfree.parallel.parts import NumberedLoss
 
 #: Entries in training; odd, so that their vector cannot be cut evenly.
 ENTRIES = 13
@@ -70,10 +73,16 @@ def train(directory: str) -> dict[str, Any]:
     space.load_(model.backbone, theta_pre)
     model.eval()
     search = MaskSearch(
-        model.backbone, space, theta_pre, theta_ft, Region(torch.arange(5)), MaskOptions(parts=4, learning_rate=1e4)
+        model.backbone,
+        space,
+        theta_pre,
+        theta_ft,
+        Region(torch.arange(5)),
+        MaskOptions(learning_rate=1e4),
+        NumberedLoss(CrossEntropy(model, torch.device("cpu"), "fp32"), space.parameters(model.backbone), 4),
     )
     batch = [rows.batch([row]) for row in range(7)]  # fewer in the first part than in the others
-    made["mask losses"] = [search.step_(batch, model, step) for step in (1, 2)]
+    made["mask losses"] = [search.step_(batch, step) for step in (1, 2)]
     made["scores"] = search.scores()
     made["logits"] = predict(model, rows, batch_size=3)
     return made
@@ -92,7 +101,17 @@ def follow(directory: str, port: int) -> None:
     # and this process ends, without a word
 
 
-def skill(model: Any, search: MaskSearch, tensors: list[Any], reset: Any, trained_of: Any) -> tuple[Any, ...]:
+def first_five(model: Any) -> Callable[..., torch.Tensor]:
+    """Return what answers rows with five numbers of their first hidden states."""
+
+    def forward(x: torch.Tensor, t: torch.Tensor | None = None) -> torch.Tensor:
+        logits: torch.Tensor = model(x).last_hidden_state[:, 0, :5]
+        return logits
+
+    return forward
+
+
+def skill(model: Any, search: Any, tensors: list[Any], reset: Any, trained_of: Any) -> tuple[Any, ...]:
     """Search for a mask, and train its region from θ_pre."""
     draw = torch.Generator().manual_seed(4)
     batch = [
@@ -100,19 +119,15 @@ def skill(model: Any, search: MaskSearch, tensors: list[Any], reset: Any, traine
         for _ in range(2)
     ]
 
-    def forward(x: torch.Tensor, t: torch.Tensor | None = None) -> torch.Tensor:
-        logits: torch.Tensor = model(x).last_hidden_state[:, 0, :5]
-        return logits
-
     with trainable(model, tensors):
-        losses = [search.step_(batch, forward, step) for step in (1, 2, 3)]
+        losses = [search.step_(batch, step) for step in (1, 2, 3)]
     begun, region = (search.region(step, 40) for step in (0, 3))
     reset()
     trained = trained_of(region)
     optimizer = torch.optim.AdamW(trained.parameters, lr=1e-2)
     with in_training(model, trained, [], sampling=False):
         for x, y, _ in batch:
-            torch.nn.functional.cross_entropy(forward(x), y).backward()  # type: ignore[no-untyped-call]
+            torch.nn.functional.cross_entropy(first_five(model)(x), y).backward()  # type: ignore[no-untyped-call]
             trained.collect()
             optimizer.step()
             trained.write()
@@ -126,13 +141,14 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from forgetfree.core.graft import Graft, grafted
+    from forgetfree.core.graft import grafted
     from forgetfree.core.parameters import ParameterSpace
-    from forgetfree.core.sharded import ShardedSpace
-    from forgetfree.core.sharded_training import ShardedMaskSearch, ShardedRegion, Shards
     from forgetfree.errors import RegionError
     from forgetfree.ledger import Ledger
+    from forgetfree.ledger.graft import Graft
     from forgetfree.ledger.records import Record
+    from forgetfree.parallel.sharded import ShardedSpace
+    from forgetfree.parallel.sharded_training import ShardedMaskSearch, ShardedRegion, Shards
 
     model = loaded(directory).backbone
     space, x = ParameterSpace.of(model), torch.arange(10, 22).view(2, 6)
@@ -144,7 +160,7 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
 
     def ledger_of(own: ParameterSpace, its: Any) -> bytes:
         ledger = Ledger(own, "0" * 64)
-        with grafted(its, own, graft):
+        with grafted(its, own, first, values):
             ledger.append(Record("one", first, Graft.of(its, own, first), 0.1))
         left = second - first
         ledger.append(Record("two", second, Graft.of(its, own, left), 0.1))
@@ -160,13 +176,14 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
 
     model.eval()
     whole = [answer(model), space.gather(model, first.indices), ledger_of(space, model)]
-    with grafted(model, space, graft):
+    with grafted(model, space, first, values):
         whole.append(answer(model))
     theta_pre, how = space.flatten(model), MaskOptions(learning_rate=1e4)
     theta_ft = theta_pre + 0.1 * torch.randn(len(space), generator=draw)
     theta_ft[::7] = theta_pre[::7]
     base, own_of = most_moved(theta_pre, theta_ft, 10), partial(RegionParameters, model, space)
-    search, tensors = MaskSearch(model, space, theta_pre, theta_ft, base, how), space.parameters(model)
+    loss = CrossEntropy(first_five(model), torch.device("cpu"), "fp32")
+    search, tensors = MaskSearch(model, space, theta_pre, theta_ft, base, how, loss), space.parameters(model)
     expected = skill(model, search, tensors, lambda: space.load_(model, theta_pre), own_of)
     assert answer(model).equal(whole[0]) and len(expected[2] - base) > 0 and not expected[3].equal(theta_pre[:40])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
@@ -195,7 +212,7 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
         assert len(at) < 0.6 * len(space) and torch.equal(shards.values(), theta_pre[at])
         pre, ft = theta_pre[at], theta_ft[at]
         assert shards.most_moved(pre, ft, 10) == base
-        searched = ShardedMaskSearch(shards, pre, ft, base, how)
+        searched = ShardedMaskSearch(shards, pre, ft, base, how, loss)
         made = skill(
             model,
             searched,
@@ -204,7 +221,7 @@ def sharded(directory: str, rank: int, size: int, store: Any, out: str) -> None:
             partial(ShardedRegion, model, own),
         )
         assert made[:3] == expected[:3] and torch.equal(made[3], expected[3])
-        assert torch.allclose(searched.climbed, search.climbed[at], rtol=1e-5, atol=1e-9)
+        assert torch.allclose(searched.shift, search.shift[at], rtol=1e-5, atol=1e-9)
     finally:
         dist.destroy_process_group()
 

@@ -19,18 +19,18 @@ ENTRIES = 10_000_000
 def figures(turns: int = 9) -> list[Figure]:
     """Measure on normally distributed scores; to read them once is the least that it takes."""
     generator = torch.Generator().manual_seed(0)
-    climbed, pre = torch.randn(2, ENTRIES, generator=generator)
-    ft = pre + climbed
+    shift, pre = torch.randn(2, ENTRIES, generator=generator)
+    ft = pre + shift
     made = []
     for sparsity in (1e-4, 1e-3):
         count = int(sparsity * ENTRIES)
         base = Region(torch.arange(0, ENTRIES, 10 * ENTRIES // count))
         seconds = alternate(
             {
-                "ours": lambda: hard_region(climbed, -10.0, base, count),  # noqa: B023
+                "ours": lambda: hard_region(shift, -10.0, base, count),  # noqa: B023
                 "most moved": lambda: most_moved(pre, ft, count),  # noqa: B023
-                "torch.topk": lambda: torch.topk(climbed, count),  # noqa: B023
-                "reading once": lambda: climbed.max(),
+                "torch.topk": lambda: torch.topk(shift, count),  # noqa: B023
+                "reading once": lambda: shift.max(),
             },
             turns=turns,
         )

@@ -19,10 +19,10 @@ from forgetfree.benchmarks.speed.ledger_growth import ledger_of
 from forgetfree.benchmarks.speed.measurement import Figure
 from forgetfree.benchmarks.speed.training_loop import bare_loop
 from forgetfree.continual.streams import load_stream
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.ledger import Ledger, Record
+from forgetfree.ledger.graft import Graft
 
 STEPS, TASKS = 20, 10
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.ledger import Composition, Ledger, LedgerSwitch, Record
+from forgetfree.ledger.graft import Graft
 
 TASKS = (10, 100, 1_000, 10_000)
 #: The entries of a region: 1e-4 of minilm's 10,646,784.

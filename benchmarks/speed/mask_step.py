@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.continual.streams import Stream, load_stream
 from forgetfree.core.base_regions import base_region, most_moved
+from forgetfree.core.batch_loss import CrossEntropy
 from forgetfree.core.examples import Batch
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.readout_model import ReadoutModel
@@ -87,11 +88,13 @@ def lines(stream: Stream, size: int, at_most: float, turns: int, peers: bool) ->
     base = base_region("movement", pre, ft, len(space) // 10_000)
     mask = most_moved(pre, ft, len(space) // 100).mask(len(space)).float()
     batch = [rows.batch(piece) for piece in micro_batches(range(size), rows.lengths, 64, tokens=240)]
-    search = MaskSearch(model.backbone, space, pre, ft, base, MaskOptions())
+    search = MaskSearch(
+        model.backbone, space, pre, ft, base, MaskOptions(), CrossEntropy(model, torch.device("cpu"), "fp32")
+    )
 
     def ours() -> None:
         search.in_model = True  # whatever the others left there, its gradients cost as much
-        search.step_(batch, model, 1)
+        search.step_(batch, 1)
 
     contenders: dict[str, Callable[[], object]] = {"ours": ours, "forward and backward": lambda: plain(model, batch)}
     if peers:

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
-from forgetfree.core.graft import Graft
 from forgetfree.core.readout_model import TaskHead
 from forgetfree.core.regions import Region
 from forgetfree.data.sources import load_tasks
 from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel, Record
+from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.records import Composition
 from forgetfree.models.loading import LoadedModel, load_model
 

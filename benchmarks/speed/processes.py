@@ -18,9 +18,9 @@ import torch
 from forgetfree.benchmarks.speed.measurement import Figure, alternate, ratio
 from forgetfree.benchmarks.speed.region_step import found_region
 from forgetfree.continual.streams import load_stream
-from forgetfree.core.exchange import bytes_sent, connected, from_first, gathered, joined, meeting_point
 from forgetfree.core.trained import RegionParameters
 from forgetfree.learning.training import TrainingOptions, fine_tune
+from forgetfree.parallel.exchange import bytes_sent, connected, from_first, gathered, joined, meeting_point
 
 STEPS = 4
 KINDS = ("fine-tuning", "region")

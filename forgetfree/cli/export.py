@@ -42,17 +42,17 @@ def command(
 
         require_onnx()
     check_free(out)
-    predictor, file = predictor_of(run, seed, strategy, model)
+    predictor, source = predictor_of(run, seed, strategy, model)
     predictor.definition(task)
     with no_empty_directories(out):
         if not out.exists():
             make_directory(out)
-        write = partial(export_task, predictor, task, strategy=file.parts[-3] if run.is_dir() else "")
+        write = partial(export_task, predictor, task, strategy=source.strategy)
         written = write(out) if format == "transformers" else export_onnx(write, out)
-    what = f"that answers {task} as {file} does"
+    what = f"that answers {task} as {source.file} does"
     if format == "onnx":
         print(escaped(f"{out / FILE}: {written.architecture} {what}; logits equal torch's to {TOLERANCE:.0e}."))
     else:
         print_written(written, what)
-    if predictor.kept.precision != "fp32":
-        print(f"note: the run answered in {predictor.kept.precision}, and the model is written in fp32.")
+    if predictor.weights.precision != "fp32":
+        print(f"note: the run answered in {predictor.weights.precision}, and the model is written in fp32.")

@@ -14,7 +14,7 @@ from forgetfree.errors import UsageError
 from forgetfree.files import has_format
 
 if TYPE_CHECKING:
-    from forgetfree.core.graft import Graft
+    from forgetfree.ledger.graft import Graft
 
 Tasks = Annotated[
     tuple[str, ...],
@@ -37,11 +37,11 @@ def grafts_of(
         UsageError: none holds a task, or the options are for runs and there is none.
         GraftError, LedgerError, RunError: something is damaged or missing.
     """
-    from forgetfree.core.graft import Graft
-    from forgetfree.core.graft_file import FORMAT as GRAFT_FORMAT
-    from forgetfree.core.graft_file import find_graft
     from forgetfree.ledger import Ledger
     from forgetfree.ledger.file import FORMAT
+    from forgetfree.ledger.graft import Graft
+    from forgetfree.ledger.graft_file import FORMAT as GRAFT_FORMAT
+    from forgetfree.ledger.graft_file import find_graft
     from forgetfree.results.config_file import check_whole, load_run, located
     from forgetfree.results.unit_record import check_own
     from forgetfree.tasks import chosen_version
@@ -86,9 +86,9 @@ def grafts_of(
 
 
 def _ledger_of(run: Path, seed: int | None, strategy: str | None) -> Path:
-    from forgetfree.serve.kept import LEDGER, find_kept
+    from forgetfree.serve.source import LEDGER, saved_file
 
-    file = find_kept(run, seed, strategy)
+    file = saved_file(run, seed, strategy)
     if file.name != LEDGER:
         raise UsageError(
             f"{file.parts[-3]} kept no ledger, so {run} has no grafts of it. Give a run of grafting-continual, or another "

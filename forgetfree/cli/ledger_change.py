@@ -155,9 +155,9 @@ def ledger_file(path: Path) -> Path:
     if not path.is_dir():
         check_own(path)
         return path
-    from forgetfree.serve.kept import LEDGER, find_kept
+    from forgetfree.serve.source import LEDGER, saved_file
 
-    file = find_kept(path)
+    file = saved_file(path)
     if file.name != LEDGER:
         raise LedgerError(f"{path} keeps no ledger, it answers from {file.name}. Give a run with a ledger.")
     return file

@@ -70,7 +70,7 @@ def command(
         raise UsageError(f"--threads must be from 1 to {cores}, the CPU cores of this machine, got {threads}.")
     with _listening(host, port) as place:
         set_threads(threads)
-        predictor, file = predictor_of(run, seed, strategy, model, deterministic=deterministic)
+        predictor, source = predictor_of(run, seed, strategy, model, deterministic=deterministic)
         app = application(
             predictor,
             limits,
@@ -84,7 +84,8 @@ def command(
         address = f"http://{shown}:{place.getsockname()[1]}"
         place.listen(2048)  # from now on requests wait for the server and are not refused
         print(
-            f"Serving {', '.join(predictor.tasks)} from {file} on {address}; documentation: {address}/docs", flush=True
+            f"Serving {', '.join(predictor.tasks)} from {source.file} on {address}; documentation: {address}/docs",
+            flush=True,
         )
         with suppress(KeyboardInterrupt):  # uvicorn hands on the signal that it was ended by
             server.run(sockets=[place])

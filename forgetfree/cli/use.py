@@ -13,6 +13,7 @@ from forgetfree.jobs.running.environment import quiet_libraries
 
 if TYPE_CHECKING:
     from forgetfree.serve.inference import Predictor
+    from forgetfree.serve.source import Source
 
 Run = Annotated[Path, Parameter(name="DIR", help="what forgetfree run wrote; or a ledger, with --model")]
 Seed = Annotated[int | None, Parameter(metavar="S", help="with which seed (default: the first)")]
@@ -36,18 +37,16 @@ def predictor_of(
     model: str | None,
     device: str = "cpu",
     deterministic: bool = False,
-) -> tuple[Predictor, Path]:
-    """Return what answers, and the file that it answers from; say which, if there are several to choose from."""
+) -> tuple[Predictor, Source]:
+    """Return what answers, and where from; say which, if there are several to choose from."""
     quiet_libraries()
-    from forgetfree.results.config_file import load_run, located
+    from forgetfree.serve.source import Source
 
-    name = model or ("" if run.is_file() else located(load_run(run)["model"]["name"], run))
-    if name and needs_hub(name):
+    source = Source.of(run, seed, strategy, model)
+    if needs_hub(source.model):
         go_offline_if_cut_off()
     from forgetfree.serve.inference import Predictor
-    from forgetfree.serve.kept import kept_file
 
-    file = run if run.is_file() else kept_file(run, seed, strategy)
     if run.is_dir() and strategy is None and len({each.parent for each in run.glob("*/seed-*")}) > 1:
-        say(f"Answering from {file}; --strategy and --seed choose another.")
-    return Predictor.of_run(run, seed, strategy, model, device, deterministic), file
+        say(f"Answering from {source.file}; --strategy and --seed choose another.")
+    return Predictor.of_source(source, device, deterministic), source

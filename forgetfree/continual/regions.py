@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from forgetfree.continual.strategy import ContinualStrategy, TaskwiseOptions, Training, undo_on_error
 from forgetfree.continual.streams import EncodedTask
-from forgetfree.core.graft import Graft, grafted
+from forgetfree.core.graft import grafted
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_, tensors_of
 from forgetfree.core.trained import RegionParameters, Trained
@@ -33,6 +33,7 @@ from forgetfree.ledger import (
     check_binding,
     check_definitions,
 )
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.options import Function, name_of_function, option
 from forgetfree.tasks import version_of
@@ -321,7 +322,8 @@ class TaskRegions:
     def answering_by(self, graft: Graft) -> Iterator[None]:
         """Inside, the model is θ_pre with ``graft``, whichever task is answered."""
         strategy = self._strategy
-        with self._set_aside(), self.pre_trained(), grafted(strategy.model.backbone, strategy.space, graft):
+        model = strategy.model.backbone
+        with self._set_aside(), self.pre_trained(), grafted(model, strategy.space, graft.region, graft.values):
             yield
 
     @contextmanager

@@ -24,10 +24,10 @@ from forgetfree.continual.task_inference import TaskwiseOptions, all_kept, featu
 from forgetfree.continual.task_training import Answer, Training, undo_on_error
 from forgetfree.continual.template import StrategyTemplate
 from forgetfree.continual.whole_model import Kept, WholeModel
-from forgetfree.core.device import find_device
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import WholeTensors
+from forgetfree.device import find_device
 from forgetfree.files import StrPath
 from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.learning.monitor import Monitor, Phase

@@ -30,14 +30,14 @@ from forgetfree.continual.streams import EncodedTask, Stream
 from forgetfree.continual.task_inference import among_labels_of_batch, among_own_labels, answer_for, learn_features
 from forgetfree.continual.task_training import Training, checked_training, training_of
 from forgetfree.core.checkpoint import Checkpoint
-from forgetfree.core.exchange import every, gathered
 from forgetfree.core.trained import in_training
 from forgetfree.data.sampling import by_length
 from forgetfree.learning.in_training import InTraining
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.monitor import Monitor, Phase
-from forgetfree.learning.parts import WHOLE, BatchSum, cut
 from forgetfree.learning.training import Update, plan, training_mode
+from forgetfree.parallel.exchange import every, gathered
+from forgetfree.parallel.parts import WHOLE, BatchSum, cut
 from forgetfree.results.answers import Answers
 from forgetfree.seeds import derive_seed
 

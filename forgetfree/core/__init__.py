@@ -1,1 +1,1 @@
-"""One model and its parameters: regions, grafts, masks. It imports torch, and pydantic for the headers of files."""
+"""One model and its parameters: regions, grafts, masks (paper, section 2). It imports torch alone."""

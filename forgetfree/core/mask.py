@@ -1,7 +1,7 @@
 """Learning the mask: the search for γ by the scores S (paper, §2, eqs. 3 and 4).
 
 θ_pre, θ_ft and S are one flat vector each; the model itself holds θ(γ). No other whole-model copy is made, and a step passes
-over each of them once. S is kept as its distance from where it starts: at −10 the last bit of a float32 is worth 1e-6, and
+over each of them once. S is kept as its shift S − S_0 from where it starts: at −10 the last bit of a float32 is worth 1e-6, and
 the steps by which entries are ranked may be smaller.
 """
 
@@ -10,22 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from forgetfree.core.base_regions import budget, top
+from forgetfree.core.batch_loss import BatchLoss, CrossEntropy
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.examples import Batch
-from forgetfree.core.exchange import PartSum, owned
-from forgetfree.core.graft import Graft, grafted
-from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries, stretch_of
-from forgetfree.core.readout_model import PrecisionChoice, autocast
+from forgetfree.core.graft import grafted
+from forgetfree.core.parameters import ParameterSpace, at_least_float32, entries
+from forgetfree.core.readout_model import PrecisionChoice
 from forgetfree.core.regions import Region
 from forgetfree.core.steps import OnStep, check_loss, trainable
+from forgetfree.core.stretches import Stretches
 from forgetfree.errors import OptionError, RegionError, TrainingError
 from forgetfree.options import Options, option, recorded
 
@@ -42,7 +42,6 @@ class MaskOptions(Options):
     score_init: float = option(-10.0, "every S at first: σ(−10) ≈ 4.5e-5, so θ(γ) begins at the base region's graft")
     evaluate_every: int = option(10, "steps between evaluations of the hard mask", at_least=1)
     precision: PrecisionChoice = option("fp32", "of forward and backward passes")
-    parts: int = option(1, "numbered parts of a step's mini-batches, which several processes share", at_least=1)
 
 
 @dataclass(frozen=True)
@@ -72,24 +71,52 @@ def soft_mask(scores: Tensor, base: Tensor) -> Tensor:
     return torch.where(base, 1 - sigma, sigma)
 
 
-def hard_region(climbed: Tensor, start: float, base: Region, count: int) -> Region:
-    """Return the at most ``count`` entries with the highest γ, where S = ``start + climbed``.
+def descend_(shift: Tensor, gradient: Tensor, move: Tensor, sigma: Tensor, rate: float) -> None:
+    """Take a step down the loss outside γ_base (eq. 3): S −= rate · ∂L/∂θ ⊙ D ⊙ σ′(S), with σ′ = σ (1 − σ).
+
+    Args:
+        shift: S − S_0, which changes.
+        gradient: ∂L/∂θ.
+        move: D = θ_ft − θ_pre.
+        sigma: σ(S); its memory is used.
+        rate: the learning rate.
+    """
+    slope = sigmoid_backward(move, sigma, grad_input=sigma)  # D ⊙ σ′(S)
+    shift.addcmul_(slope, gradient, value=-rate)
+
+
+def hard_region(shift: Tensor, start: float, base: Region, count: int) -> Region:
+    """Return the at most ``count`` entries with the highest γ, where S = ``start + shift``.
 
     Of equal entries those with the lower index win. An entry at −∞ is never taken.
 
     γ rises with −S in the base region and with S outside it; these rank it without the sigmoid's rounding. Outside, where
-    most entries are, ``climbed`` alone ranks them, so no more than ``count`` of them meet those of the base in float64.
+    most entries are, ``shift`` alone ranks them, so no more than ``count`` of them meet those of the base in float64.
     """
-    inside = Region(base.indices[(climbed[base.indices.to(climbed.device)] > -math.inf).cpu()])
-    outside = top(climbed, count + len(inside)) - inside  # the base's are at most as many as were added
+    inside = Region(base.indices[(shift[base.indices.to(shift.device)] > -math.inf).cpu()])
+    outside = top(shift, count + len(inside)) - inside  # the base's are at most as many as were added
     candidates, order = torch.cat([inside.indices, outside.indices]).sort()
-    rank = climbed[candidates.to(climbed.device)].double().add_(start)
+    rank = shift[candidates.to(shift.device)].double().add_(start)
     rank[(order < len(inside)).to(rank.device)] *= -1
     return Region(candidates[top(rank, count).indices])
 
 
 class MaskSearch:
-    """S for one model, and the steps of the search: descend by eq. 3 and graft by eq. 4, in one pass."""
+    """S for one model, and the steps of the search: descend by eq. 3 and graft by eq. 4, in one pass.
+
+    Args:
+        model: holds the graftable tensors.
+        space: its parameter space of N entries.
+        theta_pre: θ_pre ``(N,)``.
+        theta_ft: θ_ft ``(N,)``.
+        base: γ_base.
+        options: the learning rate, and where S starts.
+        loss: of θ(γ) over a batch, which leaves gradients in ``model``.
+
+    Attributes:
+        shift: S − S_0 ``(N,)``. What fine-tuning did not move carries nothing: it is at −∞, stays there, and is never taken.
+        in_model: whether the model holds θ(γ).
+    """
 
     def __init__(
         self,
@@ -98,113 +125,82 @@ class MaskSearch:
         theta_pre: Tensor,
         theta_ft: Tensor,
         base: Region,
-        how: MaskOptions,
+        options: MaskOptions,
+        loss: BatchLoss,
     ) -> None:
         self.tensors = space.parameters(model)
         self.device = self.tensors[0].device
-        self.in_model = False  # whether the model holds θ(γ)
-        self._model, self._space, self._how, self._base = model, space, how, base
-        self._pre, self._ft = theta_pre, theta_ft
-        wide = at_least_float32(space.dtype)
-        # S − S_0. What fine-tuning did not move carries nothing: it is at −∞, stays there, and is never taken.
-        self.climbed = torch.zeros(len(space), dtype=wide, device=self.device)
-        self.climbed[theta_ft == theta_pre] = -math.inf
-        # float16 gradients of a mean over many rows would vanish without it.
-        self._loss_scale = 1024.0 if how.precision == "fp16" else 1.0
-        self._added = PartSum(self.tensors, how.parts)
-        self._where: list[tuple[int, tuple[int, ...]]] = []
-        self._cut_()
-
-    def _cut_(self) -> None:
-        """Cut θ(γ), θ_pre, θ_ft and S − S_0 into stretches; again if a tensor got other storage, as `FlatTensors` gives it."""
-        where = [(tensor.data_ptr(), tensor.stride()) for tensor in self.tensors]
-        if where == self._where:
-            return
-        held = [tensor.detach() for tensor in self.tensors]
-        flat = zip(held, *map(self._space.views, (self._pre, self._ft, self.climbed)), strict=True)
-        self._stretches = [list(zip(*(_cut(tensor, like[0]) for tensor in like), strict=True)) for like in flat]
-        most = max(each[0].numel() for stretches in self._stretches for each in stretches)
-        self._scratch = torch.empty(2, most, dtype=self.climbed.dtype, device=self.device)
-        self._where = where
+        self.in_model = False
+        self._model, self._space, self._options, self._base = model, space, options, base
+        self._pre, self._ft, self._loss = theta_pre, theta_ft, loss
+        self.shift = torch.zeros(len(space), dtype=at_least_float32(space.dtype), device=self.device)
+        self.shift[theta_ft == theta_pre] = -math.inf
+        self._stretches = Stretches(self.tensors, space, theta_pre, theta_ft, self.shift)
 
     @torch.no_grad()
     def graft_(self, rate: float = 0.0, step: int = 0) -> None:
         """Take a step down the loss by the gradients in the model (eq. 3), and put θ(γ) there (eq. 4): in one pass.
 
-        With D = θ_ft − θ_pre, γ = σ(S) outside the base region: S −= rate · ∂L/∂θ ⊙ D ⊙ σ′(S), and θ(γ) = θ_pre + σ(S) ⊙ D.
-        Inside, γ = 1 − σ(S) turns the sign of the gradient and lets θ_pre and θ_ft change places.
+        With D = θ_ft − θ_pre, γ = σ(S) outside the base region, and θ(γ) = θ_pre + σ(S) ⊙ D. Inside, γ = 1 − σ(S) turns the
+        sign of the gradient and lets θ_pre and θ_ft change places.
 
         Raises:
             TrainingError: a gradient is not finite; S and the model are of no use then.
         """
-        self._cut_()
-        start = self._how.score_init
-        gradient_sum = self.climbed.new_zeros(())  # NaN or infinite where a gradient is
+        start = self._options.score_init
+        gradient_sum = self.shift.new_zeros(())  # NaN or infinite where a gradient is
         if rate:
             for i, local, _ in self._space.split(self._base.indices):
                 if (gradient := self.tensors[i].grad) is not None:
                     inside, place = entries(gradient, local)
                     inside[place] *= -1
-        for parameter, stretches in zip(self.tensors, self._stretches, strict=True):
-            gradients = _cut(parameter.grad, parameter) if rate and parameter.grad is not None else ()
-            for (theta, pre, ft, climbed), gradient in zip_longest(stretches, gradients):
-                sigma, move = (scratch[: pre.numel()].view(pre.shape) for scratch in self._scratch)
-                move.copy_(ft).sub_(pre)
-                if gradient is not None:
-                    torch.add(climbed, start, out=sigma).sigmoid_()
-                    slope = sigmoid_backward(move, sigma, grad_input=sigma)  # D ⊙ σ′(S), σ′ = (1 − σ) σ
-                    climbed.addcmul_(slope, gradient, value=-rate)
-                    gradient_sum += gradient.sum(dtype=climbed.dtype)
-                torch.add(climbed, start, out=sigma).sigmoid_()
-                torch.addcmul(pre, sigma, move, out=theta)
-            parameter.grad = None
+        scratch = self.shift.new_empty(2, self._stretches.longest)
+        for (theta, pre, ft, shift), part in self._stretches.views(gradients=rate > 0):
+            sigma, move = (each[: pre.numel()].view(pre.shape) for each in scratch)
+            move.copy_(ft).sub_(pre)
+            if part is not None:
+                torch.add(shift, start, out=sigma).sigmoid_()
+                descend_(shift, part, move, sigma, rate)
+                gradient_sum += part.sum(dtype=shift.dtype)
+            torch.add(shift, start, out=sigma).sigmoid_()
+            torch.addcmul(pre, sigma, move, out=theta)
+        for tensor in self.tensors:
+            tensor.grad = None
         if not math.isfinite(total := float(gradient_sum)):
             raise TrainingError(
                 f"The gradients at step {step} of the mask search add up to {total}, expected finite ones. Localize in fp32 "
                 "(or bf16 instead of fp16), or fine-tune with a lower learning rate."
             )
         at = self._base.indices.to(self.device)
-        sigma, wide = torch.sigmoid(self.climbed[at] + start), self.climbed.dtype
+        sigma, wide = torch.sigmoid(self.shift[at] + start), self.shift.dtype
         self._space.scatter_(
             self._model, self._base.indices, torch.lerp(self._ft[at].to(wide), self._pre[at].to(wide), sigma)
         )
         self.in_model = True
 
-    def step_(self, batch: Sequence[Batch], forward: Callable[[Tensor, Tensor], Tensor], step: int) -> float:
+    def step_(self, batch: Sequence[Batch], step: int) -> float:
         """Move S by the gradient over one batch, and return the mean loss of θ(γ) over its rows."""
         if not self.in_model:
             self.graft_()
-        rows = sum(len(y) for _, y, _ in batch)
-        total, parts = 0.0, self._how.parts
-        for part in owned(parts) if parts > 1 else [0]:  # what is not cut is computed by every process
-            for x, y, t in batch[len(batch) * part // parts : len(batch) * (part + 1) // parts]:
-                with autocast(self._how.precision, self.device.type):
-                    logits = forward(x.to(self.device), t.to(self.device))
-                loss = F.cross_entropy(logits.float(), y.to(self.device), reduction="sum") / rows
-                (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
-                total += float(loss.detach())
-            if parts > 1:
-                self._added.take(total)
-                total = 0.0
-        total = check_loss(self._added.give() if parts > 1 else total, step)
-        self.graft_(self._how.learning_rate / self._loss_scale, step)
-        return total
+        loss = check_loss(self._loss(batch), step)
+        self.graft_(self._options.learning_rate / self._loss.scale, step)
+        return loss
 
     def region(self, step: int, count: int) -> Region:
         """Return the hard mask after ``step`` steps."""
         if step == 0:  # nothing speaks for any entry outside the base region
-            moved = self.climbed[self._base.indices.to(self.device)] > -math.inf
+            moved = self.shift[self._base.indices.to(self.device)] > -math.inf
             return Region(self._base.indices[moved.cpu()][:count])
-        return hard_region(self.climbed, self._how.score_init, self._base, count)
+        return hard_region(self.shift, self._options.score_init, self._base, count)
 
     def scores(self) -> Tensor:
         """Return S itself; the search is over then."""
-        climbed = self.climbed.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=0.0)
-        return climbed.add_(self._how.score_init)
+        shift = self.shift.nan_to_num_(nan=math.nan, posinf=math.inf, neginf=0.0)
+        return shift.add_(self._options.score_init)
 
 
 @dataclass
-class _Course:
+class _SearchState:
     """How far a search has come; see `forgetfree.core.checkpoint.Resumable`.
 
     Attributes:
@@ -222,20 +218,15 @@ class _Course:
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         best = {count: (score, step, region.indices) for count, (score, step, region) in self.best.items()}
-        return {"climbed": self.search.climbed, "losses": self.losses, "best": best, "validation": self.validation}
+        return {"shift": self.search.shift, "losses": self.losses, "best": best, "validation": self.validation}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        self.search.climbed.copy_(state["climbed"])
+        self.search.shift.copy_(state["shift"])
         self.search.in_model = False
         self.losses += state["losses"]
         self.best |= {count: (score, step, Region(at)) for count, (score, step, at) in state["best"].items()}
         self.validation |= state["validation"]
-
-
-def _cut(tensor: Tensor, like: Tensor) -> Sequence[Tensor]:
-    """Return views of a tensor that the cache holds; the whole one, where those of the tensor it is ``like`` have gaps."""
-    return torch.split(tensor.reshape(-1), stretch_of(tensor.device)) if like.is_contiguous() else (tensor,)
 
 
 def learn_regions(
@@ -244,7 +235,7 @@ def learn_regions(
     theta_pre: Tensor,
     theta_ft: Tensor,
     batches: Iterable[Sequence[Batch]],
-    forward: Callable[[Tensor, Tensor], Tensor],
+    loss: BatchLoss,
     *,
     sparsities: Sequence[float],
     base: Region,
@@ -264,7 +255,7 @@ def learn_regions(
         theta_pre: θ_pre ``(N,)``.
         theta_ft: θ_ft ``(N,)``.
         batches: one item a step: the mini-batches that make up its batch.
-        forward: ``(x, t)`` to logits, through ``model``; dropout is off.
+        loss: of a batch, through ``model``; dropout is off.
         sparsities: each asks for a region of at most ``sparsity · N`` entries.
         base: γ_base.
         options: the search.
@@ -273,7 +264,7 @@ def learn_regions(
             the last one. The base region itself is the answer to 0 steps alone: it may be much smaller than the budget.
         on_step: called after every step.
         checkpoint: keeps where the search stands.
-        about: what tells it there from searches with other ``batches`` or ``forward``, as parts of a state.
+        about: what tells it there from searches with other ``batches`` or ``loss``, as parts of a state.
 
     Returns:
         One region a sparsity, each as if it had been asked for alone.
@@ -289,12 +280,12 @@ def learn_regions(
         )
     if not len(base) and not options.steps:
         raise OptionError("An empty base region and 0 steps leave no region. Give steps, or another base region.")
-    search = MaskSearch(model, space, theta_pre, theta_ft, base, options)
+    search = MaskSearch(model, space, theta_pre, theta_ft, base, options, loss)
     counts = [budget(len(space), sparsity) for sparsity in sparsities]
     if options.steps <= options.evaluate_every:
         validate = None  # there is one mask, and nothing to choose
     checkpoint = checkpoint or Checkpoint()
-    state = _Course(search, validation={count: [] for count in counts})
+    state = _SearchState(search, validation={count: [] for count in counts})
     losses, best, validation = state.losses, state.best, state.validation
 
     def consider(step: int) -> None:
@@ -303,7 +294,7 @@ def learn_regions(
             if validate is not None:
                 search.in_model = False
                 space.load_(model, theta_pre)
-                with grafted(model, space, Graft(region, theta_ft[region.indices.to(search.device)])):
+                with grafted(model, space, region, theta_ft[region.indices.to(search.device)]):
                     score = validate()
                 scores.append((step, score))
             if count not in best or score >= best[count][0]:
@@ -315,7 +306,7 @@ def learn_regions(
         with trainable(model, search.tensors):
             for step, batch in enumerate(islice(batches, done, options.steps), done + 1):
                 model.eval()  # validate may have put it back into training mode
-                losses.append(search.step_(batch, forward, step))
+                losses.append(search.step_(batch, step))
                 if on_step:
                     on_step(step, losses[-1])
                 if step % options.evaluate_every == 0 or step == options.steps:
@@ -348,6 +339,17 @@ def learn_region(
     validate: Callable[[], float] | None = None,
     on_step: OnStep | None = None,
 ) -> LearnedRegion:
-    """Run `learn_regions` for one sparsity."""
-    how: Any = {"base": base, "options": options, "validate": validate, "on_step": on_step}
-    return learn_regions(model, space, theta_pre, theta_ft, batches, forward, sparsities=[sparsity], **how)[0]
+    """Run `learn_regions` for one sparsity, on the cross-entropy of ``forward``: ``(x, t)`` to logits, through ``model``."""
+    return learn_regions(
+        model,
+        space,
+        theta_pre,
+        theta_ft,
+        batches,
+        CrossEntropy(forward, space.parameters(model)[0].device, options.precision),
+        sparsities=[sparsity],
+        base=base,
+        options=options,
+        validate=validate,
+        on_step=on_step,
+    )[0]

@@ -2,22 +2,16 @@
 
 A task vector is τ_t = θ_t − θ_pre (Ilharco et al., 2023): here at the entries γ_t that a graft holds, and 0 elsewhere. Every
 rule is entrywise. It takes what T grafts hold at n entries, values θ_t and γ_t ``(T, n)`` with θ_pre where a graft holds
-nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``.
+nothing, and θ_pre ``(n,)``, and returns the merged values ``(n,)``. `forgetfree.ledger.merged` merges whole grafts by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from forgetfree.core.base_regions import budget, most_moved
-from forgetfree.core.graft import Graft
-from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
 
 #: How grafts are merged, see the functions of these names.
@@ -27,8 +21,6 @@ RULES: tuple[MergeRule, ...] = get_args(MergeRule)
 WEIGHTS = {"task-arithmetic": 0.4, "ties": 1.0}
 #: The share of all entries that TIES keeps of each task vector (Yadav et al., 2023, §4.2).
 DENSITY = 0.2
-#: Entries that are merged at a time.
-_STRETCH = 2**20
 
 
 def union(theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
@@ -45,7 +37,7 @@ def task_arithmetic(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) ->
 def ties(theta: Tensor, gamma: Tensor, pre: Tensor, weight: float) -> Tensor:
     """Return θ_pre + λ times the mean of those τ_t that have the elected sign (Yadav et al., 2023, arXiv:2306.01708, alg. 1).
 
-    The elected sign is that of Σ_t τ_t; + where the sum is 0. The τ_t are to be trimmed before: see `trimmed`.
+    The elected sign is that of Σ_t τ_t; + where the sum is 0. The τ_t are those of grafts that are trimmed already.
     """
     vectors = theta - pre
     elected = torch.where(vectors.sum(0) >= 0, 1, -1)
@@ -62,60 +54,17 @@ def stitch(theta: Tensor, gamma: Tensor, pre: Tensor) -> Tensor:
     return (theta * gamma).sum(0) / gamma.sum(0)
 
 
-def trimmed(graft: Graft, theta_pre: Tensor, density: float) -> Graft:
-    """Return the graft's most moved entries, at most the share ``density`` of all entries: the trimming of TIES.
-
-    Args:
-        graft: its entries.
-        theta_pre: θ_pre, ``(N,)``.
-        density: k of Yadav et al.
-    """
-    indices = graft.region.indices
-    kept = most_moved(theta_pre[indices], graft.values, budget(len(theta_pre), density, "density")).indices
-    return Graft(Region(indices[kept]), graft.values[kept])
-
-
-def merge(
-    grafts: Sequence[Graft],
-    theta_pre: Tensor,
-    rule: MergeRule,
-    weight: float | None = None,
-    density: float | None = None,
-) -> Graft:
-    """Return one graft, with the entries of all ``grafts``.
-
-    Args:
-        grafts: one a task, all of one θ_pre and on the CPU.
-        theta_pre: θ_pre, ``(N,)``, on the CPU.
-        rule: how.
-        weight: λ, of task arithmetic and TIES; default: `WEIGHTS`.
-        density: k, of TIES; default: `DENSITY`.
-
-    Raises:
-        OptionError: the rule has no such setting, or a value is out of range.
-    """
-    check_merge(rule, weight, density)
-    if rule == "ties":
-        grafts = [trimmed(graft, theta_pre, DENSITY if density is None else density) for graft in grafts]
-    region = reduce(or_, (graft.region for graft in grafts))
-    merged = torch.empty(len(region), dtype=theta_pre.dtype)
-    for start in range(0, len(region), _STRETCH):
-        entries = region.indices[start : start + _STRETCH]
-        pre = theta_pre[entries].double()
-        theta, gamma = (
-            torch.stack(each) for each in zip(*(_held(graft, entries, pre) for graft in grafts), strict=True)
-        )
-        match rule:
-            case "union":
-                values = union(theta, gamma, pre)
-            case "task-arithmetic":
-                values = task_arithmetic(theta, gamma, pre, WEIGHTS[rule] if weight is None else weight)
-            case "ties":
-                values = ties(theta, gamma, pre, WEIGHTS[rule] if weight is None else weight)
-            case "stitch":
-                values = stitch(theta, gamma, pre)
-        merged[start : start + _STRETCH] = values.to(merged.dtype)
-    return Graft(region, merged)
+def merged_values(rule: MergeRule, theta: Tensor, gamma: Tensor, pre: Tensor, weight: float | None = None) -> Tensor:
+    """Return the merged values by a rule; ``weight`` is λ, by default that of `WEIGHTS`."""
+    match rule:
+        case "union":
+            return union(theta, gamma, pre)
+        case "task-arithmetic":
+            return task_arithmetic(theta, gamma, pre, WEIGHTS[rule] if weight is None else weight)
+        case "ties":
+            return ties(theta, gamma, pre, WEIGHTS[rule] if weight is None else weight)
+        case "stitch":
+            return stitch(theta, gamma, pre)
 
 
 def check_merge(rule: str, weight: float | None, density: float | None) -> None:
@@ -128,12 +77,3 @@ def check_merge(rule: str, weight: float | None, density: float | None) -> None:
         raise OptionError(f"The weight must be above 0, got {weight}. {WEIGHTS[rule]} is usual for {rule}.")
     if density is not None and not 0 < density <= 1:
         raise OptionError(f"The density must be above 0 and at most 1, got {density}. {DENSITY} is usual.")
-
-
-def _held(graft: Graft, entries: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
-    """Return θ_t at ``entries``, θ_pre where the graft holds nothing, and γ_t there."""
-    if not len(graft.region):
-        return pre, torch.zeros(len(entries), dtype=torch.bool)
-    place = torch.searchsorted(graft.region.indices, entries).clamp(max=len(graft.region) - 1)
-    gamma = graft.region.indices[place] == entries
-    return torch.where(gamma, graft.values[place].double(), pre), gamma

@@ -279,14 +279,6 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def stretch_of(device: torch.device) -> int:
-    """Return how many entries of long vectors to work on at a time: what the cache of a processor's core holds.
-
-    An accelerator is fastest with whole vectors.
-    """
-    return 2**17 if device.type == "cpu" else 2**62
-
-
 def _outside_of_the_body(model: Any) -> set[int]:
     """Return the ids of a Hugging Face model's parameters in its head, its input embeddings and their norms."""
     body = getattr(model, "base_model", None)

@@ -69,15 +69,17 @@ def _are_names(names: Any) -> bool:
     return "" not in plain and len(plain) == len(names) > 1
 
 
-def infer(name: str, kind: str, labels: tuple[str, ...]) -> TaskDefinition:
-    """Return the definition of a task that is not registered."""
+def infer(name: str, kind: str, labels: tuple[str, ...], texts: int, metric: str) -> TaskDefinition:
+    """Return the definition of a task that is not registered, over one text or two."""
+    form = "pair" if texts == 2 else "single"
     return TaskDefinition(
         name,
         kind,
         labels,
-        template=DEFAULT_TEMPLATE[kind],
+        template=DEFAULT_TEMPLATE[form],
         label_words=labels,
-        causal_template=DEFAULT_CAUSAL_TEMPLATE[kind],
+        causal_template=DEFAULT_CAUSAL_TEMPLATE[form],
+        metric=metric,
     )
 
 

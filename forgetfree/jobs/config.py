@@ -161,7 +161,7 @@ class JobConfig:
 
     def faults(self) -> Faults:
         """Return what is wrong with each option by itself."""
-        from forgetfree.core.device import find_device
+        from forgetfree.device import find_device
 
         faults = Faults()
         for fault in faults_in(self, lambda name: f"--{key_of(name).replace('_', '-')}"):
@@ -203,8 +203,8 @@ def with_precision(config: C) -> C:
     keys = [key for key, value in config.settings.items() if (key.rpartition(".")[2], value) == ("precision", "auto")]
     if not keys:
         return config
-    from forgetfree.core.device import find_device, kind_of_device
     from forgetfree.core.readout_model import native_precision
+    from forgetfree.device import find_device, kind_of_device
 
     begun, native = _begun_with(config), native_precision(kind_of_device(find_device(config.device)))
     return replace(config, settings={**config.settings, **{key: begun.get(key, native) for key in keys}})

@@ -20,8 +20,6 @@ from typing import Any
 import torch
 
 from forgetfree.core.body import body_space
-from forgetfree.core.graft import Graft
-from forgetfree.core.graft_file import find_graft
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region, distribution, kind_of, layer_of
 from forgetfree.data.rows import TaskRows
@@ -44,6 +42,8 @@ from forgetfree.learning.localization import LocalizationOptions, check_localiza
 from forgetfree.learning.monitor import Monitor, Phase, Stopwatch
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import predict
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_file import find_graft
 from forgetfree.models.fine_tuned_directory import FineTunedModel, load_fine_tuned, readout_of
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from forgetfree.core.device import find_device
+from forgetfree.device import find_device
 from forgetfree.jobs.config import CommonOptions, Faults, JobConfig
 from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.running.environment import check_precision

@@ -28,8 +28,8 @@ from forgetfree.results.unit_record import check_own
 if TYPE_CHECKING:
     import pandas as pd
 
-    from forgetfree.core.graft import Graft
     from forgetfree.ledger import Ledger
+    from forgetfree.ledger.graft import Graft
 
 _REMEDY = "Restore it from a copy, or go on with --resume."
 
@@ -217,7 +217,7 @@ class _Artifacts:
 
 
 def _read(path: Path) -> Ledger | Graft:
-    from forgetfree.core.graft import Graft  # with torch, which a table of scores does not need
     from forgetfree.ledger import Ledger
+    from forgetfree.ledger.graft import Graft  # with torch, which a table of scores does not need
 
     return Ledger.load(path) if path.name.startswith("ledger") else Graft.load(path)

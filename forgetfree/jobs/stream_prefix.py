@@ -14,9 +14,9 @@ from torch import Tensor
 from forgetfree.errors import RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically, write_json
 from forgetfree.jobs.audit import AUDIT, note
-from forgetfree.jobs.floors_file import read_floors, write_floors
-from forgetfree.jobs.ledger_summary import ledger_summary
+from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.predictions import PREDICTIONS
+from forgetfree.jobs.run_summary import ledger_summary
 from forgetfree.jobs.running.environment import make_directory
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
 from forgetfree.json_file import parse_json, read_json
@@ -24,7 +24,7 @@ from forgetfree.learning.monitor import PHASES
 from forgetfree.ledger import Ledger
 from forgetfree.results.run_results import SECONDS_PER_TASK
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.serve.kept import LEDGER
+from forgetfree.serve.source import LEDGER
 from forgetfree.tasks import version_of
 
 _REMEDY = "Restore it from a copy, or run the stream again."
@@ -138,9 +138,9 @@ class StreamPrefix:
         unit.end(made, details)
 
     def _bound(self, details: Json) -> Json:
-        """Return what answers depend on, of the tasks that are carried over; units of version 0.2 do not say it."""
-        bound = details.get("bound")
-        return {"bound": bound | {"tasks": {task: bound["tasks"][task] for task in self.tasks}}} if bound else {}
+        """Return what answers depend on, of the tasks that are carried over."""
+        bound = details["bound"]
+        return {"bound": bound | {"tasks": {task: bound["tasks"][task] for task in self.tasks}}}
 
     def note(self, directory: Path, action: str, task: str) -> None:
         """Write the audit record beside the new ledger, after the lines of the old one."""

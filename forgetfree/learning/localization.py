@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from forgetfree.core.base_regions import BaseKind, base_region, budget, most_moved, top
+from forgetfree.core.batch_loss import BatchLoss, CrossEntropy
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.examples import Batch, Examples
 from forgetfree.core.fisher import diagonal_fisher
@@ -28,6 +29,7 @@ from forgetfree.learning.encoded_task import EncodedTask
 from forgetfree.learning.training import TrainingOptions, predict
 from forgetfree.models.state import ModelState
 from forgetfree.options import option, recorded
+from forgetfree.parallel.parts import batch_loss
 from forgetfree.seeds import derive_seed
 
 
@@ -89,7 +91,6 @@ def mask_options(options: LocalizationOptions, rows: int, fine_tuning_steps: int
         learning_rate=options.mask_learning_rate,
         evaluate_every=max(1, -(-steps // options.mask_evaluations)),
         precision=options.precision,
-        parts=options.parts or 1,
     )
 
 
@@ -215,7 +216,7 @@ def localize(
             theta_pre,
             theta_ft,
             mask_batches(task.train, mask, derive_seed(seed, "batches"), options, device),
-            model,
+            mask_loss(model, options),
             sparsities=sparsities,
             base=base,
             options=mask,
@@ -224,6 +225,12 @@ def localize(
             checkpoint=checkpoint,
             about=(seed, recorded(options), task.train.labels, sorted(fine_tuned.readouts[task.name].items())),
         )
+
+
+def mask_loss(model: ReadoutModel, options: LocalizationOptions) -> BatchLoss:
+    """Return the loss of θ(γ) over a batch of `mask_batches`, whose parts several processes may share."""
+    tensors = model.space().parameters(model.backbone)
+    return batch_loss(CrossEntropy(model, tensors[0].device, options.precision), tensors, options)
 
 
 def mask_batches(

@@ -17,7 +17,7 @@ from forgetfree.core.regions import Region
 from forgetfree.core.steps import check_loss
 from forgetfree.core.trained import WholeTensors, in_training
 from forgetfree.learning.fine_tuning import full_steps
-from forgetfree.learning.localization import LocalizationOptions, mask_batches, mask_options
+from forgetfree.learning.localization import LocalizationOptions, mask_batches, mask_loss, mask_options
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions, Update, plan, scheduled_rate, training_mode
 from forgetfree.models.state import ModelState
@@ -105,7 +105,7 @@ def purified(
             first.pre.theta.to(first.device),
             trained.theta.to(first.device),
             batches(),
-            first.model,
+            mask_loss(first.model, options),
             sparsities=[len(region) / len(first.space)],
             base=region,
             options=how,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forgetfree.core.examples import Examples
-from forgetfree.core.graft import Graft, grafted, interpolate
+from forgetfree.core.graft import grafted, interpolate
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.regions import Region
 from forgetfree.data.sampling import representative
@@ -77,7 +77,7 @@ def choose_scale(
     pre, ft = theta_pre[region.indices], theta_ft[region.indices]
 
     def rank(scale: float) -> tuple[float, float, float]:
-        with grafted(model.backbone, space, Graft(region, interpolate(pre, ft, scale))):
+        with grafted(model.backbone, space, region, interpolate(pre, ft, scale)):
             return *quality(model, task, asked, options), -scale
 
     return max(scales(largest), key=rank)

@@ -14,17 +14,15 @@ from dataclasses import replace
 import torch
 
 from forgetfree.core.base_regions import BaseKind
-from forgetfree.core.binding import network_of
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.device import find_device
 from forgetfree.core.examples import Examples
-from forgetfree.core.graft import Graft, graft_theta, interpolate
-from forgetfree.core.graft_origin import GraftOrigin
+from forgetfree.core.graft import graft_theta, interpolate
 from forgetfree.core.mask import LearnedRegion
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows, TaskRows
+from forgetfree.device import find_device
 from forgetfree.learning.encoded_task import encode_task
 from forgetfree.learning.fine_tuning import fine_tuned_key, fine_tuned_state, full_steps
 from forgetfree.learning.localization import (
@@ -38,6 +36,9 @@ from forgetfree.learning.localization import (
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.scaled_start import GraftOptions, choose_scale
 from forgetfree.learning.training import TrainingOptions, fine_tune, predict, scheduled_rate
+from forgetfree.ledger.binding import network_of
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.state import ModelState, StateStore

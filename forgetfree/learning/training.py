@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from forgetfree import registry
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.core.examples import Examples
-from forgetfree.core.exchange import every, gathered
 from forgetfree.core.readout_model import PrecisionChoice, ReadoutModel, autocast, native_precision
 from forgetfree.core.steps import OnStep
 from forgetfree.core.trained import Trained, WholeTensors, in_training
@@ -27,8 +26,9 @@ from forgetfree.errors import OptionError
 from forgetfree.learning.in_training import InTraining
 from forgetfree.learning.lower_layers import lower_layers_kept
 from forgetfree.learning.own_optimizers import made_by, refuse_made, sets_rates
-from forgetfree.learning.parts import BatchSum, cut
 from forgetfree.options import Function, Options, build, option, recorded
+from forgetfree.parallel.exchange import every, gathered
+from forgetfree.parallel.parts import BatchSum, cut
 from forgetfree.seeds import derive_seed
 
 AnyOptions = TypeVar("AnyOptions", bound="TrainingOptions")

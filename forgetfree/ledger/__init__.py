@@ -8,7 +8,7 @@ other compositions use fewer of these records, and never later ones.
 from forgetfree.ledger.belonging import check_binding, check_definitions, check_weights
 from forgetfree.ledger.joined import Joined, joined_ledger
 from forgetfree.ledger.ledger import Ledger
-from forgetfree.ledger.merged import merged_ledger
+from forgetfree.ledger.merged import merged_graft, merged_ledger
 from forgetfree.ledger.mixed_batch import MixedBatchModel
 from forgetfree.ledger.records import Composition, Record
 from forgetfree.ledger.switch import LedgerSwitch, changed_buffers
@@ -25,5 +25,6 @@ __all__ = [
     "check_definitions",
     "check_weights",
     "joined_ledger",
+    "merged_graft",
     "merged_ledger",
 ]

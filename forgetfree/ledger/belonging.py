@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from forgetfree.core.binding import Binding, network_differences, network_of
 from forgetfree.core.body import POOLER, fingerprint_of
 from forgetfree.core.tensors import check_buffers, persistent_buffers
 from forgetfree.errors import LedgerError, RegionError
+from forgetfree.ledger.binding import Binding, network_differences, network_of
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import TaskDefinition
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.ledger.graft import Graft
 
 
 class NotCorrected(Exception):

@@ -8,7 +8,7 @@ Its tensors are bytes:
     data       the frames of all records, one after another
 
 and as metadata: format, schema, composition, the layout's hash, the base model's fingerprint, the binding (see
-`forgetfree.core.binding`), and a checksum of all but ``data``, each of whose frames has a checksum in its line. So one record
+`forgetfree.ledger.binding`), and a checksum of all but ``data``, each of whose frames has a checksum in its line. So one record
 is read without the others.
 
 A record's frame (see `frames`) holds, in this order: the gaps between the flat indices that the task owns; those of γ_k that
@@ -30,8 +30,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from forgetfree.core.binding import Binding
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import DTYPES, not_finite
@@ -39,7 +37,9 @@ from forgetfree.display import brief
 from forgetfree.errors import RegionError
 from forgetfree.files import check_metadata, signed_bytes
 from forgetfree.json_file import check, checked, parse_json
+from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.frames import bytes_tensor, compressed, compressed_text, restored, restored_text
+from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.records import COMPOSITIONS, Contents, Record
 from forgetfree.tasks import TaskDefinition
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from forgetfree.core.graft import Graft
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, TaskError
+from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
 from forgetfree.tasks import next_version
 

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forgetfree.core.binding import Binding
-from forgetfree.core.graft import Graft
-from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
 from forgetfree.files import StrPath, read_sound, write_atomically
 from forgetfree.ledger import file
+from forgetfree.ledger.binding import Binding
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.ledger.records import Composition, Contents, Record
 
 _Made = TypeVar("_Made")

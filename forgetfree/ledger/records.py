@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from forgetfree.core.binding import Binding
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
+from forgetfree.ledger.binding import Binding
+from forgetfree.ledger.graft import Graft
 from forgetfree.tasks import TaskDefinition
 
 #: What a task is inferred with on top of θ_pre: the ``union`` of all regions up to its own; its own region with the

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.flat import FlatTensors
-from forgetfree.core.graft import Graft
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import persistent_buffers
 from forgetfree.errors import LedgerError
 from forgetfree.ledger.belonging import check_weights
+from forgetfree.ledger.flat import FlatTensors
+from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.ledger import Ledger
 
 

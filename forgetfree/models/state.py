@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forgetfree.core.exchange import from_first, rank
 from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief, is_text
 from forgetfree.errors import ModelError
 from forgetfree.files import StrPath, locked, read_signed, signed_bytes, sweep, write_atomically
 from forgetfree.json_file import check, parse_json
+from forgetfree.parallel.exchange import from_first, rank
 
 _REMEDY = "Restore it from a copy, or run the stream again."
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.binding import set_network_
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix
-from forgetfree.core.graft import Graft
-from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.data.rows import Rows
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
+from forgetfree.ledger.binding import set_network_
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.architecture import body_loader, reads_last
 from forgetfree.models.checkpoint import explained, quiet, read_config, read_weights
 from forgetfree.models.fine_tuned_directory import write_readout
@@ -99,7 +99,7 @@ def export_task(predictor: Predictor, task: str, out: StrPath, strategy: str = "
     definition, loaded = predictor.definition(task), predictor.loaded
     check_free(Path(out))
     origin = GraftOrigin(definition, loaded.readout, loaded.name, "", 0.0, max_length=loaded.max_length)
-    with predictor.kept.merged(definition.name):
+    with predictor.weights.merged(definition.name):
         return write_model(loaded, origin, predictor.readout(task), out, Change("export", strategy))
 
 

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forgetfree.core.graft import Graft
-from forgetfree.core.graft_file import FORMAT as GRAFT_FORMAT
-from forgetfree.core.graft_file import find_graft
 from forgetfree.display import brief
 from forgetfree.errors import HubError, UsageError, first_line
 from forgetfree.files import StrPath, new_directory, read_tensors
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.file import FORMAT as LEDGER_FORMAT
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_file import FORMAT as GRAFT_FORMAT
+from forgetfree.ledger.graft_file import find_graft
 from forgetfree.results.config_file import check_whole
 from forgetfree.results.unit_record import check_own
 from forgetfree.serve.hub_card import hub_card
-from forgetfree.serve.kept import find_kept
+from forgetfree.serve.source import saved_file
 
 #: What names a repository where a path may also stand.
 SCHEME = "hf://"
@@ -143,7 +143,7 @@ def _file_of(source: Path) -> Path:
         )
     check_whole(source)
     if source.is_dir() and any(source.glob("*/seed-*/ledger.safetensors")):
-        return find_kept(source)
+        return saved_file(source)
     file = find_graft(source)
     check_own(file)
     return file

@@ -1,16 +1,14 @@
-"""Answers from a finished run: its model with what a strategy kept of each task."""
+"""Answers from a finished run: its model with what a strategy saved of each task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from forgetfree.core.readout_model import Precision
 from forgetfree.core.tensors import load_tensors_
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
@@ -24,11 +22,10 @@ from forgetfree.learning.task_features import TaskFeatures
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, MixedBatchModel
 from forgetfree.models.loading import LoadedModel, load_model
-from forgetfree.registry import KEPT_FILES
-from forgetfree.results.config_file import load_run, located
 from forgetfree.results.unit_record import check_own
-from forgetfree.serve.bound import check_bound
-from forgetfree.serve.kept import Kept, KeptLedger, Source, find_kept
+from forgetfree.serve.run_binding import check_run_binding
+from forgetfree.serve.source import Source
+from forgetfree.serve.weights import LedgerWeights, TaskWeights, weights_of
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition, chosen_version
 
 #: A text, or the two of a pair; a tuple of one is a text, too.
@@ -55,15 +52,11 @@ class Answer:
 
 
 class Predictor:
-    """A model, and what a strategy kept, that answer for every task of a run.
+    """A model, and what a strategy saved, that answer for every task of a run.
 
     Args:
         loaded: the base model, with no tasks yet.
-        kept: a ledger, or what else a strategy kept: see `forgetfree.serve.kept`.
-        tasks: of a ledger: definitions of its tasks in the order of the stream, if they are known apart from it. They must
-            equal the ledger's own, which ledgers of version 0.2 do not have.
-        shared_labels: of a ledger of version 0.2: whether all tasks' labels had one readout (``scenario=class``).
-        precision: of a ledger of version 0.2: what it answered in.
+        weights: a ledger, or what else a strategy saved: see `forgetfree.serve.weights`.
         routed: whether the run itself found out the task of a row, see `route`.
         features: what it told tasks apart by, if not by their answers.
         deterministic: answer each row in a forward pass of its own, so that its logits have the same bits whatever is asked
@@ -71,38 +64,34 @@ class Predictor:
 
     Attributes:
         loaded: the model.
-        kept: what was kept.
-        ledger: the ledger; none where something else was kept.
+        weights: what was saved.
+        ledger: the ledger; none where something else was saved.
 
     Raises:
         LedgerError: the ledger belongs to another model, or would not answer as it did; the message says what differs.
     """
 
-    kept: Kept
-
     def __init__(
         self,
         loaded: LoadedModel,
-        kept: Ledger | Kept,
-        tasks: Sequence[TaskDefinition] = (),
+        weights: Ledger | TaskWeights,
         *,
-        shared_labels: bool = False,
-        precision: Precision = "fp32",
         routed: bool = False,
         deterministic: bool = False,
         features: TaskFeatures | None = None,
     ) -> None:
-        if isinstance(kept, Ledger):
-            kept = KeptLedger(loaded, kept, Source(Path(), tasks, shared_labels, precision))
-        self.loaded, self.routed, self.kept, self.deterministic = loaded, routed, kept, deterministic
+        self.weights = LedgerWeights(loaded, weights) if isinstance(weights, Ledger) else weights
+        self.loaded, self.routed, self.deterministic = loaded, routed, deterministic
         self._features = features
-        self.ledger = kept.ledger if isinstance(kept, KeptLedger) else None
+        self.ledger: Ledger | None = None
         self._mixed: MixedBatchModel | None = None
-        if isinstance(kept, KeptLedger):
-            for task in kept.definitions:
+        if isinstance(self.weights, LedgerWeights):
+            self.ledger = self.weights.ledger
+            for task in self.tasks:
                 self._label(task)
             if not deterministic:
-                self._mixed = MixedBatchModel(loaded.model, kept.switch, pad=loaded.pad, precision=kept.precision)
+                switch, precision = self.weights.switch, self.weights.precision
+                self._mixed = MixedBatchModel(loaded.model, switch, pad=loaded.pad, precision=precision)
 
     @classmethod
     def of_run(
@@ -126,54 +115,28 @@ class Predictor:
 
         Raises:
             RunError: it is no run directory, or holds nothing to answer from.
-            LedgerError, ModelError: what was kept and model do not fit.
+            LedgerError, ModelError: what was saved and model do not fit.
         """
-        place = Path(directory)
-        if place.is_file():
-            if seed is not None or strategy is not None or model is None:
-                raise UsageError(
-                    f"{place} is read as a ledger, which is one strategy's, with one seed, and does not name its base model. "
-                    "Give --model, and neither --strategy nor --seed; or give the run's directory."
-                )
-            check_own(place)
-            return cls._of(Source(place), model, {}, device, deterministic)
-        config = load_run(place)
-        file, own = find_kept(place, seed, strategy), located(config["model"]["name"], place)
-        options = _options(config, file.parts[-3])
-        source = Source(
-            file,
-            [TaskDefinition.of_fields(task) for task in config["tasks"]],
-            config.get("scenario") == "class",
-            "bf16" if options.get("precision") == "bf16" else "fp32",
-            config["model"],
-            [file.parent, Path(config["run"]["set"].get("cache") or place / "fine-tuned")],
-            "last" if config.get("scenario", "task") == "task" else options.get("task_inference", "last"),
-            options.get("lda_layer"),
-        )
-        deterministic = deterministic or options.get("deterministic") is True
-        try:
-            return cls._of(source, model or own, config["run"]["set"], device, deterministic)
-        except (LedgerError, ModelError, RunError) as error:
-            if model is None:
-                raise
-            raise type(error)(f"{error} The run was made with the model {own!r}.") from error
+        return cls.of_source(Source.of(Path(directory), seed, strategy, model), device, deterministic)
 
     @classmethod
-    def _of(
-        cls,
-        source: Source,
-        model: str,
-        settings: Mapping[str, Any],
-        device: str,
-        deterministic: bool,
-    ) -> Predictor:
-        ledger = None if source.file.name in KEPT_FILES else Ledger.load(source.file)
-        described = source.model or {}
-        readout, max_length = described.get("readout", "linear"), described.get("max_length", MAX_LENGTH)
+    def of_source(cls, source: Source, device: str = "cpu", deterministic: bool = False) -> Predictor:
+        """Return the predictor of a file that a strategy saved: see `of_run`."""
+        try:
+            return cls._of_source(source, device, deterministic or source.deterministic)
+        except (LedgerError, ModelError, RunError) as error:
+            if not source.run_model:
+                raise
+            raise type(error)(f"{error} The run was made with the model {source.run_model!r}.") from error
+
+    @classmethod
+    def _of_source(cls, source: Source, device: str, deterministic: bool) -> Predictor:
+        ledger = Ledger.load(source.file) if source.is_ledger else None
+        readout, max_length = source.base.get("readout", "linear"), source.base.get("max_length", MAX_LENGTH)
         if ledger is not None and ledger.binding:
             readout, max_length = ledger.binding.readout, ledger.binding.max_length
-        graftable = None if ledger is not None else settings.get("graftable")
-        loaded = load_model(model, readout, graftable=graftable, max_length=max_length)
+        graftable = source.graftable if ledger is None else None
+        loaded = load_model(source.model, readout, graftable=graftable, max_length=max_length)
         loaded.model.to(device)
         features = None
         if source.task_inference == "lda":  # the model holds θ_pre now
@@ -181,19 +144,16 @@ class Predictor:
             features.load(source.file.parent)
             check_own(source.file.with_name(FEATURES))
         now = loaded.binding(source.precision)
-        if ledger is not None:
-            kept = KeptLedger(loaded, ledger, source)
-        else:
-            kept = KEPT_FILES[source.file.name].load().read(source, loaded)
+        weights = weights_of(source, loaded) if ledger is None else LedgerWeights(loaded, ledger, source)
         if source.tasks:
-            check_bound(source, replace(now, precision=kept.precision))
+            check_run_binding(source, replace(now, precision=weights.precision))
         routed = source.task_inference != "last"
-        return cls(loaded, kept, routed=routed, deterministic=deterministic, features=features)
+        return cls(loaded, weights, routed=routed, deterministic=deterministic, features=features)
 
     @property
     def tasks(self) -> Mapping[str, TaskDefinition]:
         """The definitions of the tasks that can be answered, in the order in which they were learned."""
-        return self.kept.definitions
+        return self.weights.definitions
 
     def definition(self, task: str) -> TaskDefinition:
         """Return the task's definition; of a task that was met again, that of the latest version; ``task@1`` is the first.
@@ -212,7 +172,7 @@ class Predictor:
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the tensors of the task's readout; none for label words."""
-        return self.kept.readout(self.definition(task).name)
+        return self.weights.readout(self.definition(task).name)
 
     def logits(self, task: str, rows: Rows, *, batch_size: int = 64) -> Tensor:
         """Return the logits ``(n, n_labels)`` of rows, or of all their words, from the model that infers ``task``."""
@@ -226,9 +186,9 @@ class Predictor:
         model, label = self.loaded.model, self._label(definition.name)
         encode = self.loaded.encoder(definition)
         encoded = EncodedRows.of(encode(rows), rows.labels, label, self.loaded.pad)
-        with self.kept.answering(definition.name):
+        with self.weights.answering(definition.name):
             size = 1 if self.deterministic else batch_size
-            logits = predict(model, encoded, batch_size=size, precision=self.kept.precision)
+            logits = predict(model, encoded, batch_size=size, precision=self.weights.precision)
         return encoded.answered(logits), encode.cut
 
     def answer(self, task: str, texts: Sequence[Text]) -> list[Answer]:
@@ -345,7 +305,7 @@ class Predictor:
         definition, model = self.tasks[task], self.loaded.model
         if any(head.name == task for head in model.heads):
             return model.task_label(task)
-        stored = self.kept.readout(task)
+        stored = self.weights.readout(task)
         label = model.add_task(self.loaded.head(definition))
         readout = model.readout_module(label)
         expected = {name: tuple(tensor.shape) for name, tensor in readout.state_dict().items()}
@@ -403,13 +363,6 @@ def _answer(task: TaskDefinition, logits: Tensor, cut_tokens: int) -> Answer:
     best = int(logits.argmax())  # shares of logits that nearly agree may be equal
     numbers = shares.tolist()
     return Answer(task.labels[best], numbers[best], dict(zip(task.labels, numbers, strict=True)), task.name, cut_tokens)
-
-
-def _options(config: Mapping[str, Any], strategy: str) -> Mapping[str, Any]:
-    """Return the options of a strategy, as far as config.json says them."""
-    options = config.get("options")
-    own = options.get(strategy) if isinstance(options, dict) else None
-    return own if isinstance(own, dict) else {}
 
 
 __all__ = ["Answer", "Predictor"]

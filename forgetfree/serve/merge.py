@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from forgetfree.core.body import body_prefix
-from forgetfree.core.graft import Graft
-from forgetfree.core.graft_origin import GraftOrigin
-from forgetfree.core.merging import MergeRule, check_merge, merge
+from forgetfree.core.merging import MergeRule, check_merge
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import GraftError, UsageError
-from forgetfree.ledger import Ledger, merged_ledger
+from forgetfree.ledger import Ledger, merged_graft, merged_ledger
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.ledger.records import Record
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import base_model_name
@@ -40,8 +40,8 @@ def merge_grafts(
         grafts: by the name of their file, for messages.
         rule: how, see `forgetfree.core.merging`.
         model: the base model; default: by the name that the grafts have for it.
-        weight: see `forgetfree.core.merging.merge`.
-        density: see `forgetfree.core.merging.merge`.
+        weight: see `forgetfree.ledger.merged_graft`.
+        density: see `forgetfree.ledger.merged_graft`.
 
     Raises:
         UsageError: the grafts cannot be merged; the message says which differ in what.
@@ -59,7 +59,7 @@ def merge_grafts(
     one.apply_(backbone).apply_(backbone, check=False)  # compares weights and configuration; all grafts have the same
     if first.tokenizer and first.tokenizer != loaded.tokenizer_digest:
         raise GraftError(f"The grafts were made with another tokenizer than {loaded.name!r} has. Give their own model.")
-    merged = merge(list(grafts.values()), space.flatten(backbone), rule, weight, density)
+    merged = merged_graft(list(grafts.values()), space.flatten(backbone), rule, weight, density)
     records = [
         Record(
             origin.task.name,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.data.encoding import Encoder, Slot
 from forgetfree.display import escaped
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.peft_directory import READOUT
 from forgetfree.results.report.page import in_markdown
 

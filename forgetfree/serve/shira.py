@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.binding import network_differences, network_of
 from forgetfree.core.body import body_fingerprint, body_of, body_prefix, body_space
-from forgetfree.core.graft import Graft
-from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.readout_model import LINEAR
 from forgetfree.core.regions import Region
 from forgetfree.errors import GraftError, UsageError
 from forgetfree.files import StrPath, new_directory, write_atomically
+from forgetfree.ledger.binding import network_differences, network_of
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.checkpoint import read_weights
 from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout

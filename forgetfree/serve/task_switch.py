@@ -18,9 +18,8 @@ from forgetfree.files import StrPath
 from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.task_model import mean_of_tokens
-from forgetfree.registry import KEPT_FILES
 from forgetfree.results.unit_record import check_own
-from forgetfree.serve.kept import find_kept
+from forgetfree.serve.source import LEDGER, saved_file
 from forgetfree.tasks import chosen_version
 
 
@@ -128,8 +127,8 @@ def _file_of(place: Path) -> Path:
     if not place.is_dir():
         check_own(place)
         return place
-    file = find_kept(place)
-    if file.name in KEPT_FILES:
+    file = saved_file(place)
+    if file.name != LEDGER:
         raise RunError(
             f"{place} holds no ledger, but {file.name} of {file.parts[-3]}. Answer from it by Predictor.of_run."
         )

@@ -7,7 +7,7 @@ For task ``k`` it holds
     buffer/k/name          buffers that training changed (BatchNorm's, say)
 
 and as metadata: schema, task names in order, PEFT's configuration of each adapter, whether the adapters act together, the
-base model's fingerprint, what else its answers depend on (`forgetfree.core.binding`), and a checksum of all of the above.
+base model's fingerprint, what else its answers depend on (`forgetfree.ledger.binding`), and a checksum of all of the above.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from forgetfree.core.binding import Binding
 from forgetfree.display import brief, is_text
 from forgetfree.errors import RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, check_fields, is_number, parse_json
+from forgetfree.ledger.binding import Binding
 from forgetfree.models.lora_adapters import lora_config
 
 FORMAT, SCHEMA = "forgetfree.lora", 1

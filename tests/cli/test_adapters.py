@@ -13,8 +13,8 @@ from adapters import HEADS, write_adapter
 from safetensors.torch import load_file, save_file
 
 from forgetfree import cli
-from forgetfree.core.graft import Graft
 from forgetfree.data.sources import load_task
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import load_fine_tuned
 
 

@@ -32,7 +32,6 @@ from transformers import (
 
 from forgetfree import cli
 from forgetfree.core.base_regions import most_moved
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import kind_of, layer_of
 from forgetfree.core.regions import Region, biases, distribution
 from forgetfree.data.sources import load_task
@@ -40,6 +39,7 @@ from forgetfree.files import signed_bytes
 from forgetfree.jobs.running import progress
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.fine_tuned_directory import label_order, load_fine_tuned
 from forgetfree.models.loading import load_model

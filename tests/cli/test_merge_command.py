@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from forgetfree import Ledger, Predictor, cli
-from forgetfree.core.graft import Graft
-from forgetfree.core.merging import RULES, merge
+from forgetfree.core.merging import RULES
 from forgetfree.data.sources import load_tasks
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.ledger import merged_graft
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 
 TASKS = ("qnli", "ag_news", "sst2")
@@ -66,7 +67,7 @@ def test_the_ledger_answers_every_task_by_the_same_merged_model(
     assert f"qnli, ag_news, sst2 merged by {rule}" in capsys.readouterr().out
     ledger = Ledger.load(tmp_path / "merged.safetensors")
     predictor = Predictor(load_model(own.model, own.readout), ledger)
-    merged = merge(list(own.grafts.values()), own.benches["qnli"].pre.theta, rule)
+    merged = merged_graft(list(own.grafts.values()), own.benches["qnli"].pre.theta, rule)
     assert merged.region == ledger.owned()
     for task, bench in own.benches.items():
         theta = bench.pre.theta.clone()

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from tagged import PEOPLE, TOPICS, tagged_task
 
 from forgetfree import cli
-from forgetfree.core.graft import Graft
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import UsageError
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, LedgerSwitch, MixedBatchModel
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.serve.inference import Predictor
 from forgetfree.serve.tagging import tag_sentences, words_of

@@ -11,7 +11,6 @@ from fuzz import reading
 from fuzz.reading import bits
 from fuzz.samples import Samples
 
-from forgetfree.core.graft import Graft
 from forgetfree.errors import (
     DataError,
     ForgetfreeError,
@@ -22,10 +21,11 @@ from forgetfree.errors import (
     RunError,
     UsageError,
 )
+from forgetfree.jobs.diagnostics import read_floors
 from forgetfree.jobs.experiments.context import read_score
 from forgetfree.jobs.experiments.report import load_experiment_results
-from forgetfree.jobs.floors_file import read_floors
 from forgetfree.ledger import Ledger
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import read_readout
 from forgetfree.models.state import ModelState
 from forgetfree.results.run_results import load_run_results

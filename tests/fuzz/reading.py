@@ -15,8 +15,6 @@ from fuzz.samples import TASKS, Samples
 from torch import Tensor
 
 from forgetfree import registry
-from forgetfree.core.binding import Binding
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.data.source_json import described, read_source
@@ -28,6 +26,8 @@ from forgetfree.jobs.predictions import load_logits
 from forgetfree.jobs.running.resume import continued, grown, read_config
 from forgetfree.jobs.running.unit import Unit
 from forgetfree.ledger import Ledger
+from forgetfree.ledger.binding import Binding
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.state import ModelState
 from forgetfree.results.config_file import load_run
 from forgetfree.results.records import Record

@@ -12,10 +12,10 @@ import pytest
 import torch
 from fuzz.mutations import HOSTILE
 
-from forgetfree.core.binding import Binding
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import RegionError
 from forgetfree.files import signed_bytes
+from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.frames import bytes_tensor, compressed, compressed_text
 
 LAYOUTS = {

@@ -15,10 +15,10 @@ from forgetfree.core.readout_model import TaskHead, autocast
 from forgetfree.core.steps import attention_for_training, check_loss, trainable
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.errors import OptionError, TrainingError
-from forgetfree.learning.parts import parts
 from forgetfree.learning.training import TrainingOptions, Update, fine_tune, paper_steps, predict
 from forgetfree.models.loading import load_model
 from forgetfree.models.task_model import TaskModel
+from forgetfree.parallel.parts import parts
 
 ModelDirectory = Callable[[str], Path]
 READOUTS = {

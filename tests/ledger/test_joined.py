@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from forgetfree import Ledger
-from forgetfree.core.binding import Binding
 from forgetfree.core.body import fingerprint_of
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.errors import LedgerError, TaskError
 from forgetfree.ledger import Composition, LedgerSwitch, Record, joined_ledger
+from forgetfree.ledger.binding import Binding
+from forgetfree.ledger.graft import Graft
 
 
 def base() -> nn.Module:

@@ -13,7 +13,6 @@ import transformers
 from cards import card_probabilities
 
 from forgetfree import cli
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.data.rows import Rows
@@ -21,6 +20,7 @@ from forgetfree.data.sources import load_task
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import apply_graft
 

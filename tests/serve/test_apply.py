@@ -20,8 +20,6 @@ from torch import Tensor
 
 from forgetfree import cli
 from forgetfree.core.body import body_fingerprint, body_of, body_space
-from forgetfree.core.graft import Graft
-from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.regions import Region
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
@@ -29,6 +27,8 @@ from forgetfree.data.sources import load_tasks
 from forgetfree.errors import GraftError, ModelError, UsageError
 from forgetfree.learning.single_task import SingleTask
 from forgetfree.learning.training import TrainingOptions, predict
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.models.classifier import ClassifierModel
 from forgetfree.models.loading import load_model
 from forgetfree.serve.apply import WrittenModel, apply_graft

@@ -22,10 +22,10 @@ import yaml
 from huggingface_hub import constants
 
 from forgetfree import Ledger, cli
-from forgetfree.core.graft import Graft
-from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.files import signed_bytes
 from forgetfree.ledger import Record
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.serve.hub import repository_of
 from forgetfree.serve.hub_card import hub_card
 

@@ -154,7 +154,7 @@ def test_the_label_is_that_of_the_largest_logit_where_shares_are_equal() -> None
     low = torch.tensor(0.01)
     logits = torch.stack([low, torch.nextafter(low, torch.tensor(1.0))])
     assert logits.softmax(0).unique().numel() == 1 and logits.argmax() == 1
-    answer = _answer(TaskDefinition("mood", "single", ("sad", "glad")), logits)
+    answer = _answer(TaskDefinition("mood", "single", ("sad", "glad")), logits, 0)
     assert (answer.label, answer.probability) == ("glad", 0.5)
 
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from forgetfree import registry
 from forgetfree.cli.ledger_view import render_ledger
 from forgetfree.core.body import fingerprint_of
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace, weight_matrices
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import load_tensors_
@@ -28,6 +27,7 @@ from forgetfree.errors import LedgerError, ModelError, TrainingError, UsageError
 from forgetfree.learning.monitor import Monitor
 from forgetfree.learning.training import predict
 from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger.graft import Graft
 from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState
 from forgetfree.serve.inference import Predictor
@@ -239,12 +239,23 @@ def test_a_ledger_alone_answers_from_the_file(tiny_stream: MakeStream, history: 
 
 
 @pytest.mark.sampled("bitfit-bert-momentum")
+def test_rows_that_are_no_texts_are_not_predicted(model_directory: Callable[[str], Path], history: History) -> None:
+    loaded = load_model(str(model_directory(history.kind)), MODELS[history.kind])
+    texts = Ledger.load(history.ledger_file)
+    ledger = Ledger(texts.space, texts.fingerprint, texts.composition)
+    for record in texts.records:
+        ledger.append(replace(record, definition=None))
+    with pytest.raises(LedgerError, match=r"does not say which labels task .* has: its rows are no texts"):
+        Predictor(loaded, ledger)
+
+
+@pytest.mark.sampled("bitfit-bert-momentum")
 def test_the_predictor_answers_from_the_file(
     model_directory: Callable[[str], Path], data_directory: Path, history: History
 ) -> None:
     tasks = load_tasks(history.stream.name, str(data_directory))
     loaded = load_model(str(model_directory(history.kind)), MODELS[history.kind])
-    predictor = Predictor(loaded, Ledger.load(history.ledger_file), [task.task for task in tasks])
+    predictor = Predictor(loaded, Ledger.load(history.ledger_file))
     for task in (tasks[i] for i in (2, 0, 1)):
         assert torch.equal(predictor.logits(task.task.name, task.test), history.rows[-1][task.task.name])
 
@@ -255,7 +266,7 @@ def test_the_predictor_reads_texts_alone_or_in_tuples(
 ) -> None:
     tasks = load_tasks(history.stream.name, str(data_directory))
     loaded = load_model(str(model_directory(history.kind)), MODELS[history.kind])
-    predictor = Predictor(loaded, Ledger.load(history.ledger_file), [task.task for task in tasks])
+    predictor = Predictor(loaded, Ledger.load(history.ledger_file))
     single = next(task.task.name for task in tasks if len(task.task.text_columns) == 1)
     texts = ["a lovely film", "the story is dull"]
     assert predictor.answer(single, texts) == predictor.answer(single, [(text,) for text in texts])

@@ -16,12 +16,12 @@ from forgetfree.continual.skills import learn_region
 from forgetfree.continual.streams import Stream, benchmark_stream, make_stream
 from forgetfree.core.base_regions import most_moved
 from forgetfree.core.body import fingerprint_of
-from forgetfree.core.graft import Graft
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.trained import RegionParameters, WholeTensors
 from forgetfree.errors import UsageError
 from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger.graft import Graft
 from forgetfree.testing.tiny_streams import tiny_model, tiny_task
 
 TASKS = ("qnli", "ag_news", "sst2")

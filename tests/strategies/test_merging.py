@@ -9,9 +9,8 @@ import torch
 
 from forgetfree import registry
 from forgetfree.core.graft import grafted
-from forgetfree.core.merging import merge
 from forgetfree.errors import OptionError
-from forgetfree.ledger import Ledger
+from forgetfree.ledger import Ledger, merged_graft
 from forgetfree.options import build
 from forgetfree.testing.tiny_streams import tiny_stream
 
@@ -82,7 +81,7 @@ def test_one_task_is_answered_as_its_graft_answers(name: str) -> None:
     model = strategy.model
     with strategy.answering(task):
         merged = strategy.space.flatten(model.backbone)
-    with grafted(model.backbone, strategy.space, graft):
+    with grafted(model.backbone, strategy.space, graft.region, graft.values):
         assert torch.equal(strategy.space.flatten(model.backbone), merged)
 
 
@@ -110,7 +109,7 @@ def test_what_is_kept_are_the_grafts_and_the_merged_ledger(tmp_path: Any) -> Non
 def merge_of(name: str, ledger: Ledger, strategy: Any) -> Any:
     rule: Any = name.removeprefix("merge-")
     settings = {key: value for key, value in OWN[name].items() if key in ("weight", "density")}
-    return merge([record.owned for record in ledger.records], strategy.pre_trained.theta, rule, **settings)
+    return merged_graft([record.owned for record in ledger.records], strategy.pre_trained.theta, rule, **settings)
 
 
 @pytest.mark.parametrize(

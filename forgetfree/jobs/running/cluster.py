@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from warnings import catch_warnings
 
-from forgetfree.core.device import kind_of_device
+from forgetfree.device import kind_of_device
 from forgetfree.display import brief
 from forgetfree.errors import RunError, UsageError, first_line
 from forgetfree.files import write_atomically

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from forgetfree.core.device import kind_of_device
 from forgetfree.data.encoding import EncodedRows
 from forgetfree.data.rows import Rows
+from forgetfree.device import kind_of_device
 from forgetfree.learning.training import TrainingOptions, fine_tune, for_device, predict
 from forgetfree.models.loading import LoadedModel
 from forgetfree.tasks import TaskDefinition

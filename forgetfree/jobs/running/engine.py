@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forgetfree.core.device import spread
-from forgetfree.core.exchange import ProcessLost
+from forgetfree.device import spread
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import sweep, write_json
 from forgetfree.jobs.config import Faults
@@ -36,6 +35,7 @@ from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.jobs.running.unit import Json, Unit, remove_checkpoints
 from forgetfree.jobs.running.workers import Executor, ThisProcess, WorkerProcesses
 from forgetfree.json_file import sign
+from forgetfree.parallel.exchange import ProcessLost
 from forgetfree.results.unit_record import signatures
 
 SCHEMA = 1

@@ -127,7 +127,7 @@ def tell_shared_labels(tasks: Iterable[TaskRows]) -> None:
 
 def circumstances(device: str) -> dict[str, Any]:
     """Return what the bits that a unit computes may depend on, beside the unit."""
-    from forgetfree.core.device import kind_of_device
+    from forgetfree.device import kind_of_device
 
     about = environment(device)
     machine = {key: value for key, value in about["machine"].items() if key != "system"}
@@ -138,7 +138,7 @@ def environment(device: str) -> dict[str, Any]:
     """Return what config.json and unit.json say of versions, code, machine and command."""
     import torch
 
-    from forgetfree.core.device import processor_of
+    from forgetfree.device import processor_of
 
     return {
         "versions": versions(),

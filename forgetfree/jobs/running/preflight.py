@@ -25,11 +25,11 @@ from typing import Any
 
 from forgetfree import registry
 from forgetfree.core.base_regions import budget, tiny_region_note
-from forgetfree.core.device import find_device
 from forgetfree.data.bad_rows import DataFaults
 from forgetfree.data.rows import TaskRows
 from forgetfree.data.sampling import evenly
 from forgetfree.data.sources import check_task, load_task, read_tasks
+from forgetfree.device import find_device
 from forgetfree.errors import ForgetfreeError, ModelError, NoDataError, SeveralFaultsError, UsageError, first_line
 from forgetfree.files import is_place
 from forgetfree.jobs.adapter_starts import starts_of

@@ -1,4 +1,4 @@
-"""Where a unit is trained by several processes as one: `forgetfree.core.exchange` says how they end with the bits of one.
+"""Where a unit is trained by several processes as one: `forgetfree.parallel.exchange` says how they end with the bits of one.
 
 Process 0 owns the directory, shows progress and writes. The others run the same unit in a temporary copy of its folder, in
 silence, and end with it.
@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from forgetfree.core.device import devices, give_device, kind_of_device
+from forgetfree.device import devices, give_device, kind_of_device
 from forgetfree.errors import ForgetfreeError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries, set_threads
 from forgetfree.jobs.running.progress import Ended, Progress
@@ -95,7 +95,7 @@ class ProcessGroup:
         """
         import torch
 
-        from forgetfree.core.exchange import from_first, joined
+        from forgetfree.parallel.exchange import from_first, joined
 
         with ExitStack() as scope:
             if launched() is None:
@@ -110,7 +110,7 @@ class ProcessGroup:
 
 def _in_step(work: Work, unit: Unit, monitor: Monitor) -> None:
     """Run a unit at the same time as the other processes, and check that all have come to the same."""
-    from forgetfree.core.exchange import check_alike
+    from forgetfree.parallel.exchange import check_alike
 
     check_alike(f"files of {unit}", described_files(unit.directory), _SAME_DIRECTORY)
     work(unit, monitor)
@@ -120,7 +120,7 @@ def _in_step(work: Work, unit: Unit, monitor: Monitor) -> None:
 
 def follow() -> None:
     """Run what process 0 runs, until it has no more; what is written goes to temporary folders."""
-    from forgetfree.core.exchange import from_first, joined
+    from forgetfree.parallel.exchange import from_first, joined
 
     quiet_libraries()
     with joined():
@@ -149,7 +149,7 @@ class _Following:
 @contextmanager
 def _others(processes: int, device: str) -> Iterator[None]:
     """Start the other processes, and end them."""
-    from forgetfree.core.exchange import ProcessLost, connected, from_first, joined, meeting_point
+    from forgetfree.parallel.exchange import ProcessLost, connected, from_first, joined, meeting_point
 
     store = meeting_point(processes)
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
@@ -183,7 +183,7 @@ def _here(rank: int) -> str:
 
 def _follow(rank: int, processes: int, port: int, device: str) -> None:
     """Be one of the other processes."""
-    from forgetfree.core.exchange import ProcessLost, connected, meeting_point
+    from forgetfree.parallel.exchange import ProcessLost, connected, meeting_point
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it is the first process's to stop

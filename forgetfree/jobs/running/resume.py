@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree import registry
-from forgetfree.core.device import kind_of_device
+from forgetfree.device import kind_of_device
 from forgetfree.errors import RunError, UsageError
 from forgetfree.jobs.config import key_of
 from forgetfree.jobs.running.environment import versions

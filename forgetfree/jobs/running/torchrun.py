@@ -29,9 +29,9 @@ def of_torchrun(follow: str) -> Iterator[bool]:
     if launched() is None:
         yield True
         return
-    from forgetfree.core.device import find_device, give_device
-    from forgetfree.core.exchange import ProcessLost, connected, from_first, joined
+    from forgetfree.device import find_device, give_device
     from forgetfree.errors import ForgetfreeError
+    from forgetfree.parallel.exchange import ProcessLost, connected, from_first, joined
 
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     give_device(int(os.environ["LOCAL_RANK"]))

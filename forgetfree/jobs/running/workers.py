@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from typing import Protocol
 
-from forgetfree.core.device import give_device
+from forgetfree.device import give_device
 from forgetfree.jobs.running.environment import quiet_libraries, set_threads, threads_of_each
 from forgetfree.jobs.running.progress import Ended, Event, Progress, Teller
 from forgetfree.jobs.running.signals import GRACE, terminable

@@ -308,10 +308,10 @@ def test_a_directory_in_use_is_a_fault_unless_it_is_resumed(usual: list[str], tm
 
 
 def test_bytes_of_a_ledger_are_about_those_of_its_file(tmp_path: Path) -> None:
-    from forgetfree.core.graft import Graft
     from forgetfree.core.parameters import ParameterSpace
     from forgetfree.core.regions import Region
     from forgetfree.ledger import Ledger, Record
+    from forgetfree.ledger.graft import Graft
 
     model = torch.nn.Linear(1000, 300)
     space = ParameterSpace.of(model)

@@ -19,9 +19,8 @@ import torch
 from tiny import last_of_each
 
 import forgetfree
-from forgetfree import cli
-from forgetfree.core import device
-from forgetfree.core.device import find_device, give_device, spread
+from forgetfree import cli, device
+from forgetfree.device import find_device, give_device, spread
 from forgetfree.errors import UsageError
 from forgetfree.jobs.running.workers import dealt
 

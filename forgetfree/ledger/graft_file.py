@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetfree.core.graft_origin import GraftOrigin
 from forgetfree.core.parameters import ParameterSpace, TensorSpec
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
 from forgetfree.display import brief
 from forgetfree.errors import GraftError, RegionError, UsageError
 from forgetfree.files import StrPath, check_metadata, has_format, read_sound, signed_bytes
+from forgetfree.ledger.graft_origin import GraftOrigin
 
 FORMAT, SCHEMA = "forgetfree.graft", 1
 _KINDS = ("graft", "readout", "buffer")
@@ -39,7 +39,7 @@ def serialize(
     buffers: Mapping[str, Tensor],
     origin: GraftOrigin | None,
 ) -> bytes:
-    """Return the bytes of the file; for the arguments see `forgetfree.core.graft.Graft`.
+    """Return the bytes of the file; for the arguments see `forgetfree.ledger.graft.Graft`.
 
     Raises:
         GraftError: the graft has no parameter space, or holds NaN or infinity.

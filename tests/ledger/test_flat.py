@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from forgetfree.core.flat import FlatTensors
 from forgetfree.core.parameters import ParameterSpace
+from forgetfree.ledger.flat import FlatTensors
 
 
 class Odd(nn.Module):

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from forgetfree.core.binding import Binding
 from forgetfree.display import brief
 from forgetfree.errors import RunError
 from forgetfree.json_file import check_fields
+from forgetfree.ledger.binding import Binding
 from forgetfree.results.unit_record import RECORD, read_record
-from forgetfree.serve.kept import Source
+from forgetfree.serve.source import Source
 from forgetfree.tasks import TaskDefinition
 
 Json = dict[str, Any]
 _REMEDY = "Put back what it was when the stream was trained."
 
 
-def bound_to(
+def run_binding(
     tasks: Iterable[TaskDefinition], binding: Binding, shared_labels: bool, task_inference: str = "last"
 ) -> Json:
     """Return what answers depend on, as JSON.
@@ -39,8 +39,8 @@ def bound_to(
     }
 
 
-def check_bound(source: Source, now: Binding) -> None:
-    """Check that what answers now is what answered in the run; units of version 0.2 do not say it, and pass.
+def check_run_binding(source: Source, now: Binding) -> None:
+    """Check that what answers now is what answered in the run. A file that was taken out of its run passes.
 
     Args:
         source: the file that answers, and what config.json says of its run.
@@ -50,11 +50,13 @@ def check_bound(source: Source, now: Binding) -> None:
         RunError: something differs, or unit.json is damaged.
     """
     path = source.file.with_name(RECORD)
-    details = read_record(path.parent).get("details") if path.exists() else None
-    if not isinstance(details, dict) or "bound" not in details:
+    if not path.exists():
         return
-    bound = details["bound"]
+    record = read_record(path.parent)
     try:
+        check_fields("", record, {"details": dict})
+        check_fields("details", record["details"], {"bound": dict})
+        bound = record["details"]["bound"]
         check_fields("details.bound", bound, {"binding": str, "tasks": dict})
         check_fields("details.bound.tasks", bound["tasks"], dict.fromkeys(bound["tasks"], dict))
         then = Binding.of_json(bound["binding"])
@@ -71,8 +73,7 @@ def check_bound(source: Source, now: Binding) -> None:
         for key in dict.fromkeys((*reading, *tasks[name])):
             _compare(source, f"{key} of task {name!r}", reading.get(key), tasks[name].get(key))
     _compare(source, "readout of all tasks' labels together", bound.get("shared_labels"), source.shared_labels)
-    if "task_inference" in bound:  # of units that say it
-        _compare(source, "task_inference", bound["task_inference"], source.task_inference)
+    _compare(source, "task_inference", bound.get("task_inference"), source.task_inference)
 
 
 def _compare(source: Source, what: str, expected: Any, got: Any) -> None:

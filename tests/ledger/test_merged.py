@@ -11,11 +11,12 @@ from peft.utils.merge_utils import task_arithmetic as peft_task_arithmetic
 from peft.utils.merge_utils import ties as peft_ties
 from torch import Tensor
 
-from forgetfree.core import merging
-from forgetfree.core.graft import Graft
-from forgetfree.core.merging import RULES, merge, trimmed
+from forgetfree.core.merging import RULES, WEIGHTS
 from forgetfree.core.regions import Region
 from forgetfree.errors import OptionError
+from forgetfree.ledger import merged as merging
+from forgetfree.ledger.graft import Graft
+from forgetfree.ledger.merged import merged_graft, trimmed
 
 #: θ_pre of six entries, and three grafts on it. Task vectors, 0 where a graft holds nothing:
 #:     entry       0     1     2     3     4     5
@@ -49,14 +50,14 @@ GRAFTS = [
     ],
 )
 def test_by_hand(rule: Any, settings: dict[str, float], values: list[float]) -> None:
-    merged = merge(GRAFTS, PRE, rule, **settings)
+    merged = merged_graft(GRAFTS, PRE, rule, **settings)
     assert merged.region == Region.of([0, 1, 3, 4])
     assert torch.equal(merged.values, torch.tensor(values))
 
 
 def test_an_elected_sign_without_a_majority_is_plus() -> None:
     even = [Graft(Region.of([1]), torch.tensor([2.0 + change])) for change in (3.0, -3.0)]
-    assert merge(even, PRE, "ties", density=1.0).values.tolist() == [5.0]
+    assert merged_graft(even, PRE, "ties", density=1.0).values.tolist() == [5.0]
 
 
 def random_grafts(count: int, size: int, seed: int) -> tuple[list[Graft], Tensor]:
@@ -98,14 +99,14 @@ def by_the_book(rule: str, grafts: list[Graft], pre: Tensor, weight: float, dens
 @pytest.mark.parametrize(("count", "seed"), [(1, 0), (2, 1), (4, 2)])
 def test_as_the_reference(rule: Any, count: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     grafts, pre = random_grafts(count, 500, seed)
-    settings: dict[str, float] = {"weight": 0.7} if rule in merging.WEIGHTS else {}
+    settings: dict[str, float] = {"weight": 0.7} if rule in WEIGHTS else {}
     settings |= {"density": 0.3} if rule == "ties" else {}
-    merged = merge(grafts, pre, rule, **settings)
+    merged = merged_graft(grafts, pre, rule, **settings)
     expected = by_the_book(rule, grafts, pre, 0.7, 0.3)
     assert merged.region.indices.tolist() == list(expected)
     assert torch.allclose(merged.values.double(), torch.tensor(list(expected.values())).double(), rtol=1e-7)
     monkeypatch.setattr(merging, "_STRETCH", 7)  # in pieces, to the same bits
-    assert torch.equal(merge(grafts, pre, rule, **settings).values, merged.values)
+    assert torch.equal(merged_graft(grafts, pre, rule, **settings).values, merged.values)
 
 
 def test_as_peft_merges_its_adapters() -> None:
@@ -116,8 +117,11 @@ def test_as_peft_merges_its_adapters() -> None:
         vector[graft.region.indices] = graft.values - pre[graft.region.indices]
         vectors.append(vector)
     for merged, change in (
-        (merge(grafts, pre, "task-arithmetic", weight=0.6), peft_task_arithmetic(vectors, torch.full((3,), 0.6))),
-        (merge(grafts, pre, "ties", weight=0.6, density=0.25), peft_ties(vectors, torch.full((3,), 0.6), 0.25)),
+        (
+            merged_graft(grafts, pre, "task-arithmetic", weight=0.6),
+            peft_task_arithmetic(vectors, torch.full((3,), 0.6)),
+        ),
+        (merged_graft(grafts, pre, "ties", weight=0.6, density=0.25), peft_ties(vectors, torch.full((3,), 0.6), 0.25)),
     ):
         theta = pre.clone()
         theta[merged.region.indices] = merged.values
@@ -131,9 +135,9 @@ def test_one_graft_merged_with_an_empty_one_is_itself_bit_for_bit(rule: Any, dty
     pre, values = pre.to(dtype), graft.values.to(dtype)
     one = trimmed(Graft(graft.region, values), pre, 1.0)  # without what did not move, in bfloat16
     empty = Graft(Region.empty(), values[:0])
-    settings = {"weight": 1.0} if rule in merging.WEIGHTS else {}
+    settings = {"weight": 1.0} if rule in WEIGHTS else {}
     settings |= {"density": 1.0} if rule == "ties" else {}
-    merged = merge([empty, one], pre, rule, **settings)
+    merged = merged_graft([empty, one], pre, rule, **settings)
     assert merged.region == one.region and merged.values.dtype == dtype
     close = torch.equal if dtype != torch.float64 or rule in ("union", "stitch") else torch.allclose
     assert close(merged.values, one.values)
@@ -152,4 +156,4 @@ def test_one_graft_merged_with_an_empty_one_is_itself_bit_for_bit(rule: Any, dty
 )
 def test_a_setting_out_of_place_is_refused(rule: Any, settings: dict[str, float], message: str) -> None:
     with pytest.raises(OptionError, match=message.replace(".", r"\.")):
-        merge(GRAFTS, PRE, rule, **settings)
+        merged_graft(GRAFTS, PRE, rule, **settings)

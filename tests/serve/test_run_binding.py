@@ -91,12 +91,19 @@ def test_another_tokenizer_answers_nothing(
         Predictor.of_run(run, 0, strategy, str(model))
 
 
-def test_a_unit_that_does_not_say_it_answers(run: Path) -> None:
-    """Those of version 0.2."""
+def test_a_unit_that_does_not_say_it_answers_nothing(run: Path) -> None:
     from forgetfree.results.unit_record import read_record
 
     folder = run / "lora" / "seed-0"
     record = read_record(folder)
     del record["details"]["bound"], record["checksum"]
     (folder / "unit.json").write_text(json.dumps(sign(record)))
+    with pytest.raises(
+        RunError, match=r"unit\.json: details\.bound .*missing.* Restore it from a copy, or run the stream"
+    ):
+        Predictor.of_run(run, 0, "lora")
+
+
+def test_a_file_outside_its_run_answers(run: Path) -> None:
+    (run / "lora" / "seed-0" / "unit.json").unlink()
     assert Predictor.of_run(run, 0, "lora").answer("sst2", ["a film"])

@@ -83,12 +83,12 @@ def test_every_strategy_is_answered_from_bit_for_bit(
 
 
 def test_the_run_chooses_grafting_then_a_ledger(finished_run: MakeRun) -> None:
-    from forgetfree.serve.kept import find_kept
+    from forgetfree.serve.source import saved_file
 
-    assert find_kept(run_of(finished_run, "bert")).parts[-3] == "grafting-continual"
-    assert find_kept(run_of(finished_run, "bert"), strategy="lora").name == "adapters.safetensors"
+    assert saved_file(run_of(finished_run, "bert")).parts[-3] == "grafting-continual"
+    assert saved_file(run_of(finished_run, "bert"), strategy="lora").name == "adapters.safetensors"
     run = finished_run("bert", "continual-ft", "wsn", stream="sst2")
-    assert find_kept(run).parts[-3] == "wsn"
+    assert saved_file(run).parts[-3] == "wsn"
 
 
 def test_another_base_model_is_refused(
@@ -184,7 +184,7 @@ def test_an_exported_task_answers_as_the_run_did(
     predictor = Predictor.of_run(run, strategy=strategy)
     model = transformers.AutoModel.from_pretrained(tmp_path / "sst2").eval()
     ids = torch.tensor([predictor.loaded.tokenizer("a lovely film")["input_ids"]])
-    with torch.no_grad(), predictor.kept.answering("sst2"):
+    with torch.no_grad(), predictor.weights.answering("sst2"):
         ours = body_of(predictor.loaded.model)(input_ids=ids).last_hidden_state
         theirs = model(input_ids=ids).last_hidden_state
     if "lora" in strategy:  # W x + B A x, and (W + B A) x

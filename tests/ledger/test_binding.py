@@ -15,11 +15,11 @@ from transformers import AutoModel, DebertaV2Config, DebertaV2ForSequenceClassif
 
 from forgetfree import cli
 from forgetfree.continual.streams import make_stream
-from forgetfree.core.binding import Binding, network_differences, network_of, tokenizer_digest
 from forgetfree.data.sources import load_tasks
 from forgetfree.errors import LedgerError, RunError
 from forgetfree.json_file import sign
 from forgetfree.ledger import Ledger, LedgerSwitch
+from forgetfree.ledger.binding import Binding, network_differences, network_of, tokenizer_digest
 from forgetfree.models.loading import load_model
 from forgetfree.options import build
 from forgetfree.serve.inference import Predictor

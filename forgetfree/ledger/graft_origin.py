@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from forgetfree.core.binding import Network
 from forgetfree.core.readout_model import ReadoutKind
 from forgetfree.json_file import check, checked, parse_json
+from forgetfree.ledger.binding import Network
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
 
 
@@ -27,9 +27,9 @@ class GraftOrigin:
         architecture: the Hugging Face class whose head is the readout; for ``classifier`` only.
         classes: the number of the head's class for each of the task's labels; for ``classifier`` only.
         max_length: the longest row that was read, in tokens.
-        network: what the base model computes apart from its weights, see `forgetfree.core.binding.network_of`; for
+        network: what the base model computes apart from its weights, see `forgetfree.ledger.binding.network_of`; for
             ``classifier``, what the fine-tuned model computes. Empty if it is not known.
-        tokenizer: what its tokenizer does, see `forgetfree.core.binding.tokenizer_digest`; empty if it is not known.
+        tokenizer: what its tokenizer does, see `forgetfree.ledger.binding.tokenizer_digest`; empty if it is not known.
     """
 
     task: TaskDefinition

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core import exchange
-from forgetfree.core.exchange import PartSum, every, owned, tree_sum
 from forgetfree.errors import OptionError
-from forgetfree.learning.parts import Part, cut
 from forgetfree.learning.training import TrainingOptions
+from forgetfree.parallel import exchange, parts
+from forgetfree.parallel.exchange import every, owned, tree_sum
+from forgetfree.parallel.parts import Part, PartSum, cut
 
 #: Of which (a + b) + c differs from a + (b + c) in float32, so that the order shows.
 BIG, SMALL = 2.0**24, 1.0
@@ -45,7 +45,7 @@ def test_processes_add_up_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, size
     gradients = torch.randn(4, 7, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 7)
     parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(1))]
     handed: list[Tensor] = []
-    monkeypatch.setattr(exchange, "summed", lambda vector: handed.append(vector.clone()) or vector)
+    monkeypatch.setattr(parts, "summed", lambda vector: handed.append(vector.clone()) or vector)
     for rank in range(size):
         as_rank(monkeypatch, rank, size)
         added = PartSum(parameters, 4)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forgetfree.core import device
-from forgetfree.core.device import devices, find_device, processor_of
+from forgetfree import device
+from forgetfree.device import devices, find_device, processor_of
 from forgetfree.errors import UnknownNameError, UsageError
 from forgetfree.jobs.config import JobConfig
 

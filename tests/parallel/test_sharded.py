@@ -14,12 +14,12 @@ import torch
 from together import shard_too, sharded
 from torch import Tensor, nn
 
-from forgetfree.core.exchange import meeting_point
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
-from forgetfree.core.sharded import ShardedSpace
-from forgetfree.core.sharded_training import Shards
 from forgetfree.models.loading import load_model
+from forgetfree.parallel.exchange import meeting_point
+from forgetfree.parallel.sharded import ShardedSpace
+from forgetfree.parallel.sharded_training import Shards
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])

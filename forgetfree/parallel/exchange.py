@@ -1,22 +1,21 @@
-"""Several processes train as one, and end with the bits of one: data parallelism in a fixed order.
+"""The exchange between processes that train as one, and end with the bits of one: data parallelism in a fixed order.
 
-All of them run one program on the same seeds, and hold the same weights. A batch is cut into a fixed number of numbered
-parts, a power of two. Each process computes some of them, and their gradients are added by a tree over the numbers,
-((0+1)+(2+3))+…: whoever holds a part, the sum has the same bits. Without a group of processes, this one computes all parts in
-the same way.
+All of them run one program on the same seeds, and hold the same weights. What they add up has a fixed number of numbered parts,
+a power of two, and is added by a tree over the numbers, ((0+1)+(2+3))+…: whoever holds a part, the sum has the same bits.
+Without a group of processes, this one computes all parts in the same way.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
 from forgetfree.errors import RunError, UsageError, first_line
@@ -188,47 +187,3 @@ def _in_touch() -> Iterator[None]:
         yield
     except RuntimeError as error:  # of gloo or NCCL
         raise ProcessLost(f"Process {rank()} has lost another one: {first_line(error)}") from error
-
-
-class PartSum:
-    """Adds up loss and gradients of a batch's numbered parts, whichever processes compute them.
-
-    Args:
-        parameters: whose gradients; they are on one device.
-        parts: how many parts a batch has.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], parts: int) -> None:
-        self._parameters = list(parameters)
-        self._sizes = [parameter.numel() for parameter in self._parameters]
-        self._sums: list[tuple[int, Tensor]] = []  # of 2ⁿ parts each, as many as the bits of the number of parts so far
-
-    @torch.no_grad()
-    def take(self, loss: Tensor | float) -> None:
-        """Take the gradients that the next part has left in the parameters, and its weighted loss."""
-        gradients = [parameter.grad for parameter in self._parameters]
-        first = self._parameters[0]
-        # What no part has a gradient for is to have none in the sum: an optimiser leaves it as it is.
-        told = first.new_tensor([float(loss), *(gradient is not None for gradient in gradients)], dtype=torch.float32)
-        flat = [
-            parameter.new_zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
-            for parameter in self._parameters
-        ]
-        addend, count = torch.cat([*flat, told]), 1
-        while self._sums and self._sums[-1][0] == count:
-            _, before = self._sums.pop()
-            addend, count = before.add_(addend), 2 * count
-        self._sums.append((count, addend))
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def give(self) -> Tensor:
-        """Give the parameters the sum of the gradients over all parts of all processes, and return that of the losses."""
-        ((_, own),) = self._sums
-        self._sums.clear()
-        total = summed(own)
-        *pieces, told = torch.split(total, [*self._sizes, 1 + len(self._sizes)])
-        for parameter, piece, has_gradient in zip(self._parameters, pieces, told[1:].tolist(), strict=True):
-            parameter.grad = piece.view_as(parameter).to(parameter.dtype) if has_gradient else None
-        return told[0]

@@ -1,4 +1,8 @@
-"""The parts of a batch: what each forward pass takes, and what their losses and gradients add up to."""
+"""The parts of a batch: what each forward pass takes, and what their losses and gradients add up to.
+
+Numbered parts are those that several processes share: a power of two of them, whose gradients are added by a tree over the
+numbers, so that the sum has the same bits whoever computes a part.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from forgetfree.core.exchange import PartSum, owned
+from forgetfree.core.batch_loss import BatchLoss, CrossEntropy
+from forgetfree.core.examples import Batch
 from forgetfree.core.steps import check_loss
 from forgetfree.core.trained import Trained
 from forgetfree.errors import OptionError
+from forgetfree.parallel.exchange import owned, summed
 from forgetfree.seeds import derive_seed
 
 
@@ -126,3 +132,74 @@ class BatchSum:
         self._trained.collect()
         loss, self._loss = self._loss, 0.0
         return loss
+
+
+class NumberedLoss:
+    """A batch's loss over numbered parts of its mini-batches, which several processes share; see `BatchLoss`.
+
+    Args:
+        loss: of a part.
+        parameters: the tensors whose gradients are added up.
+        parts: how many parts a batch has.
+    """
+
+    def __init__(self, loss: CrossEntropy, parameters: Iterable[nn.Parameter], parts: int) -> None:
+        self._loss, self._parts, self._sum = loss, parts, PartSum(parameters, parts)
+        self.scale = loss.scale
+
+    def __call__(self, batch: Sequence[Batch]) -> float:
+        """Return the mean loss over all rows of the mini-batches, those of other processes too."""
+        rows = sum(len(y) for _, y, _ in batch)
+        for i in owned(self._parts):
+            part = batch[len(batch) * i // self._parts : len(batch) * (i + 1) // self._parts]
+            self._sum.take(self._loss.share(part, rows))
+        return float(self._sum.give())
+
+
+def batch_loss(loss: CrossEntropy, parameters: Iterable[nn.Parameter], options: Cutting) -> BatchLoss:
+    """Return the loss of batches that are cut as the options say; what is not cut is computed by every process."""
+    return NumberedLoss(loss, parameters, options.parts) if options.parts and options.parts > 1 else loss
+
+
+class PartSum:
+    """Adds up loss and gradients of a batch's numbered parts, whichever processes compute them.
+
+    Args:
+        parameters: whose gradients; they are on one device.
+        parts: how many parts a batch has.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], parts: int) -> None:
+        self._parameters = list(parameters)
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self._sums: list[tuple[int, Tensor]] = []  # of 2ⁿ parts each, as many as the bits of the number of parts so far
+
+    @torch.no_grad()
+    def take(self, loss: Tensor | float) -> None:
+        """Take the gradients that the next part has left in the parameters, and its weighted loss."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        first = self._parameters[0]
+        # What no part has a gradient for is to have none in the sum: an optimiser leaves it as it is.
+        told = first.new_tensor([float(loss), *(gradient is not None for gradient in gradients)], dtype=torch.float32)
+        flat = [
+            parameter.new_zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
+            for parameter in self._parameters
+        ]
+        addend, count = torch.cat([*flat, told]), 1
+        while self._sums and self._sums[-1][0] == count:
+            _, before = self._sums.pop()
+            addend, count = before.add_(addend), 2 * count
+        self._sums.append((count, addend))
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def give(self) -> Tensor:
+        """Give the parameters the sum of the gradients over all parts of all processes, and return that of the losses."""
+        ((_, own),) = self._sums
+        self._sums.clear()
+        total = summed(own)
+        *pieces, told = torch.split(total, [*self._sizes, 1 + len(self._sizes)])
+        for parameter, piece, has_gradient in zip(self._parameters, pieces, told[1:].tolist(), strict=True):
+            parameter.grad = piece.view_as(parameter).to(parameter.dtype) if has_gradient else None
+        return told[0]

@@ -6,17 +6,20 @@ Every process takes part in every call; a batch, or each process's equal share o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from forgetfree.core.base_regions import most_moved, top
+from forgetfree.core.batch_loss import BatchLoss
+from forgetfree.core.examples import Batch
 from forgetfree.core.mask import MaskOptions, MaskSearch
 from forgetfree.core.parameters import ParameterSpace, at_least_float32
 from forgetfree.core.regions import Region
-from forgetfree.core.sharded import ShardedSpace
 from forgetfree.errors import RegionError
+from forgetfree.parallel.sharded import ShardedSpace
 
 
 class Shards:
@@ -84,34 +87,64 @@ class Shards:
         return self.highest(own, (theta_ft[own.indices].to(wide) - theta_pre[own.indices]).abs(), count)
 
 
-class ShardedMaskSearch(MaskSearch):
-    """`MaskSearch` of which each process keeps and moves S of its own entries.
+class _ShardLoss:
+    """A `BatchLoss` of a sharded model, whose gradients FSDP2 adds up and hands out: they go to this process's shards."""
+
+    def __init__(self, loss: BatchLoss, shards: Shards) -> None:
+        self._loss, self._shards = loss, shards
+        self._parameters = shards.space.parameters(shards.module)
+
+    @property
+    def scale(self) -> float:
+        return self._loss.scale
+
+    def __call__(self, batch: Sequence[Batch]) -> float:
+        loss = self._loss(batch)
+        for shard, tensor in zip(self._parameters, self._shards.tensors, strict=True):
+            shard.grad = None if tensor.grad is None else tensor.grad.to_local()
+            tensor.grad = None
+        return loss
+
+
+class ShardedMaskSearch:
+    """A `MaskSearch` in which each process keeps and moves S of its own entries.
 
     Args:
         shards: this process's entries.
         theta_pre: θ_pre of these ``(n,)``.
         theta_ft: θ_ft of these ``(n,)``.
         base: γ_base, in the whole model.
-        how: how S is learned; its batches are not cut into numbered parts.
+        options: how S is learned.
+        loss: of a batch, through the sharded model.
     """
 
-    def __init__(self, shards: Shards, theta_pre: Tensor, theta_ft: Tensor, base: Region, how: MaskOptions) -> None:
-        self._shards = shards
-        super().__init__(shards.module, shards.space, theta_pre, theta_ft, shards.own(base), how)
+    def __init__(
+        self,
+        shards: Shards,
+        theta_pre: Tensor,
+        theta_ft: Tensor,
+        base: Region,
+        options: MaskOptions,
+        loss: BatchLoss,
+    ) -> None:
+        self._shards, self._base, self._start = shards, shards.own(base), options.score_init
+        own = shards.module, shards.space, theta_pre, theta_ft, self._base
+        self._search = MaskSearch(*own, options, _ShardLoss(loss, shards))
 
-    @torch.no_grad()
-    def graft_(self, rate: float = 0.0, step: int = 0) -> None:
-        """Do as `MaskSearch.graft_`, with the gradients that FSDP2 has added up and handed out."""
-        for shard, tensor in zip(self.tensors, self._shards.tensors, strict=True):
-            shard.grad = None if tensor.grad is None else tensor.grad.to_local()
-            tensor.grad = None
-        super().graft_(rate, step)
+    @property
+    def shift(self) -> Tensor:
+        """S − S_0 of this process's entries ``(n,)``."""
+        return self._search.shift
+
+    def step_(self, batch: Sequence[Batch], step: int) -> float:
+        """Do as `MaskSearch.step_`, in all processes alike."""
+        return self._search.step_(batch, step)
 
     def region(self, step: int, count: int) -> Region:
         """Return the hard mask of the whole model after ``step`` steps."""
-        own = super().region(step, count)
-        rank = self.climbed[own.indices.to(self.device)].double().add_(self._how.score_init)
-        rank[torch.isin(own.indices, self._base.indices).to(self.device)] *= -1
+        own = self._search.region(step, count)
+        rank = self.shift[own.indices.to(self.shift.device)].double().add_(self._start)
+        rank[torch.isin(own.indices, self._base.indices).to(rank.device)] *= -1
         return self._shards.highest(own, torch.zeros_like(rank) if step == 0 else rank, count)
 
 

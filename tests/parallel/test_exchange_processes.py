@@ -12,9 +12,9 @@ import pytest
 import torch
 from together import ENTRIES, follow, loaded, train
 
-from forgetfree.core import exchange
-from forgetfree.core.exchange import ProcessLost, connected, joined, meeting_point
 from forgetfree.errors import RunError
+from forgetfree.parallel import exchange
+from forgetfree.parallel.exchange import ProcessLost, connected, joined, meeting_point
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
-"""Answers from a file of adapters, without the strategy that made it: see `forgetfree.serve.kept`."""
+"""Answers from a file of adapters, without the strategy that made it: see `forgetfree.serve.weights`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
@@ -15,25 +15,27 @@ from forgetfree.errors import RunError
 from forgetfree.files import read_signed
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.lora_adapters import LoraAdapters
-from forgetfree.serve.kept import Source, defined
+from forgetfree.serve.source import Source
+from forgetfree.serve.weights import RunWeights
 from forgetfree.strategies.lora.file import FORMAT, LoraRecord, config_of, load_records
 
 
-class KeptAdapters:
+class AdapterWeights(RunWeights):
     """Answers with θ_pre and the adapters of a task, or those of all tasks where they act together.
 
     Args:
-        loaded: the base model.
-        records: what the file holds, in order.
-        together: whether all adapters act together.
         source: the file.
+        records: what it holds, in order.
+        together: whether all adapters act together.
+        loaded: the base model.
 
     Raises:
         RunError: the adapters belong to another model or run.
     """
 
-    def __init__(self, loaded: LoadedModel, records: list[LoraRecord], together: bool, source: Source) -> None:
-        self._loaded, self._source, self._original = loaded, source, loaded.model.backbone
+    def __init__(self, source: Source, records: list[LoraRecord], together: bool, loaded: LoadedModel) -> None:
+        super().__init__(source, [record.task for record in records])
+        self._loaded, self._original = loaded, loaded.model.backbone
         self._adapters = LoraAdapters(self._original)
         self._records = {record.task: record for record in records}
         self._names = {task: f"task-{k}" for k, task in enumerate(self._records)}
@@ -43,22 +45,20 @@ class KeptAdapters:
         self._acting = {task: list(self._records) if together else [task] for task in self._records}
         # Where all tasks have one readout and their adapters act together, the last task's record has it.
         self._shared = next((record.readout for record in reversed(records) if record.readout), {})
-        self.precision = source.precision
-        self.definitions = defined(list(self._records), source)
 
     @classmethod
-    def read(cls, source: Source, loaded: LoadedModel) -> KeptAdapters:
+    def read(cls, source: Source, loaded: LoadedModel) -> Self:
         """Return what the file holds."""
         header, _ = read_signed(
             source.file, RunError, "Restore it from a copy, or run the stream again.", format=FORMAT
         )
         together, binding = header.get("together") == json.dumps(True), loaded.binding(source.precision)
         records = load_records(source.file, together=together, fingerprint=loaded.fingerprint, binding=binding)
-        return cls(loaded, records, together, source)
+        return cls(source, records, together, loaded)
 
     def readout(self, task: str) -> Mapping[str, Tensor]:
         """Return the record's readout."""
-        return self._source.rows(task, self._records[task].readout or self._shared)
+        return self.own_rows(task, self._records[task].readout or self._shared)
 
     @contextmanager
     def answering(self, task: str) -> Iterator[None]:

@@ -1,0 +1,54 @@
+"""The loss of a batch that is read in mini-batches, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forgetfree.core.examples import Batch
+from forgetfree.core.readout_model import autocast
+
+
+class BatchLoss(Protocol):
+    """What a step descends: the mean loss over the rows of a batch; its gradients are left in the model's tensors."""
+
+    @property
+    def scale(self) -> float:
+        """What those gradients are multiplied by."""
+
+    def __call__(self, batch: Sequence[Batch]) -> float:
+        """Return the loss over the mini-batches, and add their gradients to those in the tensors."""
+
+
+class CrossEntropy:
+    """The mean cross-entropy of ``forward``'s logits, see `BatchLoss`.
+
+    Args:
+        forward: ``(x, t)`` to logits.
+        device: where it computes.
+        precision: of forward and backward passes.
+    """
+
+    def __init__(self, forward: Callable[[Tensor, Tensor], Tensor], device: torch.device, precision: str) -> None:
+        self._forward, self._device, self._precision = forward, device, precision
+        # float16 gradients of a mean over many rows would vanish without it.
+        self.scale = 1024.0 if precision == "fp16" else 1.0
+
+    def __call__(self, batch: Sequence[Batch]) -> float:
+        """Return the mean loss over all rows of the mini-batches."""
+        return self.share(batch, sum(len(y) for _, y, _ in batch))
+
+    def share(self, part: Sequence[Batch], rows: int) -> float:
+        """Return what some mini-batches add to the mean over ``rows`` rows."""
+        total = 0.0
+        for x, y, t in part:
+            with autocast(self._precision, self._device.type):
+                logits = self._forward(x.to(self._device), t.to(self._device))
+            loss = F.cross_entropy(logits.float(), y.to(self._device), reduction="sum") / rows
+            (loss * self.scale).backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total

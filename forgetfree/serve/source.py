@@ -1,0 +1,153 @@
+"""Where answers come from: a file that a strategy saved, and what its run says of it. Read once, before any model is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forgetfree.errors import RunError, UsageError
+from forgetfree.registry import WEIGHTS
+from forgetfree.results.config_file import check_whole, load_run, located
+from forgetfree.results.unit_record import check_own
+from forgetfree.tasks import TaskDefinition
+
+if TYPE_CHECKING:
+    from forgetfree.core.readout_model import Precision
+
+LEDGER = "ledger.safetensors"
+#: The files that answers come from; of one strategy and seed, the first that is there.
+FILES = (LEDGER, *WEIGHTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file that a strategy saved, and what its run says of it.
+
+    Attributes:
+        file: the file; one of another name than `FILES` is a ledger.
+        model: name or directory of the base model now.
+        run_model: its name in the run, where ``model`` is another's choice; else empty.
+        base: what the run's config.json says of the base model; nothing where there is no run.
+        graftable: the run's ``--set graftable``.
+        tasks: the definitions of the run's tasks, in the order of the stream.
+        shared_labels: whether all tasks' labels have one readout (``scenario=class``).
+        precision: of forward passes.
+        deterministic: whether the run answered each row in a pass of its own.
+        stores: directories in which models may lie that the file names.
+        task_inference: how the run found out the task of a row; ``last``: it did not.
+        lda_layer: the layer that it read for that, see `TaskFeatures`.
+    """
+
+    file: Path
+    model: str
+    run_model: str = ""
+    base: Mapping[str, Any] = field(default_factory=dict)
+    graftable: str | None = None
+    tasks: Sequence[TaskDefinition] = ()
+    shared_labels: bool = False
+    precision: Precision = "fp32"
+    deterministic: bool = False
+    stores: Sequence[Path] = ()
+    task_inference: str = "last"
+    lda_layer: int | None = None
+
+    @classmethod
+    def of(cls, place: Path, seed: int | None = None, strategy: str | None = None, model: str | None = None) -> Source:
+        """Return what answers in a run's directory; or the ledger of this path.
+
+        Args:
+            place: what ``forgetfree run --out`` wrote; or a ledger, which needs ``model``.
+            seed: the seed; default: the first.
+            strategy: the strategy; default: ``grafting-continual``, or else the first with a ledger, or else the first.
+            model: the base model, if it has moved.
+
+        Raises:
+            RunError: it is no run directory, or holds nothing to answer from, or the file is that of another seed or run.
+            UsageError: a ledger is given without its model, or with what is a run's.
+        """
+        if place.is_file():
+            if seed is not None or strategy is not None or model is None:
+                raise UsageError(
+                    f"{place} is read as a ledger, which is one strategy's, with one seed, and does not name its base model. "
+                    "Give --model, and neither --strategy nor --seed; or give the run's directory."
+                )
+            check_own(place)
+            return cls(file=place, model=model)
+        config = load_run(place)
+        file = saved_file(place, seed, strategy)
+        settings, options = config["run"]["set"], _options(config, file.parts[-3])
+        name = located(config["model"]["name"], place)
+        return cls(
+            file=file,
+            model=model or name,
+            run_model="" if model is None else name,
+            base=config["model"],
+            graftable=settings.get("graftable"),
+            tasks=[TaskDefinition.of_fields(task) for task in config["tasks"]],
+            shared_labels=config.get("scenario") == "class",
+            precision="bf16" if options.get("precision") == "bf16" else "fp32",
+            deterministic=options.get("deterministic") is True,
+            stores=[file.parent, Path(settings.get("cache") or place / "fine-tuned")],
+            task_inference=(
+                "last" if config.get("scenario", "task") == "task" else options.get("task_inference", "last")
+            ),
+            lda_layer=options.get("lda_layer"),
+        )
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy; empty for a ledger without a run."""
+        return self.file.parts[-3] if self.base else ""
+
+    @property
+    def is_ledger(self) -> bool:
+        """Whether the file is a ledger."""
+        return self.file.name not in WEIGHTS
+
+
+def _options(config: Mapping[str, Any], strategy: str) -> Mapping[str, Any]:
+    """Return the options of a strategy, as far as config.json says them."""
+    options = config.get("options")
+    own = options.get(strategy) if isinstance(options, dict) else None
+    return own if isinstance(own, dict) else {}
+
+
+def saved_file(run: Path, seed: int | None = None, strategy: str | None = None) -> Path:
+    """Return the file that answers come from, compared with its unit.json: see `Source.of` for which.
+
+    Args:
+        run: the run's directory.
+        seed: the seed; default: the first.
+        strategy: the strategy.
+
+    Raises:
+        RunError: the run holds none, or it is that of another seed or run.
+    """
+    check_whole(run)
+    units = [[folder / name for name in FILES if (folder / name).is_file()] for folder in run.glob("*/seed-*")]
+    files = sorted((each[0] for each in units if each), key=_preference)
+    for file in files:
+        if strategy in (None, file.parts[-3]) and (seed is None or file.parts[-2] == f"seed-{seed}"):
+            check_own(file)
+            return file
+    of_strategy = "" if strategy is None else f" of {strategy}"
+    of_seed = "" if seed is None else f" of seed {seed}"
+    names = ", ".join(sorted(f"{file.parts[-3]} ({file.parts[-2]})" for file in files))
+    remedy = "Give one of these by --strategy and --seed."
+    if not files and not all((folder / "unit.json").is_file() for folder in run.glob("*/seed-*")):
+        config, out = shlex.quote(str(run / "config.json")), shlex.quote(str(run))
+        remedy = f"It was cut short: forgetfree run --config {config} --out {out} --resume goes on."
+    elif not files:
+        remedy = "Run one of forgetfree's own strategies, or one of yours that keeps its model or a ledger."
+    raise RunError(
+        f"{run} holds nothing{of_strategy}{of_seed} to answer from. It holds what these kept: {names or 'none'}. {remedy}"
+    )
+
+
+def _preference(file: Path) -> tuple[Any, ...]:
+    strategy, seed = file.parts[-3], file.parts[-2].removeprefix("seed-")
+    number = int(seed) if seed.isdecimal() else 0
+    return strategy != "grafting-continual", file.name != LEDGER, strategy, number, seed

@@ -1,0 +1,269 @@
+"""What a strategy saved of a stream, as the weights that answer for each of its tasks. Needs no Avalanche.
+
+A strategy's folder in a run holds one of these files, and each has a class that answers from it:
+
+    ledger.safetensors        `LedgerWeights`: θ_pre with the records of a task
+    checkpoint.safetensors    `SharedWeights`: one model for all tasks
+    fine-tuned.json           `FineTunedWeights`: a whole model a task
+    adapters.safetensors      `forgetfree.strategies.lora.weights`: θ_pre with the adapters of a task
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from forgetfree.core.readout_model import Precision
+from forgetfree.core.tensors import persistent_buffers
+from forgetfree.display import brief
+from forgetfree.errors import LedgerError, ModelError, RunError
+from forgetfree.json_file import check, read_json
+from forgetfree.ledger import Ledger, LedgerSwitch, check_binding, check_definitions
+from forgetfree.ledger.records import rows_of
+from forgetfree.models.loading import LoadedModel, config_of
+from forgetfree.models.state import ModelState, StateStore
+from forgetfree.registry import WEIGHTS
+from forgetfree.results.unit_record import check_own
+from forgetfree.serve.source import Source
+from forgetfree.tasks import TaskDefinition
+
+_REMEDY = "Restore it from a copy, or run the stream again."
+
+
+class TaskWeights(ABC):
+    """What answers for the tasks of a stream, beside a base model, which is changed in place.
+
+    Attributes:
+        precision: of forward passes.
+        definitions: the definitions of the learned tasks, in order.
+    """
+
+    precision: Precision
+    definitions: Mapping[str, TaskDefinition]
+
+    @abstractmethod
+    def readout(self, task: str) -> Mapping[str, Tensor]:
+        """Return the readout's tensors, a row a label of the task; none for label words."""
+
+    @abstractmethod
+    def answering(self, task: str) -> AbstractContextManager[None]:
+        """Return a context in which the model answers for a task, bit for bit as in the run."""
+
+    @abstractmethod
+    def merged(self, task: str) -> AbstractContextManager[None]:
+        """Return a context in which the model's own tensors are the task's, to be written as an ordinary model."""
+
+
+class RunWeights(TaskWeights):
+    """Weights that only their run can tell the tasks of.
+
+    Args:
+        source: the file, and what the run says of it.
+        learned: the tasks that it holds, in order.
+
+    Raises:
+        RunError: the run does not define one.
+    """
+
+    def __init__(self, source: Source, learned: Sequence[str]) -> None:
+        known = {task.name: task for task in source.tasks}
+        if unknown := [name for name in learned if name not in known]:
+            raise RunError(
+                f"{source.file} says that task {brief(unknown[0])} was learned, which the run's config.json does not define. "
+                "The two belong to different runs."
+            )
+        self.source, self.precision = source, source.precision
+        self.definitions = {name: known[name] for name in learned}
+
+    @classmethod
+    @abstractmethod
+    def read(cls, source: Source, loaded: LoadedModel) -> Self:
+        """Return what the file holds, for this base model."""
+
+    def own_rows(self, task: str, readout: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the rows of a readout that are a task's own labels: where all tasks have one, by the order of the stream."""
+        if not self.source.shared_labels:
+            return rows_of(readout, ())
+        sizes = {each.name: len(each.labels) for each in self.source.tasks}
+        first = sum(list(sizes.values())[: list(sizes).index(task)])
+        return rows_of(readout, range(first, first + sizes[task]))
+
+
+class LedgerWeights(TaskWeights):
+    """Answers with the records of a ledger.
+
+    Args:
+        loaded: the base model.
+        ledger: the records.
+        source: where the ledger is from, if it is from a run.
+
+    Raises:
+        LedgerError: the ledger belongs to another model or run, or is of rows that are no texts; the message says which.
+    """
+
+    def __init__(self, loaded: LoadedModel, ledger: Ledger, source: Source | None = None) -> None:
+        self.ledger = ledger
+        self.precision = ledger.binding.precision if ledger.binding else "fp32"
+        self.switch = LedgerSwitch(ledger, loaded.model.backbone, fingerprint=loaded.fingerprint)
+        check_binding(ledger, loaded.binding(self.precision), "The ledger")
+        if source is not None:
+            check_definitions(ledger, {task.name: task for task in source.tasks}, "the run's config.json")
+        self.definitions: dict[str, TaskDefinition] = {}
+        for record in ledger.records:
+            if record.definition is None:
+                raise LedgerError(
+                    f"The ledger does not say which labels task {record.task!r} has: its rows are no texts. Answer by "
+                    "LedgerSwitch or MixedBatchModel."
+                )
+            self.definitions[record.task] = record.definition
+
+    def readout(self, task: str) -> Mapping[str, Tensor]:
+        """Return the record's readout."""
+        return self.ledger.records[self.ledger.position(task)].own_readout
+
+    @contextmanager
+    def answering(self, task: str) -> Iterator[None]:
+        """Switch the model to the task; it holds θ_pre again afterwards."""
+        with self.switch.task(task):
+            yield
+
+    @contextmanager
+    def merged(self, task: str) -> Iterator[None]:
+        """Switch the model to the task, with a storage of its own for each tensor."""
+        with self.switch.task(task):
+            self.switch.release()
+            yield
+
+
+class SharedWeights(RunWeights):
+    """Answers for all tasks with one model, as the last task left it.
+
+    Raises:
+        ModelError: it is another model's.
+    """
+
+    def __init__(self, source: Source, learned: Sequence[str], loaded: LoadedModel, state: ModelState) -> None:
+        check_base(source, loaded)
+        state.check_fits(loaded.model, [])
+        load_state_(loaded, state)
+        super().__init__(source, learned)
+        self._readouts = state.readouts
+
+    @classmethod
+    def read(cls, source: Source, loaded: LoadedModel) -> Self:
+        """Return what the file holds."""
+        path = source.file.with_name("learned.json")
+        learned = read_json(path, RunError, _REMEDY, _check_names)
+        check_own(path)
+        return cls(source, learned, loaded, ModelState.load(source.file))
+
+    def readout(self, task: str) -> Mapping[str, Tensor]:
+        """Return the task's readout."""
+        return self.own_rows(task, self._readouts.get(task, {}))
+
+    def answering(self, task: str) -> AbstractContextManager[None]:
+        """Leave the model as it is."""
+        return nullcontext()
+
+    merged = answering
+
+
+class FineTunedWeights(RunWeights):
+    """Answers for each task with a model of its own; those that were asked for stay in memory.
+
+    Raises:
+        ModelError: they are another model's.
+        RunError: one is missing.
+    """
+
+    def __init__(self, source: Source, keys: Mapping[str, str], loaded: LoadedModel) -> None:
+        check_base(source, loaded)
+        super().__init__(source, list(keys))
+        self._loaded, self._keys = loaded, keys
+        self._states: dict[str, ModelState] = {}
+        #: The task whose model is in place.
+        self._present = ""
+
+    @classmethod
+    def read(cls, source: Source, loaded: LoadedModel) -> Self:
+        """Return what the file holds."""
+        return cls(source, read_json(source.file, RunError, _REMEDY, _check_keys), loaded)
+
+    def readout(self, task: str) -> Mapping[str, Tensor]:
+        """Return the readout of the task's model."""
+        return self.own_rows(task, self._state(task).readouts.get(task, {}))
+
+    @contextmanager
+    def answering(self, task: str) -> Iterator[None]:
+        """Put the task's model into place, and leave it there for the next question."""
+        if self._present != task:
+            self._present = ""
+            load_state_(self._loaded, self._state(task))
+            self._present = task
+        yield
+
+    merged = answering
+
+    def _state(self, task: str) -> ModelState:
+        if task not in self._states:
+            key, stores = self._keys[task], self.source.stores
+            sound = ((store, state) for store in stores if (state := StateStore(store).get(key)))
+            store, state = next(sound, (None, None))
+            if store is None or state is None:
+                places = " or ".join(map(str, stores))
+                raise RunError(
+                    f"The model of task {task!r} is missing or damaged, or another one has its name: {self.source.file} calls "
+                    f"it {brief(key)}, and {places} holds no sound {brief(f'{key}.safetensors')}. {_REMEDY}"
+                )
+            check_own(store / f"{key}.safetensors", unit=self.source.file.absolute().parent)
+            state.check_fits(self._loaded.model, [])
+            self._states[task] = state
+        return self._states[task]
+
+
+def weights_of(source: Source, loaded: LoadedModel) -> RunWeights:
+    """Return what a file that is no ledger holds, for its base model.
+
+    Raises:
+        RunError, ModelError: it is damaged, or of another model or run.
+    """
+    found: type[RunWeights] = WEIGHTS[source.file.name].load()
+    return found.read(source, loaded)
+
+
+def check_base(source: Source, loaded: LoadedModel) -> None:
+    """Raise ``ModelError`` unless ``loaded`` is the run's base model, by weights and configuration."""
+    expected, got = str(source.base.get("fingerprint", "")), loaded.fingerprint
+    if expected != got:
+        raise ModelError(
+            f"{source.file} belongs to other weights: expected fingerprint {expected[:12] or 'none'}, the model's is "
+            f"{got[:12]}. Load the very weights the stream was trained from."
+        )
+    if "config" in source.base and source.base["config"] != config_of(loaded.model.backbone):
+        raise ModelError(
+            f"{source.file} belongs to a model with another configuration. Put back the config.json that the model had when "
+            "the stream was trained."
+        )
+
+
+@torch.no_grad()
+def load_state_(loaded: LoadedModel, state: ModelState) -> None:
+    """Put the weights and buffers of a state into a model, without its readouts."""
+    loaded.model.space().load_(loaded.model.backbone, state.theta)
+    for name, buffer in persistent_buffers(loaded.model.backbone).items():
+        buffer.copy_(state.buffers[name])
+
+
+def _check_names(names: Any) -> None:
+    right = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    check("the content", names, right, "a list of different task names")
+
+
+def _check_keys(keys: Any) -> None:
+    right = isinstance(keys, dict) and all(isinstance(key, str) and key for key in keys.values())
+    check("the content", keys, right, "an object of task names with the names of their models")
