@@ -24,6 +24,7 @@ from forgetfree import registry
 from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.adapter_starts import fine_tunes
+from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.directory import check_begun, is_hardly_begun
@@ -274,7 +275,7 @@ def _revised(
 def _check_same(out: Path, config: Json) -> None:
     """Raise ``UsageError`` unless a directory was begun with this configuration, from a run of the same rows and model."""
     before = read_config(out)
-    grown(out, before.get("run", {}), config["run"], (), False)
+    grown(out, before.get("run", {}), config["run"], (), False, keys_of(RunConfig))
     held = {task: before["data"].get(task) for task in config["data"]}
     if held != config["data"] or before["model"]["fingerprint"] != config["model"]["fingerprint"]:
         raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
