@@ -84,7 +84,7 @@ def _answers(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, LabelAns
 
 
 def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Read what `forgetfree.files.signed_bytes` made, without torch; raise ``ValueError`` where it is another file."""
+    """Read what `forgetfree.tensor_file.TensorFile` wrote, without torch; raise ``ValueError`` where it is another file."""
     from safetensors import deserialize
 
     size_of(path)

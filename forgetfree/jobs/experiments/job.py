@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import tell_shared_rows, versions
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.unit import Json, Unit
-from forgetfree.jobs.running.workload import PlannedUnit, Workload
+from forgetfree.jobs.running.workload import PlannedUnit, Workload, planned_grafts
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
@@ -95,7 +95,7 @@ class ExperimentJob(Job[ExperimentConfig]):
                     f"units/{'-'.join(map(str, unit.values()))}",
                     (unit["task"],) if "task" in unit else names,
                     options,
-                    ("fine_tune", "localize"),
+                    partial(planned_grafts, options, preset.sparsities),
                     unit.get("shots", preset.shots[0]),
                     unit.get("seed", preset.seeds[0]),
                     evaluations=2.0 + len(preset.sparsities),
