@@ -14,7 +14,7 @@ from forgetfree import registry
 from forgetfree.cli.flags import arguments_of, values_of
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.usage import lacks
-from forgetfree.cli.words import fail, free_directory, no_empty_directories, say, unsaid
+from forgetfree.cli.words import fail, free_directory, no_empty_directories, say, silence
 from forgetfree.data.sources import check_data, check_headers, default_data, tasks_of_files
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
 from forgetfree.jobs.config import JobConfig
@@ -68,12 +68,12 @@ def job_command(kind: type[Config], begin: Begin[Config]) -> Callable[..., int]:
         if given.get("check"):
             from forgetfree.cli.plan import show_plan
 
-            with unsaid(quiet or bool(given.get("json"))):
+            with silence(quiet or bool(given.get("json"))):
                 show_plan(config, resume, bool(given.get("json")))
             return 0
         begun = Path(config.out) / "config.json"
         new = not resume and not os.path.lexists(begun)
-        with unsaid(quiet):
+        with silence(quiet):
             try:
                 check_data(config.data, config.read_options)  # before anything is said
                 return _perform(begin(config), config, _execution(given, debug), bool(given.get("verbose")))
