@@ -49,8 +49,9 @@ from forgetfree.models.loading import load_model
 from forgetfree.models.state import ModelState, StateStore
 from forgetfree.options import recorded
 from forgetfree.results.answers import Answers
-from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.rendering import render_page
+from forgetfree.results.records import GraftResults
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
 from forgetfree.results.unit_record import sha256
 
@@ -308,7 +309,7 @@ class GraftJob(Job[GraftConfig]):
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the tables."""
         if results["rows"]:
-            write_atomically(out / "report.md", render_page(lay_out_graft(results), "markdown"))
+            write_atomically(out / "report.md", render_page(lay_out_graft(GraftResults.of(results)), "markdown"))
 
 
 def _file(sparsity: float) -> str:

@@ -37,7 +37,8 @@ from forgetfree.learning.monitor import PHASES, Monitor
 from forgetfree.learning.planned import planned_by
 from forgetfree.options import recorded
 from forgetfree.results.answers import constant_scores
-from forgetfree.results.reports import render
+from forgetfree.results.records import RunResults
+from forgetfree.results.report.run_report import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
 from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.serve.run_binding import run_binding
@@ -223,7 +224,7 @@ class RunJob(Job[RunConfig]):
     @classmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the tables, and the page with figures."""
-        comparison = merge([with_timings(results, out) | {"source": str(out)}])
+        comparison = merge([with_timings(RunResults.of(results, str(out)), out)])
         if results["runs"]:
             write_atomically(out / "report.md", render(comparison, "markdown", ended=ended))
         if ended:

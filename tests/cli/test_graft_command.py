@@ -46,8 +46,9 @@ from forgetfree.models.loading import load_model
 from forgetfree.registry import ModelEntry
 from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.rendering import render_page
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import render_page
+from forgetfree.results.stored import load_graft_results
 from forgetfree.tensor_file import TensorFile
 
 #: Tensors and metadata of any format, with their checksum.
@@ -211,7 +212,7 @@ def test_one_seed_and_one_sparsity_make_one_plain_file(graft: GraftCommand, caps
     assert f"Graft: {out / 'graft.safetensors'} (" in capsys.readouterr().out
     capsys.readouterr()
     assert cli.main(["report", str(out)]) == 0  # the tables again, without any training
-    assert capsys.readouterr().out.split() == render_page(lay_out_graft(results_of(out)), "rich").split()
+    assert capsys.readouterr().out.split() == render_page(lay_out_graft(load_graft_results(out)), "rich").split()
     assert results_of(graft("--base", str(out)))["base"] == out.name  # the directory that holds one graft serves, too
 
 

@@ -32,7 +32,8 @@ from forgetfree.learning.monitor import Monitor
 from forgetfree.models.loading import LoadedModel, config_of, load_model
 from forgetfree.models.state import StateStore
 from forgetfree.options import build
-from forgetfree.results.rendering import render_page
+from forgetfree.results.records import ExperimentResults
+from forgetfree.results.report.page import render_page
 from forgetfree.results.scores import SCORES_FILE, scores_of_rows, write_scores
 
 #: Lists of a preset, and the part of a unit that each gives: a longer list is more units of the same kind.
@@ -213,9 +214,10 @@ class ExperimentJob(Job[ExperimentConfig]):
     def report(cls, out: Path, results: Json, ended: bool) -> None:
         """Write the claims and tables, and draw the figure."""
         if ended and results["units"]:
-            write_atomically(out / "report.md", render_page(outcome(results), "markdown"))
+            measured = ExperimentResults.of(results)
+            write_atomically(out / "report.md", render_page(outcome(measured), "markdown"))
             try:
-                draw_outcome(results, out)
+                draw_outcome(measured, out)
             except ReportError:
                 if results["complete"]:  # else what failed may be what the figure shows
                     raise
