@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forgetfree.cli.hub import go_offline_if_cut_off, needs_hub
 from forgetfree.cli.words import check_new_file, fail, no_empty_directories, unsaid
+from forgetfree.data.sources import load_task
 from forgetfree.display import escaped, json_text
 from forgetfree.errors import LedgerError, UsageError
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.results.config_file import load_run, located, of_each
 from forgetfree.results.unit_record import check_own
+from forgetfree.tasks import version_of
 
 if TYPE_CHECKING:
     from forgetfree.jobs.revision import Revised
+    from forgetfree.ledger import Ledger
 
 
 def revise(
@@ -114,11 +117,9 @@ def merge_ledgers(
     before: dict[str, dict[str, float]] = {}
     after: dict[str, float] = {}
     if data and model:  # before anything is written
-        from forgetfree.serve.scoring import scores_of
-
         names = {name: [each.name for each in told if each.ledger == name] for name in files}
-        before = {name: scores_of(Ledger.load(path), model, data, names[name]) for name, path in files.items()}
-        after = scores_of(joined, model, data, joined.tasks)
+        before = {name: _scores(Ledger.load(path), model, data, names[name]) for name, path in files.items()}
+        after = _scores(joined, model, data, joined.tasks)
     joined.save(out)
     rows = [
         asdict(each) | {"before": before.get(each.ledger, {}).get(each.name), "after": after.get(each.task)}
@@ -138,6 +139,17 @@ def merge_ledgers(
         print(escaped(_line(row)))
     owned = len(joined.owned())
     print(escaped(f"{out}: {len(joined.tasks)} tasks, {owned:,} entries owned, {out.stat().st_size:,} bytes."))
+
+
+def _scores(ledger: Ledger, model: str, data: str, tasks: Sequence[str]) -> dict[str, float]:
+    """Return the score of each task on its test rows, by its name; the rows of a version are those of its task."""
+    from forgetfree.serve.inference import Predictor
+
+    predictor, scores = Predictor.of_ledger(ledger, model), dict[str, float]()
+    for task in tasks:
+        name, version = version_of(task)
+        scores[task] = predictor.score(f"{name}@{version}", load_task(name, data).test)
+    return scores
 
 
 def _line(row: Mapping[str, Any]) -> str:

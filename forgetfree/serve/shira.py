@@ -38,6 +38,7 @@ from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.fine_tuned_directory import read_readout, write_readout
 from forgetfree.models.loading import LoadedModel, load_model, locate
 from forgetfree.models.peft_directory import READOUT, adapter_config, is_adapter, put_on
+from forgetfree.serve.kinds import served
 
 ORIGIN = "graft_origin.json"
 _CLASSIFIER = "AutoModelForSequenceClassification"
@@ -117,7 +118,7 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
         write_atomically(directory / ORIGIN, origin.json)
         where = (
             "each word's first token"
-            if origin.task.kind == "tokens"
+            if served(origin.task).of_words
             else "the mean of all tokens"
             if origin.readout == "mean"
             else "the first token (at the last, for causal models)"

@@ -19,6 +19,7 @@ from forgetfree.ledger import Ledger, LedgerSwitch
 from forgetfree.models.architecture import reads_last
 from forgetfree.models.task_model import mean_of_tokens
 from forgetfree.results.unit_record import check_own
+from forgetfree.serve.kinds import served
 from forgetfree.serve.source import LEDGER, saved_file
 from forgetfree.tasks import chosen_version
 
@@ -75,11 +76,11 @@ class TaskSwitch:
             config.id2label = dict(enumerate(record.definition.labels))
             config.label2id = {label: number for number, label in config.id2label.items()}
         if self._readout in LINEAR:
-            kind = record.definition and record.definition.kind
+            of_words = record.definition is not None and served(record.definition).of_words
             self._hooks = [
                 self._body.register_forward_hook(self._note),
                 self._model.register_forward_hook(
-                    self._reader(record.own_readout, of_words=kind == "tokens"), with_kwargs=True
+                    self._reader(record.own_readout, of_words=of_words), with_kwargs=True
                 ),
             ]
 

@@ -8,12 +8,13 @@ import pytest
 
 from forgetfree.cli.predict import _as_csv
 from forgetfree.cli.text_rows import Asked
-from forgetfree.serve.inference import Answer
+from forgetfree.serve.labels import Answer, LabelTask
+from forgetfree.tasks import TaskDefinition
 
 
 def test_what_a_spreadsheet_takes_for_a_formula_is_written_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     kept: dict[str, Any] = {"id": "-5", "by": "@me"}
-    show = _as_csv(("text",), ["good", "=bad"], list(kept))
+    show = _as_csv([LabelTask(TaskDefinition("sst2", "single", ("good", "=bad")))], 1, list(kept))
     for text in ("=1+1", "+1 to this", "- no", "\t=x", "a = b", "-0.5"):
         show(Asked((text,), kept), Answer("=bad", 0.75, {"good": 0.25, "=bad": 0.75}, "sst2"))
     lines = capsys.readouterr().out.splitlines()
