@@ -45,8 +45,8 @@ def revise(
             f"{run} is a file. Give the directory that `forgetfree run --out` wrote: its ledgers lie there."
         )
     quiet_libraries()
-    held = load_run(run)["run"]
-    if needs_hub(model or located(held["model"], run), data or of_each(located, held["data"], run)):
+    section = load_run(run)["run"]
+    if needs_hub(model or located(section["model"], run), data or of_each(located, section["data"], run)):
         go_offline_if_cut_off()
     from forgetfree.jobs import revision
     from forgetfree.jobs.run import RunJob
@@ -97,20 +97,20 @@ def _tell(action: str, run: Path, out: Path, made: Revised) -> None:
 
 
 def merge_ledgers(
-    given: Sequence[Path], out: Path, *, as_versions: bool, data: str | None, model: str | None, as_json: bool
+    ledgers: Sequence[Path], out: Path, *, as_versions: bool, data: str | None, model: str | None, as_json: bool
 ) -> None:
     """Write one ledger of several, and print what it costs."""
     check_new_file(out)
-    if len(set(given)) < 2:
-        raise UsageError(f"Merging takes two different ledgers or more, got {len(set(given))}.")
+    if len(set(ledgers)) < 2:
+        raise UsageError(f"Merging takes two different ledgers or more, got {len(set(ledgers))}.")
     quiet_libraries()
     from forgetfree.jobs.audit import note
     from forgetfree.ledger import Ledger, joined_ledger
     from forgetfree.results.unit_record import described
 
-    files = {str(path): ledger_file(path) for path in given}
+    files = {str(path): ledger_file(path) for path in ledgers}
     if data:
-        model = model or _model_of(given)
+        model = model or _model_of(ledgers)
         if needs_hub(model, data):
             go_offline_if_cut_off()
     joined, told = joined_ledger({name: Ledger.load(path) for name, path in files.items()}, as_versions=as_versions)
@@ -175,9 +175,9 @@ def ledger_file(path: Path) -> Path:
     return file
 
 
-def _model_of(given: Sequence[Path]) -> str:
+def _model_of(ledgers: Sequence[Path]) -> str:
     """Return the model of the first run that is given."""
-    runs = [path for path in given if path.is_dir()]
+    runs = [path for path in ledgers if path.is_dir()]
     if not runs:
         raise UsageError("--data scores the tasks, and a ledger does not name its base model. Give --model, too.")
     return located(load_run(runs[0])["model"]["name"], runs[0])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from forgetfree.cli.text_rows import Asked, is_plain, rows_of_file, rows_of_stdin, rows_of_texts
+from forgetfree.cli.text_rows import TextRow, is_plain, rows_of_file, rows_of_stdin, rows_of_texts
 from forgetfree.cli.usage import Debug
 from forgetfree.cli.use import BaseModel, Deterministic, Run, Seed, Strategy, predictor_of
 from forgetfree.cli.words import say
@@ -34,7 +34,7 @@ _OURS = {"text", *PAIR, "task", "label", "probability", "probabilities", "words"
 _ROWS = 256
 #: What a spreadsheet takes for a formula begins with one of these.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-Print = Callable[[Asked, Any], None]
+Print = Callable[[TextRow, Any], None]
 
 
 def command(
@@ -89,7 +89,7 @@ def command(
         )
     if taken := [name for name in keep if name in _OURS]:
         raise UsageError(f"--keep {taken[0]} has the name of a column that predict writes. Rename it in {file}.")
-    asked = Columns.of(text_column, None)
+    columns = Columns.of(text_column, None)
     predictor, _ = predictor_of(directory, seed, strategy, model, deterministic=deterministic)
     if task is None:
         task, *others = predictor.tasks
@@ -103,22 +103,22 @@ def command(
     size = served[0].size if len({each.size for each in served}) == 1 else None
     #: What tells how a file's rows are read, where that is the same for all tasks.
     form = served[0] if len({each.task.kind for each in served}) == 1 else None
-    answered = predictor.route if routed else partial(predictor.answer, task)
+    answers_to = predictor.route if routed else partial(predictor.answer, task)
     show = _as_csv(served, size, keep) if as_csv else _as_json(served[0]) if as_json else _plain(served[0])
     if streaming or (not texts and file is None and sys.stdin.isatty()):
         if sys.stdin.isatty():
             say("Reading texts from the terminal, one a line; end with Ctrl-D.")
-        chunks: Iterable[Sequence[Asked]] = ([Asked(row)] for row in rows_of_stdin(size))
+        chunks: Iterable[Sequence[TextRow]] = ([TextRow(row)] for row in rows_of_stdin(size))
     else:
         rows = (
-            rows_of_file(file, form, asked, keep)
+            rows_of_file(file, form, columns, keep)
             if file is not None
-            else map(Asked, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
+            else map(TextRow, rows_of_texts(texts, size) if texts else rows_of_stdin(size))
         )
         chunks = iter(lambda: list(islice(rows, _ROWS)), [])
     empty, cut = 0, list[int]()
     for chunk in chunks:
-        answers = answered([each.texts for each in chunk])
+        answers = answers_to([each.texts for each in chunk])
         for row, answer in zip(chunk, answers, strict=True):
             show(row, answer)
             empty += not any(text.strip() for text in row.texts)
@@ -135,30 +135,30 @@ def command(
 
 
 def _plain(served: ServedTask) -> Print:
-    def show(row: Asked, answer: Any) -> None:
+    def show(row: TextRow, answer: Any) -> None:
         print("\n".join(served.lines(row.texts, answer)))
 
     return show
 
 
 def _as_json(served: ServedTask) -> Print:
-    def show(row: Asked, answer: Any) -> None:
-        print(json.dumps({**row.kept, **served.json(row.texts, answer)}, ensure_ascii=False))
+    def show(row: TextRow, answer: Any) -> None:
+        print(json.dumps({**row.extra, **served.json(row.texts, answer)}, ensure_ascii=False))
 
     return show
 
 
-def _as_csv(tasks: Sequence[ServedTask], size: int | None, kept: Sequence[str]) -> Print:
+def _as_csv(tasks: Sequence[ServedTask], size: int | None, keep: Sequence[str]) -> Print:
     """Print the header, and return what prints a line: what is kept, texts, and what the tasks' answers have."""
     texts = ("text",) if size == 1 else PAIR
     columns = list(dict.fromkeys(column for each in tasks for column in each.columns()))
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(_as_text([*kept, *texts, *columns]))
+    table.writerow(_as_text([*keep, *texts, *columns]))
 
-    def show(row: Asked, answer: Any) -> None:
+    def show(row: TextRow, answer: Any) -> None:
         cells, missing = tasks[0].cells(answer), [""] * (len(texts) - len(row.texts))
-        said = [cells.get(column, "") for column in columns]
-        table.writerow(_as_text([*row.kept.values(), *row.texts, *missing, *said]))
+        answered = [cells.get(column, "") for column in columns]
+        table.writerow(_as_text([*row.extra.values(), *row.texts, *missing, *answered]))
 
     return show
 

@@ -288,8 +288,8 @@ class Predictor:
             return self._by_features(self._features, texts, rows)
         read = {task: self._read(definition, rows) for task, definition in self.tasks.items()}
         entropies = torch.stack([share_of_entropy(logits, logits.shape[1]) for logits, _ in read.values()])
-        said = [self._served[task].answers(texts, *each) for task, each in read.items()]
-        return [said[best][row] for row, best in enumerate(entropies.argmin(0).tolist())]
+        answers = [self._served[task].answers(texts, *each) for task, each in read.items()]
+        return [answers[best][row] for row, best in enumerate(entropies.argmin(0).tolist())]
 
     def _by_features(self, features: TaskFeatures, texts: Sequence[Text], rows: Rows) -> list[Answer]:
         names, loaded = list(self.tasks), self.loaded

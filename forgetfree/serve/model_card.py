@@ -110,9 +110,9 @@ def templates() -> Environment:
     Between backticks it is ``plain``, in python and YAML ``quoted``, elsewhere ``shown``.
     """
     loader = PackageLoader("forgetfree.serve", "")
-    found = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    found.filters |= {"plain": _plain, "shown": _shown, "quoted": _quoted, "listed": _listed}
-    return found
+    environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters |= {"plain": _plain, "shown": _shown, "quoted": _quoted, "listed": _listed}
+    return environment
 
 
 def _plain(text: str) -> str:

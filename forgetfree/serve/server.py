@@ -329,11 +329,11 @@ class TimelyProtocol(H11Protocol):
 
     Args:
         seconds: how long they may take.
-        how: what uvicorn gives.
+        options: what uvicorn gives.
     """
 
-    def __init__(self, *, seconds: float, **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, *, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
         self._seconds = seconds
         self._late: asyncio.TimerHandle | None = None
 

@@ -135,10 +135,10 @@ def to_shira(graft: Graft, model: str, out: StrPath, *, drop_others: bool = Fals
             reading=reading,
         )
         write_atomically(directory / "README.md", card)
-    held = sum(len(each.local) for each in entries.values())
+    kept = sum(len(each.local) for each in entries.values())
     size = sum(len(indices) for indices, _ in delta.values())
     return WrittenAdapter(
-        Path(out), held, size - held, rank, dropped, int(rounded.count_nonzero()), float(rounded.max())
+        Path(out), kept, size - kept, rank, dropped, int(rounded.count_nonzero()), float(rounded.max())
     )
 
 
@@ -307,8 +307,8 @@ def _put_head(network: Any, readout: Mapping[str, Tensor]) -> list[str]:
 
 def _check_head(plain: Any, directory: Path, readout: Mapping[str, Tensor]) -> None:
     """Raise ``UsageError`` unless PEFT puts the head, bit for bit, onto the base model with another one."""
-    held = put_on(plain, directory).state_dict()
-    if wrong := [name for name, tensor in readout.items() if not torch.equal(held[name], tensor)]:
+    actual = put_on(plain, directory).state_dict()
+    if wrong := [name for name, tensor in readout.items() if not torch.equal(actual[name], tensor)]:
         raise UsageError(
             f"PEFT does not keep {wrong[0]!r} of the own head of this {type(plain).__name__}. Use `forgetfree apply`."
         )

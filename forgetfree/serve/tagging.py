@@ -57,11 +57,13 @@ class TaggedSentence:
     @property
     def entities(self) -> list[Entity]:
         """The entities, from left to right."""
-        found = []
+        entities = []
         for kind, first, last in entities_of(self.tags):
             shares = self.probabilities[first : last + 1]
-            found.append(Entity(kind, " ".join(self.words[first : last + 1]), first, last, sum(shares) / len(shares)))
-        return found
+            entities.append(
+                Entity(kind, " ".join(self.words[first : last + 1]), first, last, sum(shares) / len(shares))
+            )
+        return entities
 
 
 class OneEntity(BaseModel):
@@ -104,7 +106,7 @@ class TaggingTask(ServedTask):
                 f"Task {self.task.name!r} labels the words of one text, got a pair of texts. Give a text with spaces between "
                 "its words, or with a JSON list of them in it."
             )
-        sentences = [*map(_words, texts)]
+        sentences = [_words(text) for text in texts]
         check_sentences(sentences)
         joined = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)
         return Rows(joined, (), tuple((0,) * len(words) for words in sentences))
@@ -112,13 +114,13 @@ class TaggingTask(ServedTask):
     def answers(self, texts: Sequence[Text], logits: Tensor, cut: Iterable[int]) -> list[TaggedSentence]:
         """Return each sentence with its tags; logits are ``(n_words, n_labels)``."""
         shares, numbers = logits.softmax(1).amax(1).tolist(), logits.argmax(1).tolist()
-        found, begin = [], 0
+        sentences, begin = [], 0
         for words, lost in zip(map(_words, texts), cut, strict=True):
             end = begin + len(words)
             tags = tuple(self.task.labels[number] for number in numbers[begin:end])
-            found.append(TaggedSentence(tuple(words), tags, tuple(shares[begin:end]), lost))
+            sentences.append(TaggedSentence(tuple(words), tags, tuple(shares[begin:end]), lost))
             begin = end
-        return found
+        return sentences
 
     def network(self, parts: Parts) -> TaskNetwork:
         """Return a token classifier."""
@@ -200,5 +202,5 @@ def tag_sentences(
     if not isinstance(predictor.served(task), TaggingTask):
         raise UsageError(f"Task {task!r} labels whole texts, and no words. Give one that finds entities.")
     check_sentences(sentences)
-    found: list[TaggedSentence] = predictor.answer(task, [*map(list, sentences)], batch_size=batch_size)
-    return found
+    tagged: list[TaggedSentence] = predictor.answer(task, [*map(list, sentences)], batch_size=batch_size)
+    return tagged

@@ -103,20 +103,20 @@ class TaskSwitch:
         load_tensors_(readout, tensors)
         last = reads_last(self._model.config)
 
-        def read(model: nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
+        def read(model: nn.Module, args: Any, inputs: dict[str, Any], output: Any) -> Any:
             hidden, self._hidden = self._hidden, None
             if hidden is None or not hasattr(output, "keys"):
                 raise UsageError(
                     "The model returned a tuple, expected an output with names. Leave out return_dict=False."
                 )
             if self._readout == "mean":
-                mask = given.get("attention_mask")
+                mask = inputs.get("attention_mask")
                 hidden = mean_of_tokens(
                     hidden, torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
                 )
             elif not of_words:
                 rows = torch.arange(len(hidden), device=hidden.device)
-                hidden = hidden[rows, _last(given.get("attention_mask"), hidden) if last else torch.zeros_like(rows)]
+                hidden = hidden[rows, _last(inputs.get("attention_mask"), hidden) if last else torch.zeros_like(rows)]
             output["logits"] = readout.to(hidden.device)(hidden.to(readout.weight.dtype))
             return output
 

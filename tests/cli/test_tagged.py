@@ -317,6 +317,7 @@ def test_a_server_answers_words_and_texts_at_once(mixed_run: Path) -> None:
             ]
             continue
         expected = tag_sentences(predictor, question["task"], [words_of(text) for text in own])
+        assert predictor.answer(question["task"], own) == expected
         for got, tagged in zip(given["answers"], expected, strict=True):
             assert (got["task"], got["words"], got["tags"]) == (
                 question["task"],
