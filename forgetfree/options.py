@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: A function as an option: itself, or its name ``package.module:function``.
 Function = Callable[..., Any]
+#: Where an option stands in the help of a command.
+HelpGroup = Literal["What to learn", "How to learn", "How to run"]
 #: The largest whole number that an option takes.
 _MOST = 2**31 - 1
 #: Options of ``--set`` that have a flag of their own, too.
@@ -71,18 +73,33 @@ def option(
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
+    flag: str = "",
+    group: HelpGroup = "What to learn",
+    placeholder: str = "N",
+    completion: str = "",
 ) -> Any:
-    """Return a dataclass field with its meaning and its bounds, as pydantic names them.
+    """Return a dataclass field with all that is to be said of an option: meaning, bounds, and how the command line has it.
 
     Args:
         default: the default, or what makes it.
         help: what it means.
-        above: bound that the value must exceed.
+        above: bound that the value must exceed, as pydantic names bounds.
         at_least: lower bound.
         at_most: upper bound.
+        flag: its name on the command line and in files, where that is another: ``seed`` of ``seeds``.
+        group: where the help of a command has it.
+        placeholder: what stands for its value in the help.
+        completion: what the shell completes: ``strategies``, ``tasks``, ``streams``, ``experiments`` or ``models``.
     """
     bounds = {"gt": above, "ge": at_least, "le": at_most}
-    metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    metadata: dict[str, Any] = {
+        "help": help,
+        "flag": flag,
+        "group": group,
+        "placeholder": placeholder,
+        "completion": completion,
+    }
+    metadata |= {name: bound for name, bound in bounds.items() if bound is not None}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

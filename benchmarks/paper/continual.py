@@ -89,12 +89,12 @@ class Continual(Experiment):
             settings=settings,
             device=context.device,
         )
-        run = RunJob(config)
-        tasks = run.stream(unit["seed"]).tasks
+        learner = RunJob(config).learner
+        tasks = learner.stream(unit["seed"]).tasks
         constant = [task.unanswered.constant_score(task.definition.metric) for task in tasks]
         rows = []
         for strategy in config.strategies:
-            learned = run.learn(strategy, unit["seed"], context.monitor)
+            learned = learner.learn(strategy, unit["seed"], context.monitor)
             for i, task in enumerate(tasks):
                 last = learned.rows[-1][task.name]
                 rows.append(

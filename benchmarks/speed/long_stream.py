@@ -36,7 +36,7 @@ def small_run(strategy: str) -> Iterator[RunJob]:
             settings |= {"sparsity": 1e-3, "mask_steps": 4}
         config = RunConfig(stream="sst2", data="demo", strategies=(strategy,), steps=STEPS, settings=settings, out=out)
         job = RunJob(config)
-        job.tasks = small_tasks(TASKS, train=64, test=256)
+        job.learner.tasks = small_tasks(TASKS, train=64, test=256)
         with patch("forgetfree.models.loading.load_model", lambda *_, **__: tiny_model(positions=128)):
             yield job
 
@@ -46,7 +46,7 @@ def seconds_per_task(strategy: str) -> np.ndarray:
     times: list[float] = []
     with small_run(strategy) as job:
         unit = Unit({"strategy": strategy, "seed": 0}, Path(job.out) / strategy / "seed-0")
-        job.stream(0)
+        job.learner.stream(0)
 
         def written(path: Path, scores: Sequence[Score]) -> None:
             write_scores(path, scores)

@@ -76,7 +76,7 @@ def run(
         steps: updates per task; default: the paper's rule.
         sparsity: share of the parameters that a region may have.
         starts: by task, the directory of an adapter of PEFT on ``model`` that its fine-tuning starts from.
-        readout: ``auto``, ``linear``, ``prompt`` or ``causal``.
+        readout: ``auto``, ``linear``, ``mean``, ``prompt`` or ``causal``.
         device: where to train; ``auto``: on a GPU, if there is one.
         out: directory to write; default: none, and all is kept in memory.
         resume: go on in ``out``; what is finished there is kept.
@@ -127,8 +127,10 @@ def run(
         _tell(progress, f"Running {config.stream}", config)
         return job
 
-    how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "processes": processes}
-    return _performed(make, values, out, progress, Execution(**how, cluster=cluster, debug=debug))
+    execution = Execution(
+        resume=resume, allow_changed=allow_changed, jobs=jobs, processes=processes, cluster=cluster, debug=debug
+    )
+    return _performed(make, values, out, progress, execution)
 
 
 @names_arguments
@@ -160,29 +162,36 @@ def graft(
 
     Args:
         task: a registered task, or one of ``data``.
-        data: see `run`.
-        model: see `run`.
+        data: ``hub``, ``demo``, a directory, or rows in memory by task; default: ``FORGETFREE_DATA`` if set, else ``hub``.
+        model: ``minilm``, a directory, a hub name, or a model in memory, which is copied.
         tokenizer: of a model in memory.
-        seeds: of sampling and training.
+        seeds: of sampling and training; each has a graft of its own.
         shots: training rows per label; default: all.
         steps: updates of fine-tuning; default: the paper's rule.
-        sparsities: shares of the parameters that the region may have.
+        sparsities: shares of the parameters that the region may have; each has a graft of its own.
         base: γ_base of eq. 4, or the file of a graft whose region it is.
         fine_tuned: the directory of a model that is fine-tuned already.
-        readout: see `run`.
-        device: see `run`.
-        out: see `run`.
-        resume: see `run`.
-        allow_changed: see `run`.
-        jobs: see `run`.
-        processes: see `run`.
-        cluster: see `run`.
-        progress: see `run`.
-        debug: see `run`.
-        **settings: see `run`.
+        readout: ``auto``, ``linear``, ``mean``, ``prompt`` or ``causal``; that of ``fine_tuned``, if one is given.
+        device: where to train; ``auto``: on a GPU, if there is one.
+        out: directory to write; default: none, and all is kept in memory.
+        resume: go on in ``out``; what is finished there is kept.
+        allow_changed: resume with other versions or on another device, too.
+        jobs: how many seeds run at a time, more than one as worker processes: a script then calls this below
+            ``if __name__ == "__main__":``.
+        processes: how many train each seed together, with the same bits for 1, 2 and 4; a script then calls this likewise.
+        cluster: run seeds as tasks of Ray, see docs/scaling.md: ``ray`` or ``ray://HOST:PORT``.
+        progress: show on stderr, or in the notebook, what is being done.
+        debug: let an unexpected exception through, instead of going on with the other seeds.
+        **settings: any option that ``--set`` takes, such as ``mask_steps=100``; ``optimizer`` and ``schedule`` may be
+            functions.
+
+    Returns:
+        The scores and grafts. What failed is said on stderr and in the results' notes.
 
     Raises:
-        UsageError, RunError, ForgetfreeError: see `run`.
+        UsageError: an argument is wrong, in the words of the command line.
+        RunError: nothing could be finished.
+        ForgetfreeError: data or model cannot be loaded.
     """
     values: Json = {
         "task": task,
@@ -203,8 +212,10 @@ def graft(
         _tell(progress, f"Grafting {config.task}", config)
         return job
 
-    how: Json = {"resume": resume, "allow_changed": allow_changed, "jobs": jobs, "processes": processes}
-    return _performed(make, values, out, progress, Execution(**how, cluster=cluster, debug=debug))
+    execution = Execution(
+        resume=resume, allow_changed=allow_changed, jobs=jobs, processes=processes, cluster=cluster, debug=debug
+    )
+    return _performed(make, values, out, progress, execution)
 
 
 def _performed(
@@ -263,9 +274,7 @@ def _settings(config: type[JobConfig], values: Json, given: Json) -> Json:
     """Return ``settings``, and what has a flag of its own on the command line, such as the column of the texts."""
     refuse_made(given.get("optimizer"))  # once, not for every strategy
     hints = get_type_hints(config)
-    flags = {
-        key_of(field.name): field.name for field in fields(config) if field.name not in {*values, "settings", "out"}
-    }
+    flags = {key_of(field): field.name for field in fields(config) if field.name not in {*values, "settings", "out"}}
     own = {
         flags[key]: _listed(value) if get_origin(hints[flags[key]]) is tuple else value
         for key, value in given.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from inspect import Parameter as Argument
 from inspect import Signature
 from pathlib import Path
@@ -20,12 +20,12 @@ from forgetfree.cli.words import fail, free_directory, no_empty_directories, say
 from forgetfree.data.sources import check_data, check_headers, default_data, tasks_of_files
 from forgetfree.display import brief
 from forgetfree.errors import ForgetfreeError, ReportError, RunError, UsageError
-from forgetfree.jobs.config import LOGGERS, CommonOptions, JobConfig, key_of, section_types
+from forgetfree.jobs.config import ALSO_SETTINGS, LOGGERS, CommonOptions, JobConfig, SettingFlags, key_of, section_types
 from forgetfree.jobs.run_config import RunConfig, left_behind
 from forgetfree.jobs.running.environment import quiet_libraries
 from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.torchrun import PARTS, launched
-from forgetfree.options import FLAGGED, build
+from forgetfree.options import FLAGGED, HelpGroup, build, option
 from forgetfree.results.config_file import read_config
 
 Config = TypeVar("Config", bound=JobConfig)
@@ -52,36 +52,38 @@ class Begun:
 #: Checks what is asked for as a whole, and then says what will be done.
 Begin = Callable[[Config], Begun]
 
+
+@dataclass(frozen=True, kw_only=True)
+class CommandFlags:
+    """What is said to the command line alone: where options are read from, and what is printed."""
+
+    config: str | None = option(
+        None,
+        "options in a TOML or JSON file, or the config.json of a directory",
+        group="How to run",
+        placeholder="FILE",
+    )
+    check: bool = option(
+        False, "check all that can be checked, print what would be done and what it costs, and end", group="How to run"
+    )
+    json: bool = option(False, "print that plan as JSON", group="How to run")
+    verbose: bool = option(
+        False,
+        "print all tables at the end, not only the first; the report has them in any case",
+        group="How to run",
+    )
+    quiet: bool = option(False, "say nothing but errors and the result", group="How to run")
+
+
 #: Options of ``--set`` that have a flag of their own, too.
-_HELP = {
-    **{"learning_rate": "step size of the optimizer", "batch_size": "rows per update"},
-    "precision": "fp32, bf16, on a GPU fp16, or auto: bf16 where it is native",
+_SETTINGS: Mapping[str, Field[Any]] = {
+    name: {**SettingFlags.__dataclass_fields__, **CommonOptions.__dataclass_fields__}[name] for name in FLAGGED
 }
-_PLAIN = {name: _HELP.get(name) or CommonOptions.__dataclass_fields__[name].metadata["help"] for name in FLAGGED}
-#: Options that a flag gives, and ``--set`` could give, too.
-_FLAGGED = (*_PLAIN, "steps", "sparsity", "base")
-#: What stands for a value in the help, where it is not ``N``.
-_METAVARS = {
-    **dict.fromkeys(("sparsity", "learning_rate"), "F"),
-    **dict.fromkeys(("strategy", "task", "precision", "text_column", "label_column"), "NAME"),
-    **dict.fromkeys(("fine_tuned", "out", "cache"), "DIR"),
-    **{"device": "NAME", "model": "NAME|DIR", "data": "hub|demo|DIR|FILE"},
-    **{"cluster": "ray|ray://…", "set": "KEY=VALUE", "start": "TASK=DIR", "base": "KIND|FILE", "config": "FILE"},
-}
-_WHAT, _LEARNING, _RUNNING = map(Group.create_ordered, ("What to learn", "How to learn", "How to run"))
-_GROUPS = {
-    **dict.fromkeys(("shots", "steps", "seed", "sparsity", "base", "start", "set"), _LEARNING),
-    **dict.fromkeys(("learning_rate", "batch_size", "precision"), _LEARNING),
-    **dict.fromkeys(
-        ("device", "out", "cache", "threads", "test_limit", "config", "resume", "allow_changed", "jobs", "processes"),
-        _RUNNING,
-    ),
-    **dict.fromkeys(("cluster", "check", "json", "verbose", "quiet", "log"), _RUNNING),
-}
+_GROUPS = {name: Group.create_ordered(name) for name in get_args(HelpGroup)}
 #: What the shell completes.
-_NAMES: Mapping[str, Callable[[], Any]] = {
-    **{"strategy": registry.strategies, "task": registry.tasks, "stream": registry.streams},
-    **{"name": lambda: registry.EXPERIMENTS, "model": lambda: registry.MODELS},
+_COMPLETED: Mapping[str, Callable[[], Any]] = {
+    **{"strategies": registry.strategies, "tasks": registry.tasks, "streams": registry.streams},
+    **{"experiments": lambda: registry.EXPERIMENTS, "models": lambda: registry.MODELS},
 }
 
 
@@ -174,51 +176,50 @@ def _check_flags(command: str, subject: str, subjects: Sequence[str], given: Jso
 
 
 def _arguments(config: type[JobConfig], subject: str) -> Iterator[Argument]:
-    hints, options = get_type_hints(config), {field.name: field.metadata["help"] for field in fields(config)}
-    what = Parameter(help=options.pop(subject), completer=_completer(subject))
+    """Yield the argument without a flag, and every flag, as they are declared."""
+    hints, options = get_type_hints(config), {field.name: field for field in fields(config)}
+    of = options.pop(subject)
+    what = Parameter(help=of.metadata["help"], completer=_completer(of))
     yield Argument(subject, Argument.VAR_POSITIONAL, annotation=Annotated[str, what])
-    for name, text in options.items():
+    for name, field in options.items():
         several = any(get_origin(each) in (tuple, Mapping) for each in (hints[name], *get_args(hints[name])))
         kinds = [get_args(each) for each in (hints[name], *get_args(hints[name])) if get_origin(each) is Literal]
-        yield _flag(key_of(name), list[str] if several else bool if hints[name] is bool else str, text, *kinds)
-    for name, text in _PLAIN.items():
-        yield _flag(name, str, text)
-    yield _flag("config", str, "options in a TOML or JSON file, or the config.json of a directory")
-    yield _flag("resume", bool, "continue in --out; what is finished is kept")
-    yield _flag("allow_changed", bool, "resume with other versions or on another device, too; config.json says so")
-    yield _flag("jobs", int, "how many units run at a time")
-    yield _flag("processes", int, "how many processes train each unit together: the same bits for 1, 2 and 4")
-    yield _flag("cluster", str, "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT")
-    yield _flag("check", bool, "check all that can be checked, print what would be done and what it costs, and end")
-    yield _flag("json", bool, "print that plan as JSON")
-    yield _flag("verbose", bool, "print all tables at the end, not only the first; the report has them in any case")
-    yield _flag("quiet", bool, "say nothing but errors and the result")
-    yield _flag("log", list[str], "also log losses, rates and scores there, may be given several times", LOGGERS)
+        yield _flag(key_of(field), field, list[str] if several else bool if hints[name] is bool else str, *kinds)
+    for name, field in _SETTINGS.items():
+        yield _flag(name, field, str)
+    own = {field.name: field for field in (*fields(Execution), *fields(CommandFlags)) if field.metadata}
+    config_file, log = own.pop("config"), own.pop("log")
+    yield _flag("config", config_file, str)
+    for name, field in own.items():
+        yield _flag(name, field, bool if field.default is False else int if "int" in str(field.type) else str)
+    yield _flag("log", log, list[str], LOGGERS)
     yield Argument("debug", Argument.KEYWORD_ONLY, default=False, annotation=Debug)
 
 
-def _flag(name: str, hint: Any, text: str, choices: Sequence[str] = ()) -> Argument:
-    metavar = _METAVARS.get(name, "N")
-    if metavar in ("DIR", "FILE"):
+def _flag(name: str, field: Field[Any], hint: Any, choices: Sequence[str] = ()) -> Argument:
+    """Return an option as an argument of the command, as which it is a text, if anything, that is read later."""
+    placeholder = field.metadata["placeholder"]
+    if placeholder in ("DIR", "FILE"):
         hint = Path  # which the shell completes
     how = Parameter(
         name=f"--{name.replace('_', '-')}",
-        help=text,
-        group=_GROUPS.get(name, _WHAT),
-        metavar=None if choices else metavar,
+        help=field.metadata["help"],
+        group=_GROUPS[field.metadata["group"]],
+        metavar=None if choices else placeholder,
         choices=choices or None,
-        completer=_completer(name),
+        completer=_completer(field),
     )
     return Argument(name, Argument.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, how])
 
 
-def _completer(name: str) -> Callable[..., Any] | None:
-    return (lambda context: list(_NAMES[name]())) if name in _NAMES else None
+def _completer(field: Field[Any]) -> Callable[..., Any] | None:
+    names = _COMPLETED.get(field.metadata["completion"])
+    return None if names is None else lambda context: list(names())
 
 
 def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
     """Return what is asked for by the names of the fields: the file's first, then the command line over it."""
-    plain, types = dict.fromkeys(_PLAIN, Any), section_types(config)
+    plain, types = dict.fromkeys(_SETTINGS, Any), section_types(config)
     file = read_config(Path(given["config"]), config.command, types | plain) if "config" in given else {}
     if config is RunConfig and "strategy" in given and not given.get("resume"):
         file = _without_others(file, given)
@@ -227,18 +228,18 @@ def _values(config: type[JobConfig], given: Mapping[str, Any]) -> Json:
     if len(given.get("data", ())) == 1:  # several files are a list of them
         given = {**given, "data": given["data"][0]}
     line = {**given, "set": _pairs("set", given.get("set", ()), "key=value", "batch_size=16")}
-    for key in _PLAIN:  # the others are compared when all is checked
+    for key in _SETTINGS:  # the others are compared when all is checked
         if key in given and key in line["set"]:
             flag = key.replace("_", "-")
             raise UsageError(f"--{flag} and --set {key}={line['set'][key]} are both given. Leave one of them out.")
         if file.get(key) is not None and key in file.get("set", {}):
             raise UsageError(f"{given['config']}: {key} and set.{key} are both given. Leave one of them out.")
-    over = {key for key in _FLAGGED if key in given or key in line["set"]}
+    over = {key for key in (*_SETTINGS, *ALSO_SETTINGS) if key in given or key in line["set"]}
     file = {key: value for key, value in file.items() if key not in over}
     settings = {key: value for key, value in file.get("set", {}).items() if key not in over} | line["set"]
-    own = {key: each[key] for each in (file, given) for key in _PLAIN if key in each}
+    own = {key: each[key] for each in (file, given) for key in _SETTINGS if key in each}
     values = {**file, **given, "set": settings | own}
-    return {field.name: values[key] for field in fields(config) if (key := key_of(field.name)) in values}
+    return {field.name: values[key] for field in fields(config) if (key := key_of(field)) in values}
 
 
 def _without_others(file: Json, given: Mapping[str, Any]) -> Json:

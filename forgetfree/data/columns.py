@@ -49,17 +49,17 @@ class Columns:
             UsageError: these are not one or two different names of texts, and another of a label.
         """
         names = _listed_names(texts)
-        given = [*names, *([] if label is None else [label])]
-        if len(names) > 2 or len(set(given)) < len(given) or not all(isinstance(each, str) and each for each in given):
+        every = [*names, *([] if label is None else [label])]
+        if len(names) > 2 or len(set(every)) < len(every) or not all(isinstance(each, str) and each for each in every):
             raise UsageError(
                 "text_column must be one column or, for pairs, two, and label_column another, got "
                 f"{', '.join(map(repr, names)) or 'none'}, and {label!r}. Name each column once."
             )
         return cls(names, label)
 
-    def over(self, given: Mapping[str, Any]) -> Columns:
+    def over(self, source: Mapping[str, Any]) -> Columns:
         """Return these, and what a ``source.json`` names where they are left out."""
-        noted = Columns.of(given.get("text_column"), given.get("label_column"))
+        noted = Columns.of(source.get("text_column"), source.get("label_column"))
         return Columns(self.texts or noted.texts, self.label or noted.label)
 
 
@@ -105,10 +105,10 @@ class ReadOptions:
         # Of tasks a and a.b, a.b.text is a column of the second.
         names = sorted({task, *tasks}, key=len, reverse=True)
 
-        def chosen(given: Sequence[str]) -> tuple[str, ...]:
-            owner = {name: next((each for each in names if name.startswith(f"{each}.")), None) for name in given}
-            own = tuple(name.removeprefix(f"{task}.") for name in given if owner[name] == task)
-            return own or tuple(name for name in given if owner[name] is None)
+        def chosen(named: Sequence[str]) -> tuple[str, ...]:
+            owner = {name: next((each for each in names if name.startswith(f"{each}.")), None) for name in named}
+            own = tuple(name.removeprefix(f"{task}.") for name in named if owner[name] == task)
+            return own or tuple(name for name in named if owner[name] is None)
 
         texts, labels = chosen(self.texts), chosen(self.labels)
         if len(labels) > 1:
@@ -123,22 +123,22 @@ class ReadOptions:
 AS_FOUND = ReadOptions()
 
 
-def choose(where: str, names: Iterable[str], asked: Columns, kind: str | None) -> tuple[Columns, str]:
+def choose(where: str, names: Iterable[str], columns: Columns, kind: str | None) -> tuple[Columns, str]:
     """Return a table's columns of texts and label, and what to say of them; nothing where they were named or are ours.
 
     Args:
         where: the table, for messages.
         names: of all its columns.
-        asked: those that were named.
+        columns: those that were named.
         kind: of the task, where it is known.
 
     Raises:
         DataError: a column is missing, or several may be meant.
     """
     found = list(names)
-    texts = choose_texts(where, found, asked, kind)
-    said = [] if asked.texts or _own_texts(found, kind) else [f"texts from {' and '.join(map(repr, texts))}"]
-    label = asked.label or ("label" if "label" in found else None)
+    texts = choose_texts(where, found, columns, kind)
+    said = [] if columns.texts or _own_texts(found, kind) else [f"texts from {' and '.join(map(repr, texts))}"]
+    label = columns.label or ("label" if "label" in found else None)
     if texts and label is None:
         known = _known(found)
         options = [(known[_plain(name)],) for name in _LABELS if _plain(name) in known]
@@ -158,34 +158,34 @@ def choose(where: str, names: Iterable[str], asked: Columns, kind: str | None) -
     return Columns(texts, label), " and ".join(said)
 
 
-def choose_texts(where: str, names: Iterable[str], asked: Columns, kind: str | None) -> tuple[str, ...]:
+def choose_texts(where: str, names: Iterable[str], columns: Columns, kind: str | None) -> tuple[str, ...]:
     """Return a table's columns of texts; none where no name is recognised. The table may be without labels.
 
     Args:
         where: the table, for messages.
         names: of all its columns.
-        asked: those that were named.
+        columns: those that were named.
         kind: of the task, where it is known.
 
     Raises:
         DataError: a column that was named is missing, or several may be meant.
     """
     known, found = _known(names), list(names)
-    for name in (*asked.texts, *filter(None, [asked.label])):
+    for name in (*columns.texts, *filter(None, [columns.label])):
         if name not in found:
-            option = "text_column" if name in asked.texts else "label_column"
+            option = "text_column" if name in columns.texts else "label_column"
             pair = "For a pair of texts give --text-column twice. " if "," in name else ""
             raise DataError(
                 f"{where} has no column {name!r}, which is named as {option}; found {_listed(found)}.{nearest(name, found)} "
                 f"{pair}Name one of these with --{option.replace('_', '-')}; for one task alone as TASK.COLUMN, or as "
                 f"{option} in its source.json."
             )
-    if asked.texts and kind and len(asked.texts) != (2 if kind == "pair" else 1):
+    if columns.texts and kind and len(columns.texts) != (2 if kind == "pair" else 1):
         raise DataError(
             f"{where}: the task has {'two texts' if kind == 'pair' else 'one text'} a row, and "
-            f"{len(asked.texts)} columns of texts are named: {_listed(asked.texts)}. Name one for each text."
+            f"{len(columns.texts)} columns of texts are named: {_listed(columns.texts)}. Name one for each text."
         )
-    if own := asked.texts or _own_texts(found, kind):
+    if own := columns.texts or _own_texts(found, kind):
         return own
     pairs = [(known[_plain(a)], known[_plain(b)]) for a, b in _PAIRS if {_plain(a), _plain(b)} <= known.keys()]
     paired = {name for pair in pairs for name in pair}

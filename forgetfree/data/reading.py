@@ -44,16 +44,16 @@ def _has_files(folder: Path) -> bool:
     return any(format and split_of(stem) for stem, format in named)
 
 
-def read_folder(name: str, folder: Path, asked: Columns, skip_bad_rows: bool = False) -> TaskRows:
+def read_folder(name: str, folder: Path, columns: Columns, skip_bad_rows: bool = False) -> TaskRows:
     """Read a task's folder: its files, or what the ``datasets`` library wrote or downloaded."""
-    given = _given(folder)
+    source = _source_of(folder)
     if is_saved(folder):
         tables, note = read_saved(folder)
-        return read_task(name, tables, given, folder, asked, note, skip_bad_rows)
+        return read_task(name, tables, source, folder, columns, note, skip_bad_rows)
     paths = {split: path for split in SPLITS if (path := find_table(folder, split))}
     if not paths and is_snapshot(folder):
         tables, note = read_snapshot(folder, name)
-        return read_task(name, tables, given, folder, asked, note, skip_bad_rows)
+        return read_task(name, tables, source, folder, columns, note, skip_bad_rows)
     if "train" not in paths:
         raise DataError(
             f"Task {name!r} has no train split: expected {folder}/train.parquet, .jsonl or .csv, found "
@@ -66,7 +66,7 @@ def read_folder(name: str, folder: Path, asked: Columns, skip_bad_rows: bool = F
     found = {split: faults.attempt(read_table, path) for split, path in paths.items()}
     tables = {split: table for split, table in found.items() if table is not None}
     others = [f"{path.name} is the {split} split" for split, path in paths.items() if format_of(path.name)[0] != split]
-    arguments = (name, tables, given, folder, asked, "; ".join(others), skip_bad_rows)
+    arguments = (name, tables, source, folder, columns, "; ".join(others), skip_bad_rows)
     if len(tables) < len(paths):
         if "train" in tables:
             faults.attempt(read_task, *arguments)
@@ -74,34 +74,34 @@ def read_folder(name: str, folder: Path, asked: Columns, skip_bad_rows: bool = F
     return read_task(*arguments)
 
 
-def check_folder(name: str, folder: Path, asked: Columns) -> None:
+def check_folder(name: str, folder: Path, columns: Columns) -> None:
     """Raise as `check_header` does for the files of a task's folder."""
     if not is_saved(folder):
         check_header(
-            name, {split: path for split in SPLITS if (path := find_table(folder, split))}, _given(folder), asked
+            name, {split: path for split in SPLITS if (path := find_table(folder, split))}, _source_of(folder), columns
         )
 
 
-def _given(folder: Path) -> dict[str, Any]:
+def _source_of(folder: Path) -> dict[str, Any]:
     """Return what ``source.json`` says of a task; of a version without one, that of the task."""
     base, version = version_of(folder.name)
     return read_source(folder) or (read_source(folder.with_name(base)) if version > 1 else {})
 
 
-def check_header(name: str, paths: Mapping[str, Path], given: Mapping[str, Any], asked: Columns) -> None:
+def check_header(name: str, paths: Mapping[str, Path], source: Mapping[str, Any], columns: Columns) -> None:
     """Raise ``DataError`` for what the first lines of a task's files say is wrong, before all rows are read.
 
     Args:
         name: of the task.
         paths: its files, by split.
-        given: what its ``source.json`` says.
-        asked: the columns that the user named.
+        source: what its ``source.json`` says.
+        columns: the columns that the user named.
     """
     faults = DataFaults()
     found = {split: faults.attempt(head_of, path) for split, path in paths.items()}
     heads = {split: head for split, head in found.items() if head is not None}
     if "train" in heads:
-        task = _task(name, heads, given, Path(), asked)
+        task = _task(name, heads, source, Path(), columns)
         faults.attempt(_kind(task).check_header, task)
     faults.report()
 
@@ -109,9 +109,9 @@ def check_header(name: str, paths: Mapping[str, Path], given: Mapping[str, Any],
 def read_task(
     name: str,
     tables: Mapping[str, Table],
-    given: Mapping[str, Any],
+    source: Mapping[str, Any],
     folder: Path,
-    asked: Columns,
+    columns: Columns,
     note: str = "",
     skip_bad_rows: bool = False,
 ) -> TaskRows:
@@ -124,21 +124,21 @@ def read_task(
         if not table.columns and not table.numbers and not table.bad:
             raise DataError(f"{table.where} holds no rows, and every split needs some. Add rows, or remove the file.")
     told = "; ".join(filter(None, [note, *(table.note for table in tables.values())]))
-    task = _task(name, tables, given, folder, asked, told, skip_bad_rows)
+    task = _task(name, tables, source, folder, columns, told, skip_bad_rows)
     return _kind(task).read(task)
 
 
 def _task(
     name: str,
     tables: Mapping[str, Table],
-    given: Mapping[str, Any],
+    source: Mapping[str, Any],
     folder: Path,
-    asked: Columns,
+    columns: Columns,
     note: str = "",
     skip_bad_rows: bool = False,
 ) -> TaskTables:
     registered = registry.tasks().get(version_of(name)[0])
-    return TaskTables(name, tables, given, folder, registered, asked.over(given), note, skip_bad_rows)
+    return TaskTables(name, tables, source, folder, registered, columns.over(source), note, skip_bad_rows)
 
 
 def _kind(task: TaskTables) -> RowKind:

@@ -32,33 +32,33 @@ def read_source(folder: Path) -> dict[str, Any]:
     path = folder / "source.json"
     if not os.path.lexists(path):
         return {}
-    given = read_json(path, DataError, "Fix or remove it.")
-    if not isinstance(given, dict):
-        raise DataError(f"{path} must hold a JSON object with label_names, got a {type(given).__name__}.")
-    for key in [key for key in given if key not in _KEYS]:
-        if meant := difflib.get_close_matches(key, [known for known in _KEYS if known not in given], 1, 0.8):
+    source = read_json(path, DataError, "Fix or remove it.")
+    if not isinstance(source, dict):
+        raise DataError(f"{path} must hold a JSON object with label_names, got a {type(source).__name__}.")
+    for key in [key for key in source if key not in _KEYS]:
+        if meant := difflib.get_close_matches(key, [known for known in _KEYS if known not in source], 1, 0.8):
             raise DataError(f"{path}: {key!r} is not read. Did you mean {meant[0]!r}? Rename or remove it.")
     for key in ("label_names", "label_words"):
-        names = given.get(key)
+        names = source.get(key)
         if names is not None and not _are_names(names):
             raise DataError(
                 f"{path}: {key} must be a list of at least two names, all different, got {brief(names, 200)}."
             )
     for key, most in (("text_column", 2), ("label_column", 1)):
-        names = given.get(key, [])
+        names = source.get(key, [])
         listed = names if isinstance(names, list) else [names]
         if len(listed) > most or not all(isinstance(each, str) and each for each in listed):
             expected = "the name of a column" + ", or a list of two for pairs" * (most == 2)
             raise DataError(f"{path}: {key} must be {expected}, got {brief(names, 200)}.")
     kinds = [*KIND_OF_FORM, *registry.kinds()]
-    if given.get("kind", kinds[0]) not in kinds:
-        raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(given['kind'], 200)}.")
-    entities = given.get("entities")
+    if source.get("kind", kinds[0]) not in kinds:
+        raise DataError(f"{path}: kind must be {', '.join(kinds)}, got {brief(source['kind'], 200)}.")
+    entities = source.get("entities")
     if entities is not None and not (isinstance(entities, list) and entities and _are_names([*entities, "O"])):
         raise DataError(f"{path}: entities must be a list of kinds, all different, got {brief(entities, 200)}.")
-    if given.get("metric", "accuracy") not in (metrics := list(registry.metrics())):
-        raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {given['metric']!r}.")
-    return given
+    if source.get("metric", "accuracy") not in (metrics := list(registry.metrics())):
+        raise DataError(f"{path}: metric must be {' or '.join(map(repr, metrics))}, got {source['metric']!r}.")
+    return source
 
 
 def _are_names(names: Any) -> bool:
@@ -69,34 +69,36 @@ def _are_names(names: Any) -> bool:
     return "" not in plain and len(plain) == len(names) > 1
 
 
-def infer(name: str, kind: str, labels: tuple[str, ...]) -> TaskDefinition:
-    """Return the definition of a task that is not registered."""
+def infer(name: str, kind: str, labels: tuple[str, ...], texts: int, metric: str) -> TaskDefinition:
+    """Return the definition of a task that is not registered, over one text or two."""
+    form = "pair" if texts == 2 else "single"
     return TaskDefinition(
         name,
         kind,
         labels,
-        template=DEFAULT_TEMPLATE[kind],
+        template=DEFAULT_TEMPLATE[form],
         label_words=labels,
-        causal_template=DEFAULT_CAUSAL_TEMPLATE[kind],
+        causal_template=DEFAULT_CAUSAL_TEMPLATE[form],
+        metric=metric,
     )
 
 
-def described(task: TaskDefinition, given: Mapping[str, Any], folder: Path) -> TaskDefinition:
+def described(task: TaskDefinition, source: Mapping[str, Any], folder: Path) -> TaskDefinition:
     """Return ``task`` as ``source.json`` describes it: labels in the data's own order, and other given values."""
     path = folder / "source.json"
-    if given.get("label_names"):
-        task = _renamed(task, tuple(map(str, given["label_names"])), path)
-    words = tuple(map(str, given.get("label_words") or task.label_words))
+    if source.get("label_names"):
+        task = _renamed(task, tuple(map(str, source["label_names"])), path)
+    words = tuple(map(str, source.get("label_words") or task.label_words))
     if words and len(words) != len(task.labels):
         raise DataError(
             f"{path}: expected one of label_words for each of the {len(task.labels)} labels, got {len(words)}."
         )
-    metric = given.get("metric", task.metric)
+    metric = source.get("metric", task.metric)
     if metric == "f1" and len(task.labels) != 2:
         raise DataError(
             f"{path}: metric 'f1' is that of label 1 of two, and there are {len(task.labels)} labels. Give 'accuracy'."
         )
-    prompts = {key: given[key] for key in ("template", "causal_template") if given.get(key) is not None}
+    prompts = {key: source[key] for key in ("template", "causal_template") if source.get(key) is not None}
     task = replace(task, label_words=words, metric=metric, **prompts)
     for key in prompts:
         if faults := task.prompt_faults("prompt" if key == "template" else "causal", words=False):

@@ -291,10 +291,11 @@ class _OneTask:
         )
 
     def load(self, name: str) -> TaskRows:
-        how: Any = {"asked": self._options.columns(name, self.names()), "skip_bad_rows": self._options.skip_bad_rows}
+        columns, skip_bad_rows = self._options.columns(name, self.names()), self._options.skip_bad_rows
         if self.path.is_dir():
-            return read_folder(name, self.path, **how)
-        return read_task(name, {"train": read_table(self.path)}, {}, self.path.parent, **how)
+            return read_folder(name, self.path, columns, skip_bad_rows)
+        tables = {"train": read_table(self.path)}
+        return read_task(name, tables, {}, self.path.parent, columns, skip_bad_rows=skip_bad_rows)
 
     def check_header(self, name: str) -> None:
         columns = self._options.columns(name, self.names())

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from pydantic import Field
+from pydantic import Field as Bounds
 
 from forgetfree.data.columns import ReadOptions
 from forgetfree.display import brief
@@ -32,18 +32,14 @@ from forgetfree.results.config_file import PLACES, of_each, portable
 from forgetfree.tasks import MAX_LENGTH, EvaluatedOn
 
 T = TypeVar("T", bound=Options)
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Shots = Annotated[int, Field(ge=1)]
-Sparsity = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
+Shots = Annotated[int, Bounds(ge=1)]
+Sparsity = Annotated[float, Bounds(gt=0, le=1)]
 Readout = Literal["auto", "prompt", "linear", "mean", "causal"]
 #: Where losses, rates and scores may be logged, too: see `forgetfree.jobs.running.loggers`.
 LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
-#: Fields that hold several values, and the name that each of them is given by.
-_SINGULAR = {
-    **{"strategies": "strategy", "seeds": "seed", "sparsities": "sparsity"},
-    **{"tasks": "task", "settings": "set", "starts": "start"},
-    **{"text_columns": "text_column", "label_columns": "label_column"},
-}
+#: Options of a job that ``--set`` could give, too.
+ALSO_SETTINGS = ("steps", "sparsity", "base")
 #: What a file of options does not name unless it is given.
 _UNLESS_GIVEN = ("text_column", "label_column", "skip_bad_rows", "start")
 
@@ -52,16 +48,26 @@ _UNLESS_GIVEN = ("text_column", "label_column", "skip_bad_rows", "start")
 class CommonOptions(Options):
     """What ``--set`` reaches in every command that trains."""
 
-    test_limit: int | None = option(None, "evaluate on at most this many test rows a task", at_least=1)
+    test_limit: int | None = option(
+        None, "evaluate on at most this many test rows a task", at_least=1, group="How to run"
+    )
     evaluate_on: EvaluatedOn = option(
         "test", "validation: score every other validation row instead, to choose options by"
     )
     or_fewer: bool = option(
         False, "where a label has fewer training rows than --shots, take all of them, and do not refuse the task"
     )
-    cache: str | None = option(None, "directory of fine-tuned models to share between runs; none: inside OUT")
+    cache: str | None = option(
+        None,
+        "directory of fine-tuned models to share between runs; none: inside OUT",
+        group="How to run",
+        placeholder="DIR",
+    )
     threads: int | None = option(
-        None, "CPU threads, at most one a core of the machine; none: as torch chooses", at_least=1
+        None,
+        "CPU threads, at most one a core of the machine; none: as torch chooses",
+        at_least=1,
+        group="How to run",
     )
     max_length: int = option(MAX_LENGTH, "tokens a row is read at, at most; the longest text is cut", at_least=8)
     graftable: str | None = option(None, "regular expression over names; only such tensors may be grafted and trained")
@@ -88,35 +94,72 @@ def check_or_fewer(options: CommonOptions, shots: int | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SettingFlags:
+    """Options of training that ``--set`` reaches, and a flag of their own, too: what its help says."""
+
+    learning_rate: str = option("", "step size of the optimizer", group="How to learn", placeholder="F")
+    batch_size: str = option("", "rows per update", group="How to learn")
+    precision: str = option(
+        "",
+        "fp32, bf16, on a GPU fp16, or auto: bf16 where it is native",
+        group="How to learn",
+        placeholder="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobConfig:
     """What run, graft and experiment are asked for alike. `checked` of a subclass checks it as a whole."""
 
     #: Names a section of config.json, and the command.
     command: ClassVar[str]
 
-    model: str = option("minilm", "minilm (default), a directory, or a hub name")
+    model: str = option(
+        "minilm", "minilm (default), a directory, or a hub name", placeholder="NAME|DIR", completion="models"
+    )
     data: str | tuple[str, ...] = option(
         "hub",
         "hub, demo (embedded), a directory or a file of rows; several times: each file is a task (default: $FORGETFREE_DATA, "
         "else hub)",
+        placeholder="hub|demo|DIR|FILE",
     )
     text_columns: tuple[str, ...] = option(
-        (), "column of the texts, or TASK.COLUMN for one task; for pairs, give it twice (default: by common names)"
+        (),
+        "column of the texts, or TASK.COLUMN for one task; for pairs, give it twice (default: by common names)",
+        flag="text_column",
+        placeholder="NAME",
     )
     label_columns: tuple[str, ...] = option(
-        (), "column of the labels, or TASK.COLUMN for one task (default: label, or by common names)"
+        (),
+        "column of the labels, or TASK.COLUMN for one task (default: label, or by common names)",
+        flag="label_column",
+        placeholder="NAME",
     )
     skip_bad_rows: bool = option(False, "leave out rows that cannot be used, and say how many; else they are refused")
     readout: Readout = option(
         "auto", "how logits are read; mean: by a linear layer on the mean of all tokens (default: auto)"
     )
-    steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1)
-    seeds: tuple[Seed, ...] = option((0,), "seed of sampling and training, may be given several times (default: 0)")
-    settings: Mapping[str, Any] = option(dict, "any option: see 'forgetfree list strategies --verbose'")
-    device: str = option(
-        "auto", "where to train: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: a unit on each GPU"
+    steps: int | None = option(None, "updates per task (default: the paper's 16·n·k)", at_least=1, group="How to learn")
+    seeds: tuple[Seed, ...] = option(
+        (0,),
+        "seed of sampling and training, may be given several times (default: 0)",
+        flag="seed",
+        group="How to learn",
     )
-    out: str = option("", "directory to write")
+    settings: Mapping[str, Any] = option(
+        dict,
+        "any option: see 'forgetfree list strategies --verbose'",
+        flag="set",
+        group="How to learn",
+        placeholder="KEY=VALUE",
+    )
+    device: str = option(
+        "auto",
+        "where to train: auto (default), cpu, cuda, cuda:1, mps, …; cuda:*: a unit on each GPU",
+        group="How to run",
+        placeholder="NAME",
+    )
+    out: str = option("", "directory to write", group="How to run", placeholder="DIR")
 
     def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """Return what follows from it, such as the options of strategies: a job asks for that once, when it is made.
@@ -131,7 +174,7 @@ class JobConfig:
 
     def section(self) -> dict[str, Any]:
         """Return the configuration as a file in ``out`` has it: what ``--config`` reads back."""
-        section = {key_of(field.name): getattr(self, field.name) for field in fields(self) if field.name != "out"}
+        section = {key_of(field): getattr(self, field.name) for field in fields(self) if field.name != "out"}
         section = {key: value for key, value in section.items() if value or key not in _UNLESS_GIVEN}
         for key in PLACES:
             if section.get(key):
@@ -156,20 +199,20 @@ class JobConfig:
 
     def flags(self) -> dict[str, Any]:
         """Return the options that a flag of this command gives and that ``--set`` could give, too."""
-        given = {name: getattr(self, name, None) for name in ("steps", "sparsity", "base")}
+        given = {name: getattr(self, name, None) for name in ALSO_SETTINGS}
         return {name: value for name, value in given.items() if value is not None}
 
     def faults(self) -> Faults:
         """Return what is wrong with each option by itself."""
         from forgetfree.device import find_device
 
-        faults = Faults()
-        for fault in faults_in(self, lambda name: f"--{key_of(name).replace('_', '-')}"):
+        faults, keys = Faults(), keys_of(self)
+        for fault in faults_in(self, lambda name: f"--{keys[name].replace('_', '-')}"):
             faults.add(f"{fault}.")
         if isinstance(self.device, str):
             faults.attempt(find_device, self.device)
         for field in fields(self):
-            value, key = getattr(self, field.name), key_of(field.name).replace("_", "-")
+            value, key = getattr(self, field.name), key_of(field).replace("_", "-")
             if isinstance(value, tuple) and len(set(value)) < len(value):
                 faults.add(f"--{key} names the same {key} twice: {', '.join(map(str, value))}. Give each once.")
             if value == () and field.default != ():  # of a file or a call
@@ -219,15 +262,20 @@ def _begun_with(config: JobConfig) -> Mapping[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def key_of(field: str) -> str:
-    """Return the name of a field in a file of options; as a flag, it has hyphens."""
-    return _SINGULAR.get(field, field)
+def key_of(field: Field[Any]) -> str:
+    """Return the name of an option in a file; as a flag, it has hyphens."""
+    return field.metadata.get("flag") or field.name
+
+
+def keys_of(config: JobConfig | type[JobConfig]) -> dict[str, str]:
+    """Return the names of all options in a file, by the names of their fields."""
+    return {field.name: key_of(field) for field in fields(config)}
 
 
 def section_types(config: type[JobConfig]) -> dict[str, Any]:
     """Return the names in a file of options and the type of each."""
     hints = get_type_hints(config, include_extras=True)
-    return {key_of(field.name): hints[field.name] for field in fields(config) if field.name != "out"}
+    return {key_of(field): hints[field.name] for field in fields(config) if field.name != "out"}
 
 
 def check_known(key: str, known: Collection[str]) -> None:

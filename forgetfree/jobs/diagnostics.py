@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forgetfree.continual.evaluation import sample
 from forgetfree.data.sampling import representative
+from forgetfree.errors import RunError
+from forgetfree.files import write_json
+from forgetfree.json_file import check, is_number, read_json
 from forgetfree.kinds.kind import kind_of
 from forgetfree.learning.encoded_task import sampled
 from forgetfree.learning.floors import bag_of_words, linear_probe
 from forgetfree.models.state import ModelState
 from forgetfree.results.answers import label_answers
+from forgetfree.results.rendering import LEARNED_FLOORS
 from forgetfree.results.temperature import CALIBRATION_ROWS, fitted_temperature
 
 if TYPE_CHECKING:
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from forgetfree.data.rows import TaskRows
     from forgetfree.jobs.stream_checkpoint import Row
 
+_FLOORS = "floors.json"
 #: By task.
 Numbers = dict[str, float | None]
 
@@ -95,3 +101,29 @@ def readouts_again(strategy: ContinualStrategy) -> Numbers:
             how: dict[str, Any] = {"batch_size": strategy.options.rows_at_once, "precision": strategy.options.precision}
             found[task.name] = linear_probe([task], model, **how)[0] if possible else None
     return found
+
+
+# -- floors.json in a unit's folder: the floors of its seed, also where the unit failed later -------------
+
+
+def write_floors(directory: Path, floors: dict[str, Any]) -> None:
+    """Write the file, if there are any."""
+    if floors:
+        write_json(directory / _FLOORS, floors)
+
+
+def read_floors(directory: Path) -> dict[str, Any]:
+    """Return the floors; none where the file is missing or damaged."""
+    try:
+        floors: dict[str, Any] = read_json(directory / _FLOORS, RunError, "", _check_floors)
+    except RunError:
+        return {}
+    return floors
+
+
+def _check_floors(floors: Any) -> None:
+    check("floors", floors, isinstance(floors, dict) and floors.keys() <= LEARNED_FLOORS.keys(), "an object of floors")
+    for name, of_tasks in floors.items():
+        check(name, of_tasks, isinstance(of_tasks, dict), "an object of tasks")
+        for task, score in of_tasks.items():
+            check(f"{name}.{task}", score, score is None or is_number(score, 0.0, 1.0), "a share, or null")

@@ -20,14 +20,30 @@ class ExperimentConfig(JobConfig):
 
     command: ClassVar[str] = "experiment"
 
-    name: str = option("", "one of 'forgetfree list experiments'")
+    name: str = option("", "one of 'forgetfree list experiments'", completion="experiments")
     preset: Literal["small", "paper"] = option("small", "small (default): two cores; paper: a GPU")
-    model: str | None = option(None, "another model than the preset's")  # type: ignore[assignment]
+    model: str | None = option(  # type: ignore[assignment]
+        None, "another model than the preset's", placeholder="NAME|DIR", completion="models"
+    )
     readout: Readout | None = option(None, "how logits are read (default: the preset's)")  # type: ignore[assignment]
-    tasks: tuple[str, ...] = option((), "another task than the preset's, may be given several times")
-    shots: tuple[Shots, ...] = option((), "training rows per label, may be given several times")
-    seeds: tuple[Seed, ...] = option((), "seed of sampling and training, may be given several times")
-    sparsities: tuple[Sparsity, ...] = option((), "share of the parameters of a region, may be given several times")
+    tasks: tuple[str, ...] = option(
+        (),
+        "another task than the preset's, may be given several times",
+        flag="task",
+        placeholder="NAME",
+        completion="tasks",
+    )
+    shots: tuple[Shots, ...] = option((), "training rows per label, may be given several times", group="How to learn")
+    seeds: tuple[Seed, ...] = option(
+        (), "seed of sampling and training, may be given several times", flag="seed", group="How to learn"
+    )
+    sparsities: tuple[Sparsity, ...] = option(
+        (),
+        "share of the parameters of a region, may be given several times",
+        flag="sparsity",
+        group="How to learn",
+        placeholder="F",
+    )
 
     def checked(self, classes: Mapping[str, Any] = MappingProxyType({})) -> CheckedExperiment:
         """Return the setting.

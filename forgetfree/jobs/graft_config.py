@@ -23,16 +23,23 @@ class GraftConfig(JobConfig):
 
     command: ClassVar[str] = "graft"
 
-    task: str = option("", "a registered task, or one under --data DIR")
-    shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
+    task: str = option("", "a registered task, or one under --data DIR", completion="tasks")
+    shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
     sparsities: tuple[float, ...] = option(
-        (), "share of the parameters that the region may have, may be given several times"
+        (),
+        "share of the parameters that the region may have, may be given several times",
+        flag="sparsity",
+        group="How to learn",
+        placeholder="F",
     )
     base: str | None = option(
-        None, "γ_base of eq. 4, or a graft whose region it is; --set mask_steps=0 grafts it as it is"
+        None,
+        "γ_base of eq. 4, or a graft whose region it is; --set mask_steps=0 grafts it as it is",
+        group="How to learn",
+        placeholder="KIND|FILE",
     )
     fine_tuned: str | None = option(
-        None, "a model fine-tuned from --model, in Hugging Face layout; none is trained then"
+        None, "a model fine-tuned from --model, in Hugging Face layout; none is trained then", placeholder="DIR"
     )
 
     @property

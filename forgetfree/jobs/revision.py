@@ -24,6 +24,7 @@ from forgetfree import registry
 from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, nearest
 from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.adapter_starts import fine_tunes
+from forgetfree.jobs.config import keys_of
 from forgetfree.jobs.run import RunJob
 from forgetfree.jobs.run_config import RunConfig
 from forgetfree.jobs.running.directory import check_begun, is_hardly_begun
@@ -33,6 +34,7 @@ from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import as_json, grown, read_config
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit
 from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
+from forgetfree.jobs.stream_learner import StreamLearner
 from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
 from forgetfree.kinds.kind import readout_for
@@ -237,10 +239,10 @@ def _revised(
         check_begun(out)
     elif not is_hardly_begun(out):
         refuse_held(out, make_directory(out), f"Give a new directory, or --resume to go on with a cut {action}.")
-    carried = {folder: job.carried(unit.key) for folder, unit in run.units.items()}
+    prefixes = [job.revised.prefix(unit.key) for unit in run.units.values()]
     begun = os.path.lexists(out / "config.json")
-    if not begun and not all(each.is_complete for each in carried.values()):
-        job.stream(job.config.seeds[0])  # before anything is written
+    if not begun and not all(each.is_complete for each in prefixes):
+        job.learner.stream(job.config.seeds[0])  # before anything is written
     config = _without(run.config, [name for name in run.tasks if name not in tasks], job.config.starts) | {
         "run": as_json(job.request()),
         "command": " ".join(["forgetfree", *sys.argv[1:]]),
@@ -255,16 +257,16 @@ def _revised(
     shared = job.common.cache
     if shared is None and job.common.scenario != "class":  # where readouts know all labels
         _take_models(run.directory / "fine-tuned", out / "fine-tuned", set(tasks))
-    for each in carried.values():
+    for each in prefixes:
         if each.is_complete and not each.unit_in(out).is_done():
             each.write(out, config["command"], action, task)
-    done = [str(each.unit) for each in carried.values() if each.is_complete]
-    trained = [str(each.unit) for each in carried.values() if not each.is_complete]
+    done = [str(each.unit) for each in prefixes if each.is_complete]
+    trained = [str(each.unit) for each in prefixes if not each.is_complete]
     try:
         again = replace(execution, resume=True)
         results = perform(job, again) if trained else assemble(RunJob, out, ended=True)
     except (RunError, UsageError):  # data, model or versions are not those of the run
-        if not begun and not any(each.unit_in(out).is_begun for each in carried.values() if not each.is_complete):
+        if not begun and not any(each.unit_in(out).is_begun for each in prefixes if not each.is_complete):
             shutil.rmtree(out)
         raise
     return Revised(task, done, trained, run.left_out, shared, results)
@@ -273,10 +275,93 @@ def _revised(
 def _check_same(out: Path, config: Json) -> None:
     """Raise ``UsageError`` unless a directory was begun with this configuration, from a run of the same rows and model."""
     before = read_config(out)
-    grown(out, before.get("run", {}), config["run"], (), False)
+    grown(out, before.get("run", {}), config["run"], (), False, keys_of(RunConfig))
     held = {task: before["data"].get(task) for task in config["data"]}
     if held != config["data"] or before["model"]["fingerprint"] != config["model"]["fingerprint"]:
         raise UsageError(f"{out} was begun from another run. Give that run, or another directory.")
+
+
+class _RevisedLearner(StreamLearner):
+    """Learns another stream, whose units begin with what is carried over.
+
+    Args:
+        job: the run of that stream.
+        run: the run that is carried over.
+        tasks: those of the stream.
+        task: the one that is taken back or met again.
+        rows: where the rows of a new version are; ``None``: where those of the run are.
+    """
+
+    def __init__(self, job: RunJob, run: _Run, tasks: Sequence[str], task: str, rows: str | None) -> None:
+        super().__init__(job.config, job.checked, job.in_memory, job.cache)
+        self._of, self._stream_tasks, self._task, self._rows = run, tasks, task, rows
+        self._prefixes: dict[str, StreamPrefix] = {}
+        self._reused: set[str] = set()
+
+    @cached_property
+    def tasks(self) -> list[TaskRows]:
+        """Return the tasks with all their rows; those of a new version may lie elsewhere."""
+        from forgetfree.data.sources import check_versions, load_tasks
+
+        data, place = self.config.data, self.checked.run.evaluate_on
+        if self._rows is None:
+            return load_tasks(self.config.stream, data, place, self.config.read_options)
+        old = load_tasks(list(self._of.tasks), data, place, self.config.read_options)
+        (new,) = load_tasks([self._task], self._rows, place, self.config.read_options)
+        check_versions([rows.task for rows in (*old, new)])
+        return [*old, new]
+
+    def prefix(self, key: Mapping[str, Any]) -> StreamPrefix:
+        """Return what is carried over from a unit."""
+        from forgetfree.continual.regions import RegionStrategy
+
+        name, folder = key["strategy"], f"{key['strategy']}/seed-{key['seed']}"
+        if folder not in self._prefixes:
+            ours = name in registry.STRATEGIES and issubclass(self.checked.classes[name], RegionStrategy)
+            on_ledger = ours and self.checked.run.scenario == "task"
+            unit = self._of.units[folder]
+            self._prefixes[folder] = StreamPrefix(unit, self._of.tasks, self._stream_tasks, on_ledger=on_ledger)
+        return self._prefixes[folder]
+
+    def prepare(self, name: str, strategy: ContinualStrategy) -> None:
+        """Hand over what was found for later tasks and depends on no other task."""
+        prefix = self.prefix({"strategy": name, "seed": strategy.seed})
+        self._reused = cast("RegionStrategy", strategy).reuse(prefix.held) if prefix.on_ledger else set()
+
+    def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
+        """Put in place what is carried over, measure it, and return of how many tasks that is."""
+        strategy = learned.strategy
+        prefix = self.prefix({"strategy": name, "seed": strategy.seed})
+        if directory is not None and not (directory / HISTORY).stat().st_size:
+            write_atomically(directory / HISTORY, prefix.history(self._reused))
+        if not prefix.tasks or directory is None:
+            return super().begin(name, learned, answers, directory)
+        noted(strategy).update(prefix.scales)
+        tasks = strategy.stream.tasks[: len(prefix.tasks)]
+        rows: list[Row] = [{} for _ in tasks]
+        new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
+        if new and self.checked.run.upper_triangle:  # what the others left was not asked about it yet
+            for count in range(len(tasks)):
+                self._stand(strategy, prefix, count, directory)
+                rows[count] = strategy.evaluate(new)
+        self._stand(strategy, prefix, len(tasks), directory)
+        rows.append(answers.begun(tasks))
+        for task in tasks:
+            if not torch.equal(
+                torch.from_numpy(label_answers(rows[-1][task.name]).logits), prefix.predictions[f"{task.name}/logits"]
+            ):
+                raise RunError(
+                    f"This machine does not answer {task.name} bit for bit as {prefix.unit.directory} did, so later "
+                    "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
+                )
+        learned.rows, learned.kept_bytes, learned.seconds = rows, prefix.kept_bytes, prefix.seconds
+        return len(tasks)
+
+    @staticmethod
+    def _stand(strategy: ContinualStrategy, prefix: StreamPrefix, count: int, directory: Path) -> None:
+        """Put the strategy where it stood after some of the tasks."""
+        prefix.ledger.of_tasks(prefix.tasks[:count]).save(directory / LEDGER)
+        strategy.load(directory)
 
 
 class _RevisedRun(RunJob):
@@ -286,84 +371,18 @@ class _RevisedRun(RunJob):
         self, config: RunConfig, run: _Run, action: str, task: str, tasks: Sequence[str], rows: str | None
     ) -> None:
         super().__init__(config)
-        self._of, self._action, self._task, self._stream_tasks, self._rows = run, action, task, tasks, rows
-        self._carried: dict[str, StreamPrefix] = {}
-        self._reused: set[str] = set()
-
-    @cached_property
-    def tasks(self) -> list[TaskRows]:
-        """Return the tasks with all their rows; those of a new version may lie elsewhere."""
-        from forgetfree.data.sources import check_versions, load_tasks
-
-        data, place = self.config.data, self.common.evaluate_on
-        if self._rows is None:
-            return load_tasks(self.config.stream, data, place, self.config.read_options)
-        old = load_tasks(list(self._of.tasks), data, place, self.config.read_options)
-        (new,) = load_tasks([self._task], self._rows, place, self.config.read_options)
-        check_versions([rows.task for rows in (*old, new)])
-        return [*old, new]
-
-    def carried(self, key: Mapping[str, Any]) -> StreamPrefix:
-        """Return what is carried over from a unit."""
-        from forgetfree.continual.regions import RegionStrategy
-
-        name, folder = key["strategy"], f"{key['strategy']}/seed-{key['seed']}"
-        if folder not in self._carried:
-            ours = name in registry.STRATEGIES and issubclass(self.checked.classes[name], RegionStrategy)
-            on_ledger = ours and self.common.scenario == "task"
-            unit = self._of.units[folder]
-            self._carried[folder] = StreamPrefix(unit, self._of.tasks, self._stream_tasks, on_ledger=on_ledger)
-        return self._carried[folder]
-
-    def prepare(self, name: str, strategy: ContinualStrategy) -> None:
-        """Hand over what was found for later tasks and depends on no other task."""
-        carried = self.carried({"strategy": name, "seed": strategy.seed})
-        self._reused = cast("RegionStrategy", strategy).reuse(carried.held) if carried.on_ledger else set()
-
-    def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
-        """Put in place what is carried over, measure it, and return of how many tasks that is."""
-        strategy = learned.strategy
-        carried = self.carried({"strategy": name, "seed": strategy.seed})
-        if directory is not None and not (directory / HISTORY).stat().st_size:
-            write_atomically(directory / HISTORY, carried.history(self._reused))
-        if not carried.tasks or directory is None:
-            return super().begin(name, learned, answers, directory)
-        noted(strategy).update(carried.scales)
-        tasks = strategy.stream.tasks[: len(carried.tasks)]
-        rows: list[Row] = [{} for _ in tasks]
-        new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
-        if new and self.common.upper_triangle:  # what the others left was not asked about it yet
-            for count in range(len(tasks)):
-                self._stand(strategy, carried, count, directory)
-                rows[count] = strategy.evaluate(new)
-        self._stand(strategy, carried, len(tasks), directory)
-        rows.append(answers.begun(tasks))
-        for task in tasks:
-            if not torch.equal(
-                torch.from_numpy(label_answers(rows[-1][task.name]).logits), carried.predictions[f"{task.name}/logits"]
-            ):
-                raise RunError(
-                    f"This machine does not answer {task.name} bit for bit as {carried.unit.directory} did, so later "
-                    "tasks would not be trained as they were. Use as many threads, the same machine and the same versions."
-                )
-        learned.rows, learned.kept_bytes, learned.seconds = rows, carried.kept_bytes, carried.seconds
-        return len(tasks)
-
-    @staticmethod
-    def _stand(strategy: ContinualStrategy, carried: StreamPrefix, count: int, directory: Path) -> None:
-        """Put the strategy where it stood after some of the tasks."""
-        carried.ledger.of_tasks(carried.tasks[:count]).save(directory / LEDGER)
-        strategy.load(directory)
+        self.learner = self.revised = _RevisedLearner(self, run, tasks, task, rows)
+        self._action, self._task = action, task
 
     def scored(self, key: Mapping[str, Any]) -> list[Score]:
         """Return the scores from before the last task that is carried over."""
-        carried = self.carried(key)
-        return [score for score in carried.scores if score.after < len(carried.tasks)]
+        prefix = self.revised.prefix(key)
+        return [score for score in prefix.scores if score.after < len(prefix.tasks)]
 
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Learn what comes after, and note it."""
         details = super().measure(key, directory, monitor)
-        self.carried(key).note(directory, self._action, self._task)
+        self.revised.prefix(key).note(directory, self._action, self._task)
         return details
 
 

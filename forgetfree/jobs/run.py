@@ -8,55 +8,38 @@ OUT/STRATEGY/seed-S/                  ledger.safetensors or checkpoint.safetenso
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetfree import registry
-from forgetfree.device import find_device
 from forgetfree.display import tell_note
-from forgetfree.errors import ReportError, RunError
 from forgetfree.files import write_atomically, write_json
-from forgetfree.jobs.adapter_starts import starts_of, tell_starts
+from forgetfree.jobs.adapter_starts import tell_starts
 from forgetfree.jobs.config import Faults, with_precision
-from forgetfree.jobs.floors_file import read_floors, write_floors
+from forgetfree.jobs.diagnostics import write_floors
 from forgetfree.jobs.in_memory import InMemory
 from forgetfree.jobs.job import Job
-from forgetfree.jobs.ledger_summary import ledger_summary
-from forgetfree.jobs.predictions import agreement, save_predictions
+from forgetfree.jobs.predictions import save_predictions
 from forgetfree.jobs.run_config import CheckedRun, RunConfig, RunOptions
+from forgetfree.jobs.run_summary import ledger_summary, models_of, summary_of_units
 from forgetfree.jobs.running.engine import perform
 from forgetfree.jobs.running.environment import left_out_of, tell_shared_labels, tell_shared_rows
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import described
 from forgetfree.jobs.running.unit import Json, Unit
 from forgetfree.jobs.running.workload import PlannedUnit, Workload
-from forgetfree.jobs.stream_checkpoint import Learned, Row, StreamCheckpoint
-from forgetfree.json_file import read_json
-from forgetfree.kinds.kind import readout_for
+from forgetfree.jobs.stream_checkpoint import Row
+from forgetfree.jobs.stream_learner import StreamLearner
 from forgetfree.learning.monitor import PHASES, Monitor, Phase
 from forgetfree.options import recorded
-from forgetfree.results import metrics
 from forgetfree.results.answers import constant_scores
 from forgetfree.results.reports import render
 from forgetfree.results.run_results import SECONDS_PER_TASK, merge, with_timings
-from forgetfree.results.scores import SCORES_FILE, Score, read_scores, write_scores
-from forgetfree.results.stored import run_of_scores
-from forgetfree.results.unit_record import MODELS
-from forgetfree.results.unit_record import described as described_file
+from forgetfree.results.scores import SCORES_FILE, Score, write_scores
 from forgetfree.serve.run_binding import run_binding
 
 if TYPE_CHECKING:
-    from forgetfree.continual.evaluation import StreamAnswers
-    from forgetfree.continual.strategy import ContinualStrategy
-    from forgetfree.continual.streams import Stream
-    from forgetfree.data.rows import TaskRows
-    from forgetfree.learning.training import TrainingOptions
-    from forgetfree.models.adapter_start import AdapterStart
     from forgetfree.results.answers import Answers
 
 #: Settings that say nothing of the outcome, or that results.json says elsewhere.
@@ -98,9 +81,7 @@ class RunJob(Job[RunConfig]):
         self.common = checked.run
         precisions = [each.precision for each in checked.options.values()]
         super().__init__(config, checked, self.common, precisions, in_memory)
-        self._streams: dict[int, Stream] = {}
-        # The answers before training, by the precision and batch size they are computed in.
-        self._first_rows: dict[tuple[str, int], Row] = {}
+        self.learner = StreamLearner(config, checked, self.in_memory, self.cache)
 
     @classmethod
     def workload(cls, config: RunConfig, checked: CheckedRun | None, faults: Faults) -> Workload:
@@ -122,10 +103,10 @@ class RunJob(Job[RunConfig]):
 
     def describe(self) -> Json:
         """Describe tasks, model and data, and check the options against the stream."""
-        tell_shared_rows(self.tasks, self.common.evaluate_on)
+        tell_shared_rows(self.learner.tasks, self.common.evaluate_on)
         if self.common.scenario == "domain":
-            tell_shared_labels(self.tasks)
-        stream = self.stream(self.config.seeds[0])
+            tell_shared_labels(self.learner.tasks)
+        stream = self.learner.stream(self.config.seeds[0])
         for name, strategy in self.checked.classes.items():
             strategy.check(self.checked.options[name], stream)
         model, unanswered = self.config.model, [task.unanswered for task in stream.tasks]
@@ -151,139 +132,20 @@ class RunJob(Job[RunConfig]):
                     "steps": _shared(options.steps for options in self.checked.options.values()),
                     "fingerprints": {task.name: task.fingerprint for task in stream.tasks},
                     "test_rows": {task.name: len(task.test) for task in stream.tasks},
-                    **left_out_of(self.tasks),
+                    **left_out_of(self.learner.tasks),
                 },
                 "floors": {"constant": constant_scores(unanswered, metric, task_known=task_known)},
                 "set": {key: value for key, value in self.config.settings.items() if key not in _OF_THE_PLACE},
-                "shared_rows": {rows.task.name: rows.shared for rows in self.tasks},
+                "shared_rows": {rows.task.name: rows.shared for rows in self.learner.tasks},
                 **begun,
             },
         }
 
     # -- A unit ----------------------------------------------------------------------------------------------
 
-    @cached_property
-    def tasks(self) -> list[TaskRows]:
-        """Return the tasks of the stream with all their rows, unless these are tensors."""
-        from forgetfree.data.sources import load_tasks
-
-        if self.in_memory.reads_tensors:
-            return []
-        data = self.in_memory.data_or(self.config.data)
-        return load_tasks(self.config.stream, data, self.common.evaluate_on, self.config.read_options)
-
-    def stream(self, seed: int) -> Stream:
-        """Return the stream of a seed, on its own model; the last stream that was asked for is kept."""
-        from forgetfree.continual.streams import load_stream, make_stream
-        from forgetfree.models.loading import load_model
-
-        if seed not in self._streams:
-            self._streams.clear()
-            self._first_rows.clear()
-            config, common, memory = self.config, self.common, self.in_memory
-            drawn: Json = {
-                "shots": config.shots,
-                "or_fewer": common.or_fewer,
-                "seed": seed,
-                "test_limit": common.test_limit,
-                "scenario": common.scenario,
-            }
-            if memory.reads_tensors:
-                drawn |= {"graftable": common.graftable, "evaluate_on": common.evaluate_on}
-                self._streams[seed] = load_stream(config.stream, data=memory.data, model=memory.model, **drawn)
-            else:
-                how: Json = {"graftable": common.graftable, "max_length": common.max_length, **memory.how}
-                tasks = [rows.task for rows in self.tasks]
-                readout = readout_for(config.readout, tasks)
-                model = load_model(memory.model_or(config.model), readout, tasks=tasks, **how)
-                self._streams[seed] = make_stream(config.stream, self.tasks, model, **drawn)
-            self._streams[seed] = replace(self._streams[seed], starts=self._starts)
-        return self._streams[seed]
-
-    @cached_property
-    def _starts(self) -> Mapping[str, AdapterStart]:
-        return starts_of(self.config.starts, self.config.model, self.in_memory.model)
-
-    def learn(
-        self,
-        name: str,
-        seed: int,
-        monitor: Monitor,
-        directory: Path | None = None,
-        on_row: Callable[[Sequence[Row]], None] = lambda rows: None,
-        options: TrainingOptions | None = None,
-    ) -> Learned:
-        """Let one strategy learn the whole stream.
-
-        Args:
-            name: of the strategy.
-            seed: of sample and training.
-            monitor: hears of it.
-            directory: where it keeps what it needs to answer later; default: nowhere.
-            on_row: told of all rows so far, whenever there is one more.
-            options: in place of those that were asked for.
-        """
-        from forgetfree.continual.evaluation import StreamAnswers
-        from forgetfree.models.state import StateStore
-
-        stream = self.stream(seed)
-        strategy = self.checked.classes[name](
-            stream=stream,
-            options=options or self.checked.options[name],
-            seed=seed,
-            device=self.device,
-            monitor=monitor,
-            store=StateStore(self.cache),
-        )
-        self.prepare(name, strategy)
-        answers = StreamAnswers(strategy, upper_triangle=self.common.upper_triangle)
-        learned = Learned(strategy, [], answers.broken)
-        kept = StreamCheckpoint(monitor.checkpoint(), name, learned, answers)
-        done = kept.restore()
-        new = not learned.rows
-        if new:
-            done = self.begin(name, learned, answers, directory)
-            if done:
-                kept.learn(done)
-        for count in range(1, len(learned.rows) + 1):
-            on_row(learned.rows[:count])
-        if new:
-            kept.answer(*range(len(learned.rows)))
-        for number, experience in enumerate(stream.benchmark.train_stream, 1):
-            if number > done:
-                begin = time.perf_counter()
-                strategy.train(experience)
-                learned.seconds.append(round(time.perf_counter() - begin, 3))
-                kept.learn(number)
-            if directory is not None and number >= done:
-                strategy.save(directory)
-            if number == len(learned.rows):
-                learned.rows.append(answers.after(stream.task_of(experience)))
-                learned.kept_bytes.append(strategy.bytes_kept())
-                on_row(learned.rows)
-                kept.answer(number)
-        return learned
-
-    def prepare(self, name: str, strategy: ContinualStrategy) -> None:
-        """Hand a new strategy what it need not find again: nothing."""
-
-    def begin(self, name: str, learned: Learned, answers: StreamAnswers, directory: Path | None) -> int:
-        """Measure the strategy where it begins, and return after how many tasks that is: before the first one."""
-        learned.rows.append(self._before_training(name, answers))
-        return 0
-
-    def _before_training(self, name: str, answers: StreamAnswers) -> Row:
-        """Return the answers before training. Built-in strategies all answer with θ_pre then, so one evaluation serves them."""
-        if name not in registry.STRATEGIES:
-            return answers.before()
-        options = self.checked.options[name]
-        how = options.precision, options.rows_at_once
-        self._first_rows[how] = answers.before(self._first_rows.get(how))
-        return dict(self._first_rows[how])
-
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Learn the stream, and write scores, predictions, and what the strategy keeps."""
-        tasks, scores = self.stream(key["seed"]).tasks, self.scored(key)
+        tasks, scores = self.learner.stream(key["seed"]).tasks, self.scored(key)
 
         known: dict[int, list[tuple[str, float]]] = {}  # most answers stay the same objects from row to row
 
@@ -310,7 +172,7 @@ class RunJob(Job[RunConfig]):
         if key["strategy"] == self.config.strategies[0]:
             write_floors(directory, self.floors(key["seed"]))
         bound = self._bound(key)
-        learned = self.learn(key["strategy"], key["seed"], monitor, directory, write)
+        learned = self.learner.learn(key["strategy"], key["seed"], monitor, directory, write)
         strategy = learned.strategy
         by_task = temperatures(strategy, learned.rows[-1]) if self.common.temperature_scaling else {}
         by_task |= {"readout_again": readouts_again(strategy)} if self.common.readout_again else {}
@@ -329,7 +191,7 @@ class RunJob(Job[RunConfig]):
 
     def _bound(self, key: Mapping[str, Any]) -> Json:
         """Return what the answers of a unit depend on besides what its strategy keeps."""
-        stream, options = self.stream(key["seed"]), self.checked.options[key["strategy"]]
+        stream, options = self.learner.stream(key["seed"]), self.checked.options[key["strategy"]]
         binding = stream.loaded.binding(options.precision)
         finding = "last" if stream.scenario == "task" else getattr(options, "task_inference", "last")
         return run_binding((task.definition for task in stream.tasks), binding, stream.scenario == "class", finding)
@@ -338,11 +200,11 @@ class RunJob(Job[RunConfig]):
         """Return the scores that take no fine-tuning, beside those of a constant answer."""
         from forgetfree.jobs.diagnostics import floors
 
-        common = self.common
+        common, learner = self.common, self.learner
         if common.floors == "constant":
             return {}
-        probe = find_device(self.config.device) if common.floors == "probe" else None
-        return floors(self.stream(seed), self.tasks, self.config.shots, common.or_fewer, common.test_limit, probe)
+        probe = self.device if common.floors == "probe" else None
+        return floors(learner.stream(seed), learner.tasks, self.config.shots, common.or_fewer, common.test_limit, probe)
 
     def scored(self, key: Mapping[str, Any]) -> list[Score]:
         """Return the scores of a unit from before where it begins."""
@@ -353,25 +215,7 @@ class RunJob(Job[RunConfig]):
     @classmethod
     def gather(cls, out: Path, about: Json, units: Sequence[tuple[Unit, Json | None]]) -> Json:
         """Return ``runs``, ``unfinished`` and ``failed``; runs of one seed are compared with its fine-tuned models."""
-        tasks = about["tasks"]
-        runs, unfinished, failed = list[Json](), list[Json](), list[Json]()
-        for unit, record in units:
-            if record and record["status"] == "done":
-                runs.append(_entry(unit, record["details"], tasks))
-            elif record:
-                failed.append({**unit.key, "matrix": _rows_so_far(unit, tasks), "error": record["error"]})
-            elif unit.is_begun:
-                unfinished.append({**unit.key, "matrix": _rows_so_far(unit, tasks)})
-        about = about | {"floors": about["floors"] | _floors([unit for unit, record in units if record], tasks)}
-        references = {run["seed"]: run for run in runs if run["strategy"] == "fine-tune"}
-        for run in runs:
-            reference = references.get(run["seed"])
-            learned = [row[task] for task, row in enumerate(reference["matrix"][1:])] if reference else None
-            run["summary"] = metrics.summarize(run["matrix"], run["ece"], learned, run["metric"])
-            if reference:
-                own, its = (out / name / f"seed-{run['seed']}" for name in (run["strategy"], "fine-tune"))
-                run["agreement"] = agreement(own, its, tasks, about["data"]["test_rows"])
-        return about | {"runs": runs, "unfinished": unfinished, "failed": failed}
+        return summary_of_units(out, about, units)
 
     @classmethod
     def report(cls, out: Path, results: Json, ended: bool) -> None:
@@ -403,60 +247,6 @@ def _planned(name: str, tasks: tuple[str, ...], checked: CheckedRun, shots: int 
         sparsities=(options.sparsity,) if hasattr(options, "sparsity") else (),
         check=strategy.check,
     )
-
-
-def models_of(directory: Path, store: Path) -> Json:
-    """Return under `MODELS` size and SHA-256 of the fine-tuned models that a unit's fine-tuned.json names in the store."""
-    try:
-        keys = read_json(directory / "fine-tuned.json", RunError, "")
-    except RunError:
-        return {}
-    files = [store / f"{key}.safetensors" for key in keys.values()]
-    return {MODELS: {path.name: described_file(path) for path in files if path.is_file()}}
-
-
-def _entry(unit: Unit, details: Json, tasks: Sequence[str]) -> Json:
-    """Return an entry of ``runs`` in results.json."""
-    return {
-        **unit.key,
-        "options": details["options"],
-        **_scored(unit, tasks),
-        "summary": {},
-        "ledger": details["ledger"],
-        "kept_bytes": details["kept_bytes"],
-        **{name: [held.get(task) for task in tasks] for name, held in details.get("by_task", {}).items()},
-        **details["extra"],
-        "seconds": details["seconds"],
-    }
-
-
-def _floors(units: Sequence[Unit], tasks: Sequence[str]) -> Json:
-    """Return the floors that units measured, also those that failed later: by name and seed, those of each task."""
-    found: Json = {}
-    for unit in units:
-        for name, scores in read_floors(unit.directory).items():
-            found.setdefault(name, {})[str(unit.key["seed"])] = [scores.get(task) for task in tasks]
-    return found
-
-
-def _scored(unit: Unit, tasks: Sequence[str]) -> Json:
-    """Return ``metric``, ``matrix`` and ``ece`` of a unit, as far as it has come."""
-    path = unit.directory / SCORES_FILE
-    try:
-        return run_of_scores(read_scores(path), tasks)
-    except KeyError as error:
-        raise ReportError(
-            f"{path} lacks scores of a task, expected {', '.join(tasks)}. Go on with --resume."
-        ) from error
-
-
-def _rows_so_far(unit: Unit, tasks: Sequence[str]) -> list[list[float]]:
-    """Return the matrix of a unit that did not end well."""
-    try:
-        matrix: list[list[float]] = _scored(unit, tasks)["matrix"]
-    except ReportError:
-        return []
-    return matrix
 
 
 def _shared(values: Iterable[Any]) -> Any:

@@ -52,11 +52,17 @@ class RunOptions(CommonOptions):
 class StreamConfig(JobConfig):
     """What a run and a sweep say about the stream that they learn."""
 
-    stream: str = option("", "a registered stream, or task names joined by commas")
-    shots: int | None = option(None, "training rows per label (default: all)", at_least=1)
-    sparsity: float | None = option(None, "share of the parameters that a region may have")
+    stream: str = option("", "a registered stream, or task names joined by commas", completion="streams")
+    shots: int | None = option(None, "training rows per label (default: all)", at_least=1, group="How to learn")
+    sparsity: float | None = option(
+        None, "share of the parameters that a region may have", group="How to learn", placeholder="F"
+    )
     starts: Mapping[str, str] = option(
-        dict, "an adapter of PEFT on --model that fine-tuning of a task starts from, may be given for several tasks"
+        dict,
+        "an adapter of PEFT on --model that fine-tuning of a task starts from, may be given for several tasks",
+        flag="start",
+        group="How to learn",
+        placeholder="TASK=DIR",
     )
 
     @property
@@ -74,6 +80,9 @@ class RunConfig(StreamConfig):
     strategies: tuple[str, ...] = option(
         DEFAULT_STRATEGIES,
         "name of 'forgetfree list strategies', or MODULE:CLASS of your own; may be given several times; all: every one of ours",
+        flag="strategy",
+        placeholder="NAME",
+        completion="strategies",
     )
 
     def __post_init__(self) -> None:

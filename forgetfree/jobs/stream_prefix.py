@@ -14,9 +14,9 @@ from torch import Tensor
 from forgetfree.errors import RunError
 from forgetfree.files import read_signed, signed_bytes, write_atomically, write_json
 from forgetfree.jobs.audit import AUDIT, note
-from forgetfree.jobs.floors_file import read_floors, write_floors
-from forgetfree.jobs.ledger_summary import ledger_summary
+from forgetfree.jobs.diagnostics import read_floors, write_floors
 from forgetfree.jobs.predictions import PREDICTIONS
+from forgetfree.jobs.run_summary import ledger_summary
 from forgetfree.jobs.running.environment import make_directory
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
 from forgetfree.json_file import parse_json, read_json

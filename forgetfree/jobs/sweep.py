@@ -190,7 +190,7 @@ class SweepJob(Job[SweepConfig]):
     def describe(self) -> Json:
         """Describe tasks, model and data, and check every setting against the stream."""
         found = self.run.describe()
-        stream = self.run.stream(self.config.seeds[0])
+        stream = self.run.learner.stream(self.config.seeds[0])
         for options in self._options:
             self.run.checked.classes[self.config.strategy].check(options, stream)
         about = {key: found["about"][key] for key in ("stream", "tasks", "evaluated_on", "model", "data")}
@@ -203,7 +203,7 @@ class SweepJob(Job[SweepConfig]):
     def measure(self, key: Mapping[str, Any], directory: Path, monitor: Monitor) -> Json:
         """Learn the stream with one setting, and score it; nothing else is kept."""
         number, seed, scores = key["trial"], key["seed"], list[Score]()
-        tasks = self.run.stream(seed).tasks
+        tasks = self.run.learner.stream(seed).tasks
 
         def write(rows: Sequence[Any]) -> None:
             more = [
@@ -216,11 +216,12 @@ class SweepJob(Job[SweepConfig]):
             write_scores(directory / SCORES_FILE, scores)
             monitor.scored(more)
 
-        self.run.learn(self.config.strategy, seed, monitor, on_row=write, options=self._options[number])
+        self.run.learner.learn(self.config.strategy, seed, monitor, on_row=write, options=self._options[number])
         last = [score for score in scores if score.after == len(tasks)]
         return {
             "values": self.settings[number],
-            "average": statistics.fmean(score.value for score in last),
+            # The best is the highest, so a score of which lower is better counts as its negative.
+            "average": statistics.fmean(task.gain(score.value) for task, score in zip(tasks, last, strict=True)),
             "rows": sum(score.rows for score in last),
         }
 

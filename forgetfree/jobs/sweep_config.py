@@ -43,7 +43,10 @@ class SweepConfig(StreamConfig):
     command: ClassVar[str] = "sweep"
 
     strategy: str = option(
-        "grafting-continual", "whose options are tried: a name, or MODULE:CLASS (default: grafting-continual)"
+        "grafting-continual",
+        "whose options are tried: a name, or MODULE:CLASS (default: grafting-continual)",
+        placeholder="NAME",
+        completion="strategies",
     )
     trials: int | None = option(None, "settings that Optuna tries (default: all combinations)", at_least=1)
 

@@ -85,8 +85,8 @@ class Classification(TaskKind):
             faults.add(whole.bad, left, task.skip_bad_rows)
         faults.report()
         assert labels is not None
-        form = "pair" if len(columns.texts) == 2 else "single"
-        definition = described(task.registered or infer(task.name, form, labels.names), source, task.folder)
+        inferred = infer(task.name, self.form(columns), labels.names, len(columns.texts), self.metrics[0])
+        definition = described(task.registered or inferred, source, task.folder)
         said = [recognised, labels.said]
         said += notes_of_labels(cells, labels, numbers) + notes_of_rows(rows["train"], row_numbers["train"])
         said += [
@@ -95,6 +95,10 @@ class Classification(TaskKind):
             if count
         ]
         return read_rows(task, definition, rows, said)
+
+    def form(self, columns: Columns) -> str:
+        """Return what the definition of a task with these columns has as its ``kind``."""
+        return "pair" if len(columns.texts) == 2 else "single"
 
     def groups(self, labels: Sequence[Any]) -> list[int]:
         """Return the label of each row."""

@@ -63,10 +63,12 @@ class EncodedTask:
         return self.kind.answers(self.definition, logits, rows.labels, rows)
 
     def quality(self, answers: Answers) -> float:
-        """Return the score of answers by the task's metric, or its negative where lower is better."""
-        metric = self.definition.metric
-        score = answers.score(metric)
-        return score if self.kind.metric(metric).higher_is_better else -score
+        """Return the `gain` of the score of answers by the task's metric."""
+        return self.gain(answers.score(self.definition.metric))
+
+    def gain(self, score: float) -> float:
+        """Return a score of the task, or its negative where lower is better."""
+        return score if self.kind.metric(self.definition.metric).higher_is_better else -score
 
     @property
     def unanswered(self) -> Answers:

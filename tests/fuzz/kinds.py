@@ -21,9 +21,9 @@ from forgetfree.errors import (
     RunError,
     UsageError,
 )
+from forgetfree.jobs.diagnostics import read_floors
 from forgetfree.jobs.experiments.context import read_score
 from forgetfree.jobs.experiments.report import load_experiment_results
-from forgetfree.jobs.floors_file import read_floors
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.graft import Graft
 from forgetfree.models.fine_tuned_directory import read_readout

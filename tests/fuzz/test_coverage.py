@@ -33,10 +33,10 @@ PARSERS = {
     "lora/file": "what was written in the same call",
     "results/unit_files": "answers for figures, compared with unit.json and their checksum: tests/serve/test_own_files.py",
     "results/run_results": "options that were written in the same call",
-    "jobs/running/resume": "what was written in the same call",
-    "jobs/running/checkpoints": "headers of checkpoints that `read_signed` has checked",
+    "running/resume": "what was written in the same call",
+    "running/checkpoints": "headers of checkpoints that `read_signed` has checked",
     "jobs/revision": "what was written in the same call",
-    "jobs/running/loggers": "options that were written in the same call",
+    "running/loggers": "options that were written in the same call",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from forgetfree.device import spread
 from forgetfree.errors import RunError, UsageError
 from forgetfree.files import sweep, write_json
-from forgetfree.jobs.config import Faults
+from forgetfree.jobs.config import Faults, keys_of
 from forgetfree.jobs.job import Job
 from forgetfree.jobs.running.cluster import Place, RayTasks
 from forgetfree.jobs.running.directory import LOCK, check_begun, claimed, holdings, is_hardly_begun, units_in
@@ -141,7 +141,7 @@ def _config(job: Job[Any], begun: Json, allow_changed: bool, jobs: int) -> Json:
     """Return config.json with all that was asked for in this directory, now and before."""
     request, place = as_json(job.request()), job.compared or job.config.command
     if begun:  # before anything is loaded
-        request = grown(job.out, begun[place], request, job.growing, job.names_all)
+        request = grown(job.out, begun[place], request, job.growing, job.names_all, keys_of(job.config))
     found, held = job.describe(), begun.get("machine", {}).get("threads")
     # On them depends the order in which numbers are added, so all units of a directory have as many.
     set_threads(job.threads or (held if isinstance(held, int) else threads_of_each(min(jobs, len(job.keys())))))

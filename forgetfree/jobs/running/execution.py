@@ -32,14 +32,23 @@ class Execution:
         executor: runs the units in place of this process or workers of its own.
     """
 
-    resume: bool = option(False, "continue in --out; what is finished is kept")
-    allow_changed: bool = option(False, "resume with other versions or on another device, too; config.json says so")
-    jobs: int | None = option(None, "how many units run at a time")
-    processes: int | None = option(None, "how many processes train each unit together: the same bits for 1, 2 and 4")
-    cluster: str | None = option(
-        None, "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT"
+    resume: bool = option(False, "continue in --out; what is finished is kept", group="How to run")
+    allow_changed: bool = option(
+        False, "resume with other versions or on another device, too; config.json says so", group="How to run"
     )
-    log: tuple[str, ...] = option((), "also log losses, rates and scores there, may be given several times")
+    jobs: int | None = option(None, "how many units run at a time", group="How to run")
+    processes: int | None = option(
+        None, "how many processes train each unit together: the same bits for 1, 2 and 4", group="How to run"
+    )
+    cluster: str | None = option(
+        None,
+        "run units as tasks of Ray: ray (this machine, or $RAY_ADDRESS) or ray://HOST:PORT",
+        group="How to run",
+        placeholder="ray|ray://…",
+    )
+    log: tuple[str, ...] = option(
+        (), "also log losses, rates and scores there, may be given several times", group="How to run"
+    )
     progress: Progress | None = None
     debug: bool = False
     executor: Executor | None = None

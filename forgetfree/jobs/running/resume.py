@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from forgetfree import registry
 from forgetfree.device import kind_of_device
 from forgetfree.errors import RunError, UsageError
-from forgetfree.jobs.config import key_of
 from forgetfree.jobs.running.environment import versions
 from forgetfree.json_file import check, check_fields, read_json
 from forgetfree.options import flag_of, name_of_function, typed
@@ -102,7 +101,9 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=name_of_function))
 
 
-def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_all: bool) -> Json:
+def grown(
+    out: Path, before: Json, now: Json, growing: Collection[str], names_all: bool, keys: Mapping[str, str]
+) -> Json:
     """Return what was asked for in a directory, now and before.
 
     Args:
@@ -111,16 +112,21 @@ def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_al
         now: what is asked for.
         growing: lists that may be longer now.
         names_all: whether they must name what there is already, too.
+        keys: the names of options as they are typed, by the names of their fields.
 
     Raises:
         UsageError: something else is asked for, or less.
     """
-    differ = _differing(before, now, growing)
+
+    def name(key: str) -> str:
+        return key if key == "stream" else f"--{keys.get(key, key).replace('_', '-')}"
+
+    differ = _differing(before, now, growing, name)
     lists = {}
     for key in growing:
         held = before[key] if isinstance(before.get(key), list) else []
         if names_all and any(each not in now[key] for each in held):
-            differ.append(f"--{key_of(key)} (give all there are: {', '.join(map(str, held))})")
+            differ.append(f"{name(key)} (give all there are: {', '.join(map(str, held))})")
         lists[key] = now[key] if names_all else [*held, *(each for each in now[key] if each not in held)]
     if differ:
         raise UsageError(
@@ -130,11 +136,9 @@ def grown(out: Path, before: Json, now: Json, growing: Collection[str], names_al
     return now | lists
 
 
-def _differing(
-    before: Json, now: Json, growing: Collection[str], name: Callable[[str], str] | None = None
-) -> list[str]:
+def _differing(before: Json, now: Json, growing: Collection[str], name: Callable[[str], str]) -> list[str]:
     """List the options that differ, as they are typed. Where data and models lie does not count: what they hold is compared."""
-    found, name = [], name or (lambda key: key if key == "stream" else f"--{key_of(key).replace('_', '-')}")
+    found = []
     for key in dict.fromkeys((*before, *now)):
         if key == "start":  # see `_BESIDE`
             continue

@@ -15,8 +15,8 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from forgetfree.errors import ForgetfreeError, LedgerError, MetricError, RunErro
 from forgetfree.files import size_of, write_atomically, write_json
 from forgetfree.jobs.running.checkpoints import CHECKPOINT, KeptPhases, remove_checkpoint
 from forgetfree.jobs.running.environment import circumstances, environment
-from forgetfree.jobs.traffic import Traffic
 from forgetfree.json_file import parse_json, sign
-from forgetfree.learning.monitor import Follower, Monitor, Phase
+from forgetfree.learning.monitor import Follower, Monitor, Phase, Relay
+from forgetfree.parallel.exchange import bytes_sent
 from forgetfree.results.unit_record import RECORD, described, read_record
 
 Json = dict[str, Any]
@@ -119,9 +119,9 @@ class Unit:
         details, error, sent = {}, None, {}
         try:
             with also(history) as heard:
-                traffic = Traffic(heard)
-                details = measure(self.key, self.directory, traffic)
-                sent = traffic.of_phases
+                counted = SentBytes(heard)
+                details = measure(self.key, self.directory, counted)
+                sent = counted.of_phases
         except Exception as fault:  # of a plug-in, perhaps
             if _concerns_all(fault) or (debug and not isinstance(fault, _EXPECTED)):
                 raise
@@ -235,6 +235,29 @@ class History(Follower):
                 return
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+class SentBytes(Relay):
+    """Passes everything on to another monitor, and counts the bytes that this process has sent to those that train with it.
+
+    Attributes:
+        of_phases: of each phase in which something was sent, its steps and bytes over all tasks.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__(monitor)
+        self.of_phases: dict[Phase, dict[str, int]] = {}
+
+    @contextmanager
+    def phase(self, task: str, phase: Phase, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """Count one phase of one task."""
+        before = bytes_sent()
+        with super().phase(task, phase, steps) as on_step:
+            yield on_step
+        if sent := bytes_sent() - before:
+            count = self.of_phases.setdefault(phase, {"steps": 0, "bytes": 0})
+            count["steps"] += steps
+            count["bytes"] += sent
 
 
 def _parsed(line: str) -> Json | None:
