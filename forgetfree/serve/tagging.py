@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -18,9 +18,6 @@ from forgetfree.results.entities import entities_of
 from forgetfree.serve.network import Parts, TaskNetwork
 from forgetfree.serve.served_task import ServedTask, Text
 from forgetfree.serve.tagging_network import tagging_network
-
-if TYPE_CHECKING:
-    from forgetfree.serve.inference import Predictor
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,11 @@ class TaggingTask(ServedTask):
                 "its words, or with a JSON list of them in it."
             )
         sentences = [_words(text) for text in texts]
-        check_sentences(sentences)
+        for number, words in enumerate(sentences, 1):
+            if not words or not all(is_text(word) and word for word in words):
+                raise UsageError(
+                    f"Sentence {number}: expected a list of words, none of them empty, got {brief(words)}."
+                )
         joined = tuple(" ".join(word.replace(" ", "\u00a0") for word in words) for words in sentences)
         return Rows(joined, (), tuple((0,) * len(words) for words in sentences))
 
@@ -172,35 +173,3 @@ def words_of(text: str) -> list[str]:
 def _words(text: Text) -> list[str]:
     """Return the words of a text, of a tuple of one, or of a list of words."""
     return text if isinstance(text, list) else words_of(text if isinstance(text, str) else text[0])
-
-
-def check_sentences(sentences: Sequence[Sequence[str]]) -> None:
-    """Refuse sentences that cannot be labelled.
-
-    Raises:
-        UsageError: one has no words, or an empty one.
-    """
-    for number, words in enumerate(sentences, 1):
-        if isinstance(words, str) or not words or not all(is_text(word) and word for word in words):
-            raise UsageError(f"Sentence {number}: expected a list of words, none of them empty, got {brief(words)}.")
-
-
-def tag_sentences(
-    predictor: Predictor, task: str, sentences: Sequence[Sequence[str]], *, batch_size: int = 64
-) -> list[TaggedSentence]:
-    """Return the labels of the words of sentences.
-
-    Args:
-        predictor: of a run.
-        task: one that labels words.
-        sentences: lists of words, as `words_of` makes them of a text.
-        batch_size: sentences in a forward pass.
-
-    Raises:
-        UsageError: the task labels whole texts, or a sentence has no words, or an empty one.
-    """
-    if not isinstance(predictor.served(task), TaggingTask):
-        raise UsageError(f"Task {task!r} labels whole texts, and no words. Give one that finds entities.")
-    check_sentences(sentences)
-    tagged: list[TaggedSentence] = predictor.answer(task, [*map(list, sentences)], batch_size=batch_size)
-    return tagged
