@@ -1,29 +1,23 @@
-"""Files that are written completely or not at all, and tensor files with checked headers."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from forgetfree.display import brief, json_text
-from forgetfree.errors import ForgetfreeError, RegionError, RunError, first_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from forgetfree.display import json_text
+from forgetfree.errors import RunError, first_line
 
 #: What our functions take as a path.
 StrPath = str | os.PathLike[str]
-_Made = TypeVar("_Made")
 
 
 #: What ends the name of a directory that is being filled, so that nobody else's is taken for one.
@@ -40,12 +34,12 @@ _ROOM = 60
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write ``content`` to a temporary file beside ``path``, sync it, and rename it to ``path``."""
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Give a file to write; after the block it is ``path``, complete and on the disk, or removed if an error was raised."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:_ROOM]}.")
@@ -255,170 +249,3 @@ def size_of(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is a pipe or a device, expected a file", str(path))
     return status.st_size
-
-
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a safetensors file with tensors and metadata. Equal content gives equal bytes."""
-    from safetensors.torch import save
-
-    data = save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, dict(metadata))
-    # Its header is JSON after eight bytes of length, with the metadata in an order that differs from process to process.
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
-    header["__metadata__"] = dict(sorted(metadata.items()))
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[end:]))
-
-
-def signed_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, apart: Collection[str] = ()) -> bytes:
-    """Return `tensor_bytes` with a `checksum` in the metadata: of all content but the tensors ``apart``."""
-    signed = {name: tensor for name, tensor in tensors.items() if name not in apart}
-    return tensor_bytes(tensors, {**metadata, "checksum": checksum(signed, metadata)})
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write what `read_signed` reads, atomically, and without a copy of it in memory; equal content may give other bytes."""
-    from safetensors.torch import save_file
-
-    held = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    with _replacing(path) as temporary:
-        save_file(held, temporary, {**metadata, "checksum": checksum(held, metadata)})
-
-
-def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read metadata and tensors of a safetensors file.
-
-    Raises:
-        SafetensorError, OSError: the file is damaged or missing.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    size_of(path)
-    try:
-        with safe_open(path, "pt") as file:
-            names = list(file.keys())
-            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in names}
-    # What torch raises for a dtype or a shape that it does not know.
-    except (ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-        raise SafetensorError(first_line(error)) from error
-
-
-def has_format(path: Path, format: str) -> bool:
-    """Say whether a file is a tensor file whose metadata name this format."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            return bool((file.metadata() or {}).get("format") == format)
-    except (SafetensorError, OSError):
-        return False
-
-
-def read_sound(
-    path: Path,
-    kind: str,
-    format: str,
-    error: type[ForgetfreeError],
-    again: str,
-    make: Callable[[dict[str, str], dict[str, Tensor]], _Made],
-    *,
-    apart: Collection[str] = (),
-) -> _Made:
-    """Return what ``make`` makes of a file that `signed_bytes` made, after every check.
-
-    Args:
-        path: the file.
-        kind: what it is, for messages.
-        format: what its metadata must name.
-        error: the error to raise.
-        again: how to get another file, for messages.
-        make: takes metadata and tensors; raises ``RegionError`` or ``ValueError`` with the reason where they are not sound.
-        apart: tensors that the checksum leaves out, because ``make`` checks what it reads of them.
-
-    Raises:
-        ForgetfreeError: ``error``: the file is missing, damaged, of another kind or not sound.
-    """
-    from safetensors import SafetensorError
-
-    try:
-        header, tensors = read_tensors(path)
-    except FileNotFoundError as fault:
-        raise error(f"There is no {kind} at {path}. Give the path of a {kind}.safetensors.") from fault
-    except (SafetensorError, OSError) as fault:
-        raise error(
-            f"{path} is not a readable safetensors file ({fault}). It is damaged or cut short. Restore it from a copy, or "
-            f"{again}."
-        ) from fault
-    if (found := header.get("format", "none")) != format:
-        raise error(
-            f"{path} is no {kind}: expected the format {format!r}, got {brief(found)}. Give the path of a "
-            f"{kind}.safetensors."
-        )
-    try:
-        made = make(header, tensors)
-        # Last, because the checks in ``make`` say more.
-        signed = {name: tensor for name, tensor in tensors.items() if name not in apart}
-        if checksum(signed, header) != header["checksum"]:
-            raise ValueError("its contents do not match its checksum")
-    except (RegionError, ValueError) as fault:
-        reason = str(fault).rstrip(".")
-        raise error(f"{path} is not a sound {kind}: {reason}. Restore it from a copy, or {again}.") from fault
-    return made
-
-
-def check_metadata(header: Mapping[str, str], keys: Collection[str]) -> None:
-    """Raise ``ValueError`` unless a file's metadata have all ``keys``."""
-    if missing := set(keys) - set(header):
-        raise ValueError(f"its metadata lacks {', '.join(sorted(missing))}")
-
-
-def read_signed(
-    path: Path,
-    error: type[ForgetfreeError],
-    remedy: str,
-    *,
-    format: str | None = None,
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read metadata and tensors of what `signed_bytes` returned.
-
-    Args:
-        path: the file.
-        error: the error to raise.
-        remedy: the last sentence of its message.
-        format: the format that the metadata must name; default: none.
-
-    Raises:
-        ForgetfreeError: ``error``: the file is missing or damaged, with the reason.
-    """
-    from safetensors import SafetensorError
-
-    try:
-        header, tensors = read_tensors(path)
-    except (SafetensorError, OSError) as fault:
-        raise error(f"{path} cannot be read: {first_line(fault)}. {remedy}") from fault
-    if format is not None and header.get("format") != format:
-        found = brief(header.get("format", "none"))
-        raise error(f"{path} is another file: expected the format {format!r}, got {found}. {remedy}")
-    if header.get("checksum") != checksum(tensors, header):
-        raise error(f"{path} is damaged: its contents do not match its checksum. {remedy}")
-    return header, tensors
-
-
-def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> str:
-    """Return the SHA-256 over tensors (names, dtypes, shapes, bytes) and a header without its ``checksum``."""
-    digest = hashlib.sha256()
-    for key, value in sorted((header or {}).items()):
-        if key != "checksum":
-            digest.update(f"{key}={value}\n".encode())
-    for name, tensor in sorted(tensors.items()):
-        data = tensor.detach().cpu().contiguous().flatten()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(data.view(dtype=_byte_type()).numpy().data if len(data) else b"")
-    return digest.hexdigest()
-
-
-def _byte_type() -> Any:
-    import torch  # here, so that writing JSON does not import it
-
-    return torch.uint8

@@ -8,9 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 
 from forgetfree import cli
 from forgetfree.errors import RunError
@@ -18,14 +16,9 @@ from forgetfree.files import (
     is_left,
     locked,
     new_directory,
-    read_signed,
-    read_tensors,
-    signed_bytes,
     sweep,
-    tensor_bytes,
     write_atomically,
     write_json,
-    write_tensors,
 )
 
 
@@ -145,16 +138,6 @@ def test_a_place_without_locks_is_named_and_nothing_is_left_there(
     assert os.listdir(tmp_path) == ["new"]
 
 
-def test_tensors_are_written_as_they_are_signed(tmp_path: Path) -> None:
-    """Views of one storage, a matrix that is not contiguous, one without entries, and several dtypes."""
-    vector = torch.arange(8, dtype=torch.float64)
-    tensors = {"a": vector[:3], "b": vector[3:], "c": torch.ones(2, 3, dtype=torch.bfloat16).t(), "d": torch.empty(0)}
-    write_tensors(tmp_path / "file", tensors, {"format": "x", "about": "Grüße"})
-    header, back = read_signed(tmp_path / "file", RunError, "", format="x")
-    assert header["about"] == "Grüße" and all(torch.equal(back[name], tensors[name]) for name in tensors)
-    assert os.listdir(tmp_path) == ["file"]
-
-
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
@@ -195,36 +178,3 @@ def test_a_new_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError), new_directory(tmp_path / "deep") as inside:  # not empty
         (inside / "file").write_text("text")
     assert sorted(os.listdir(tmp_path)) == ["deep"]
-
-
-def test_equal_tensors_and_metadata_are_equal_bytes(tmp_path: Path) -> None:
-    whole = torch.arange(12.0).reshape(3, 4)
-    tensors = {"b": whole.T, "a": whole[0], "a/ü": torch.tensor([True]), "none": torch.empty(0)}
-    metadata = {f"key {i}": f"„{i}“" for i in range(8)}
-    assert len({save({"a": whole[0]}, metadata) for _ in range(20)}) > 1  # else this file needs no function of ours
-    (written,) = {tensor_bytes(tensors, metadata) for _ in range(20)}
-    path = tmp_path / "tensors.safetensors"
-    path.write_bytes(written)
-    read, found = read_tensors(path)
-    assert read == metadata and found.keys() == tensors.keys()
-    for each in (found, load_file(path)):
-        assert all(torch.equal(each[name], tensor) for name, tensor in tensors.items())
-
-
-def test_a_signed_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
-    path, tensors = tmp_path / "tensors.safetensors", {"a": torch.arange(3.0)}
-    path.write_bytes(signed_bytes(tensors, {"format": "ours"}))
-    header, found = read_signed(path, RunError, "Make it again.", format="ours")
-    assert header["format"] == "ours" and torch.equal(found["a"], tensors["a"])
-    with pytest.raises(RunError, match=r"is another file: expected the format 'theirs', got 'ours'\. Make it again\."):
-        read_signed(path, RunError, "Make it again.", format="theirs")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(RunError, match=r"is damaged: its contents do not match its checksum\. Make it again\."):
-        read_signed(path, RunError, "Make it again.")
-    path.write_bytes(content[:-1])
-    with pytest.raises(RunError, match=r"cannot be read: .*\. Make it again\."):
-        read_signed(path, RunError, "Make it again.")
-    with pytest.raises(RunError, match="cannot be read: No such file"):
-        read_signed(tmp_path / "none", RunError, "Make it again.")

@@ -11,7 +11,6 @@ from cyclopts import Parameter
 from forgetfree.cli.hub import local_path
 from forgetfree.cli.words import say
 from forgetfree.errors import UsageError
-from forgetfree.files import has_format
 
 if TYPE_CHECKING:
     from forgetfree.ledger.graft import Graft
@@ -38,9 +37,9 @@ def grafts_of(
         GraftError, LedgerError, RunError: something is damaged or missing.
     """
     from forgetfree.ledger import Ledger
-    from forgetfree.ledger.file import FORMAT
+    from forgetfree.ledger.file import FILE as LEDGER_FILE
     from forgetfree.ledger.graft import Graft
-    from forgetfree.ledger.graft_file import FORMAT as GRAFT_FORMAT
+    from forgetfree.ledger.graft_file import FILE as GRAFT_FILE
     from forgetfree.ledger.graft_file import find_graft
     from forgetfree.results.config_file import check_whole, load_run, located
     from forgetfree.results.unit_record import check_own
@@ -58,8 +57,8 @@ def grafts_of(
         else:
             check_whole(path)
             file = find_graft(path)
-        if not is_run and not has_format(file, FORMAT):
-            if file.is_file() and file.suffix != ".safetensors" and not has_format(file, GRAFT_FORMAT):
+        if not is_run and not LEDGER_FILE.is_at(file):
+            if file.is_file() and file.suffix != ".safetensors" and not GRAFT_FILE.is_at(file):
                 raise UsageError(
                     f"{source} is neither a graft nor a ledger. Give the file of one, the directory of a run, or what "
                     "forgetfree graft wrote."

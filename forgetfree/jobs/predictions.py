@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetfree.errors import RunError
-from forgetfree.files import read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check
 from forgetfree.results import metrics
+from forgetfree.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forgetfree.results.answers import Answers
 
 PREDICTIONS = "predictions.safetensors"
+PREDICTION_FILE = TensorFile(RunError, "Go on with --resume, which makes it again.")
 
 
 def save_predictions(directory: Path, predictions: Mapping[str, Answers]) -> None:
@@ -30,7 +31,7 @@ def save_predictions(directory: Path, predictions: Mapping[str, Answers]) -> Non
     from forgetfree.results.answers import tensors_by_task
 
     tensors = {name: torch.tensor(array) for name, array in tensors_by_task(predictions).items()}
-    write_atomically(directory / PREDICTIONS, signed_bytes(tensors, {}))
+    PREDICTION_FILE.write(directory / PREDICTIONS, tensors)
 
 
 def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) -> dict[str, Any]:
@@ -49,8 +50,8 @@ def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) 
     """
     import torch
 
-    path, remedy = directory / PREDICTIONS, "Go on with --resume, which makes it again."
-    _, tensors = read_signed(path, RunError, remedy)
+    path = directory / PREDICTIONS
+    _, tensors = PREDICTION_FILE.read(path)
     try:
         keys = {f"{task}/{part}" for task in tasks for part in ("logits", "labels")}
         beside = {key for task in tasks if (key := f"{task}/lengths") in tensors}
@@ -65,7 +66,7 @@ def load_logits(directory: Path, tasks: Sequence[str], rows: Mapping[str, int]) 
                 count = int(lengths.sum())
             _check_predictions(task, tensors[f"{task}/logits"], tensors[f"{task}/labels"], count)
     except ValueError as error:
-        raise RunError(f"{path}: {error}. {remedy}") from error
+        raise RunError(f"{path}: {error}. {PREDICTION_FILE.remedy}") from error
     return {task: tensors[f"{task}/logits"].numpy() for task in tasks}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from forgetfree import registry
 from forgetfree.errors import RareLabelError, RunError, TaskError, UsageError, nearest
@@ -33,7 +33,7 @@ from forgetfree.jobs.running.environment import make_directory, refuse_held
 from forgetfree.jobs.running.execution import USUAL, Execution
 from forgetfree.jobs.running.resume import as_json, grown, read_config
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit
-from forgetfree.jobs.stream_checkpoint import Learned, Row, noted
+from forgetfree.jobs.stream_checkpoint import Learned, Row
 from forgetfree.jobs.stream_learner import StreamLearner
 from forgetfree.jobs.stream_prefix import StreamPrefix
 from forgetfree.json_file import parse_json, sign
@@ -46,6 +46,7 @@ from forgetfree.results.config_file import PLACES, load_run, located, of_each
 from forgetfree.results.scores import Score
 from forgetfree.serve.source import LEDGER
 from forgetfree.tasks import TaskDefinition, chosen_version, next_version, version_of
+from forgetfree.tensor_file import metadata_of
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
@@ -336,7 +337,7 @@ class _RevisedLearner(StreamLearner):
             write_atomically(directory / HISTORY, prefix.history(self._reused))
         if not prefix.tasks or directory is None:
             return super().begin(name, learned, answers, directory)
-        noted(strategy).update(prefix.scales)
+        strategy.notes.update(prefix.scales)
         tasks = strategy.stream.tasks[: len(prefix.tasks)]
         rows: list[Row] = [{} for _ in tasks]
         new = [task for task in strategy.stream.tasks if task.name not in self._of.tasks]
@@ -416,8 +417,7 @@ def _take_models(store: Path, new: Path, tasks: set[str]) -> None:
     """Take over the fine-tuned models of some tasks: by links where the disk has them, else as copies."""
     for path in sorted(store.glob("*.safetensors")):
         try:
-            with safe_open(path, "pt") as file:
-                held = set(parse_json(file.metadata()["tasks"]))
+            held = set(parse_json(metadata_of(path)["tasks"]))
         except (OSError, SafetensorError, LookupError, TypeError, ValueError):  # a damaged one is made again
             continue
         if held <= tasks:

@@ -18,16 +18,17 @@ import torch
 
 from forgetfree.core.checkpoint import Checkpoint
 from forgetfree.errors import ForgetfreeError, RunError
-from forgetfree.files import new_directory, read_signed, write_json, write_tensors
+from forgetfree.files import new_directory, write_json
 from forgetfree.jobs.running.unit import described_files
 from forgetfree.json_file import parse_json, read_json, sign
 from forgetfree.results.answers import Answers
+from forgetfree.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from forgetfree.continual.evaluation import StreamAnswers
     from forgetfree.continual.strategy import ContinualStrategy
 
-_FORMAT, _MEASURED = "forgetfree.answers", "measured.json"
+_FILE, _MEASURED = TensorFile(RunError, "", "forgetfree.answers"), "measured.json"
 #: The answers on every task's test rows.
 Row = dict[str, Answers]
 
@@ -52,7 +53,7 @@ class Learned:
 
 
 class StreamCheckpoint:
-    """Keeps what a strategy has learned, if it is `resumable`, and its dict ``noted`` of what it tells at the end, if any.
+    """Keeps what a strategy has learned, if it is `resumable`, and what it notes for the end.
 
     Args:
         checkpoint: that of the unit.
@@ -85,7 +86,7 @@ class StreamCheckpoint:
         done = tasks_learned(directory)
         rows, sampled, about = list[Row](), Row(), dict[str, Any]()
         while (path := directory / f"answers-{len(rows)}.safetensors").exists():
-            header, tensors = read_signed(path, RunError, "", format=_FORMAT)
+            header, tensors = _FILE.read(path)
             tasks = {task.name: task for task in strategy.stream.tasks}
             new, about = {"answers": Row(), "samples": Row()}, parse_json(header["about"])
             for kind, task, number in about["held"]:
@@ -107,7 +108,7 @@ class StreamCheckpoint:
             strategy.load(folder)
             strategy.seconds |= about["phases"] | measured["phases"]
             learned.seconds += measured["seconds"]
-            noted(strategy).update(measured["noted"])
+            strategy.notes.update(measured["notes"])
         learned.rows += rows
         learned.kept_bytes += about["kept_bytes"]
         learned.broken += about["broken"]
@@ -123,7 +124,7 @@ class StreamCheckpoint:
         with new_directory(self._directory / f"learned-{done}") as directory:
             strategy = self._learned.strategy
             strategy.save(directory)
-            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "noted": noted(strategy)}
+            measured = {"seconds": self._learned.seconds, "phases": strategy.seconds, "notes": strategy.notes}
             write_json(directory / _MEASURED, sign(measured | {"files": described_files(directory)}))
         shutil.rmtree(self._directory / f"learned-{done - 1}", ignore_errors=True)
         self._phases.forget()
@@ -151,13 +152,7 @@ class StreamCheckpoint:
             for number, (_, _, answers) in enumerate(held)
             for name, array in answers.tensors().items()
         }
-        write_tensors(path, tensors, {"format": _FORMAT, "about": json.dumps(about)})
-
-
-def noted(strategy: ContinualStrategy) -> dict[str, Any]:
-    """Return what a strategy notes for what it tells at the end, to be read or changed; nothing where it has no ``noted``."""
-    held: dict[str, Any] = getattr(strategy, "noted", {})
-    return held
+        _FILE.write_large(path, tensors, {"about": json.dumps(about)})
 
 
 def tasks_learned(directory: Path) -> int:

@@ -12,10 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from forgetfree.errors import RunError
-from forgetfree.files import read_signed, signed_bytes, write_atomically, write_json
+from forgetfree.files import write_atomically, write_json
 from forgetfree.jobs.audit import AUDIT, note
 from forgetfree.jobs.diagnostics import read_floors, write_floors
-from forgetfree.jobs.predictions import PREDICTIONS
+from forgetfree.jobs.predictions import PREDICTION_FILE, PREDICTIONS
 from forgetfree.jobs.run_summary import ledger_summary
 from forgetfree.jobs.running.environment import make_directory
 from forgetfree.jobs.running.unit import HISTORY, Json, Unit, described_files
@@ -88,7 +88,7 @@ class StreamPrefix:
     @cached_property
     def predictions(self) -> dict[str, Tensor]:
         """The last answers on the tasks that are carried over, as the file has them."""
-        tensors = read_signed(self.unit.directory / PREDICTIONS, RunError, _REMEDY)[1]
+        tensors = replace(PREDICTION_FILE, remedy=_REMEDY).read(self.unit.directory / PREDICTIONS)[1]
         return {name: tensor for name, tensor in tensors.items() if name.rpartition("/")[0] in self.tasks}
 
     @property
@@ -121,7 +121,7 @@ class StreamPrefix:
         self.ledger.save(directory / LEDGER)
         write_scores(directory / SCORES_FILE, self.scores)
         write_atomically(directory / HISTORY, self.history())
-        write_atomically(directory / PREDICTIONS, signed_bytes(self.predictions, {}))
+        PREDICTION_FILE.write(directory / PREDICTIONS, self.predictions)
         write_json(directory / SECONDS_PER_TASK, self.seconds)
         write_floors(directory, _of_tasks(read_floors(self.unit.directory), self.tasks))
         self.note(directory, action, task)

@@ -20,15 +20,15 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import digest_of, not_finite
 from forgetfree.data.sampling import by_length
 from forgetfree.errors import OptionError, RunError
-from forgetfree.files import read_signed, signed_bytes, write_atomically
+from forgetfree.files import write_atomically
 from forgetfree.json_file import parse_json
+from forgetfree.tensor_file import TensorFile
 
 #: The file beside what a strategy keeps.
 FILE = "task-features.safetensors"
 #: How far Σ is drawn towards a multiple of the identity, since a few hundred rows tell it badly.
 SHRINKAGE = 0.1
-_FORMAT = "forgetfree.task-features"
-_REMEDY = "Restore it from a copy, or run the stream again."
+_FILE = TensorFile(RunError, "Restore it from a copy, or run the stream again.", "forgetfree.task-features")
 
 
 class TaskFeatures:
@@ -109,7 +109,7 @@ class TaskFeatures:
     def _bytes(self) -> bytes:
         about = {"tasks": list(self.means), "layer": self._layer, "rows": self._rows, "model": self._fingerprint}
         tensors = {"means": torch.stack(list(self.means.values())), "scatter": self._scatter}
-        return signed_bytes(tensors, {"format": _FORMAT, "about": json.dumps(about)})
+        return _FILE.content(tensors, {"about": json.dumps(about)})
 
     def bytes_kept(self) -> int:
         """Count the file that `save` writes."""
@@ -131,7 +131,7 @@ class TaskFeatures:
     def read(self, directory: Path) -> tuple[dict[str, Tensor], Tensor, int]:
         """Return the means, the scatter and the number of rows that a file holds; see `load`."""
         path = directory / FILE
-        header, tensors = read_signed(path, RunError, _REMEDY, format=_FORMAT)
+        header, tensors = _FILE.read(path)
         try:
             about = parse_json(header.get("about", "null"))
             means, scatter = tensors["means"], tensors["scatter"]
@@ -140,7 +140,7 @@ class TaskFeatures:
             if not fits or len(set(tasks)) < len(tasks) or not_finite(tensors):
                 raise ValueError("its tensors do not fit together")
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path} cannot be read as features of tasks: {error}. {_REMEDY}") from error
+            raise RunError(f"{path} cannot be read as features of tasks: {error}. {_FILE.remedy}") from error
         if (expected := (self._layer, self._fingerprint)) != (about.get("layer"), about.get("model")):
             raise RunError(
                 f"{path} was made with another model or layer: expected layer {expected[0]} of {expected[1][:12]}, got layer "

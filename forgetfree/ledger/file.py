@@ -34,18 +34,19 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import DTYPES, not_finite
 from forgetfree.display import brief
-from forgetfree.errors import RegionError
-from forgetfree.files import check_metadata, signed_bytes
+from forgetfree.errors import LedgerError, RegionError
 from forgetfree.json_file import check, checked, parse_json
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.frames import bytes_tensor, compressed, compressed_text, restored, restored_text
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.records import COMPOSITIONS, Contents, Record
 from forgetfree.tasks import TaskDefinition
+from forgetfree.tensor_file import TensorFile, check_metadata
 
 FORMAT, SCHEMA = "forgetfree.ledger", 4
 #: The tensor that the file's checksum leaves out.
 DATA = "data"
+FILE = TensorFile(LedgerError, "Restore it from a copy, or run the stream again.", FORMAT, "ledger", apart=(DATA,))
 _TENSORS = ("layout", "index", "records", DATA)
 #: The number of a class in a readout; no readout has more.
 Class = Annotated[int, Field(ge=0, lt=2**31)]
@@ -148,7 +149,6 @@ def serialize(ledger: Contents, packed: Sequence[Packed]) -> bytes:
     """
     index = {"tasks": [each.task for each in packed], "sizes": [len(each.frame) for each in packed]}
     header = {
-        "format": FORMAT,
         "schema": str(SCHEMA),
         "composition": ledger.composition,
         "layout_hash": ledger.space.layout_hash,
@@ -162,7 +162,7 @@ def serialize(ledger: Contents, packed: Sequence[Packed]) -> bytes:
         "records": compressed_text("\n".join(each.line for each in packed)),
         DATA: bytes_tensor(b"".join(each.frame for each in packed)),
     }
-    return signed_bytes(tensors, header, apart=(DATA,))
+    return FILE.content(tensors, header)
 
 
 # -- Reading: each function raises ``RegionError`` or ``ValueError`` with the reason if the file is not sound -----

@@ -23,10 +23,12 @@ from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
 from forgetfree.display import brief
 from forgetfree.errors import GraftError, RegionError, UsageError
-from forgetfree.files import StrPath, check_metadata, has_format, read_sound, signed_bytes
+from forgetfree.files import StrPath
 from forgetfree.ledger.graft_origin import GraftOrigin
+from forgetfree.tensor_file import TensorFile, check_metadata
 
 FORMAT, SCHEMA = "forgetfree.graft", 1
+FILE = TensorFile(GraftError, "Restore it from a copy, or make the graft again.", FORMAT, "graft")
 _KINDS = ("graft", "readout", "buffer")
 
 
@@ -54,19 +56,18 @@ def serialize(
     if damaged := not_finite(tensors):
         raise GraftError(f"The graft holds NaN or infinity in {damaged!r}. Train it again, with a lower rate.")
     header = {
-        "format": FORMAT,
         "schema": str(SCHEMA),
         "layout": space.layout,
         "layout_hash": space.layout_hash,
     }
     if origin is not None:
         header["origin"] = origin.json
-    return signed_bytes(tensors, header)
+    return FILE.content(tensors, header)
 
 
 def read(path: Path) -> dict[str, Any]:
     """Read and verify the attributes of a graft, by name; see `Graft.load`."""
-    return read_sound(path, "graft", FORMAT, GraftError, "make the graft again", _attributes)
+    return FILE.load(path, _attributes)
 
 
 _FILES = "*.safetensors"
@@ -82,8 +83,7 @@ def find_graft(path: StrPath) -> Path:
     if not path.is_dir():
         return path
     inside, below = (
-        [each for each in sorted(found) if has_format(each, FORMAT)]
-        for found in (path.glob(_FILES), path.rglob(_FILES))
+        [each for each in sorted(found) if FILE.is_at(each)] for found in (path.glob(_FILES), path.rglob(_FILES))
     )
     found = inside or below
     if len(found) != 1:

@@ -16,7 +16,7 @@ from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region
 from forgetfree.core.tensors import not_finite
 from forgetfree.errors import LedgerError, RegionError, TaskError, first_line, nearest
-from forgetfree.files import StrPath, read_sound, write_atomically
+from forgetfree.files import StrPath, write_atomically
 from forgetfree.ledger import file
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.graft import Graft
@@ -368,9 +368,8 @@ def _read(path: StrPath, make: Callable[[dict[str, str], dict[str, Tensor]], _Ma
     path = Path(path)
     if path.is_dir():
         raise LedgerError(f"{path} is a directory. Give the path of a ledger.safetensors in it.")
-    again = "run the stream again"
     try:
-        return read_sound(path, "ledger", file.FORMAT, LedgerError, again, make, apart=(file.DATA,))
+        return file.FILE.load(path, make)
     except MemoryError as error:
         raise LedgerError(
             f"{path} belongs to a model that does not fit into memory here: {first_line(error)}. Load it on a larger "

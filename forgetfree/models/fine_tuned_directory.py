@@ -25,7 +25,7 @@ from forgetfree.core.readout_model import LINEAR, ReadoutKind, ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers
 from forgetfree.display import counted
 from forgetfree.errors import ModelError, UsageError
-from forgetfree.files import StrPath, read_signed, signed_bytes, write_atomically
+from forgetfree.files import StrPath
 from forgetfree.json_file import check, parse_json
 from forgetfree.models.architecture import LANGUAGE_MODELS, TEXT_ENCODER, body_loader, language_model
 from forgetfree.models.checkpoint import read_config, read_weights, weight_files
@@ -33,6 +33,7 @@ from forgetfree.models.classifier import ClassifierModel, head_names
 from forgetfree.models.loading import LoadedModel, load_model
 from forgetfree.models.peft_directory import READOUT, adapter_loader, is_adapter, merged_directory
 from forgetfree.tasks import MAX_LENGTH, TaskDefinition
+from forgetfree.tensor_file import TensorFile
 
 #: The part of an architecture's name that names its head, how that is read, and the class that loads it.
 _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
@@ -41,7 +42,7 @@ _HEADS: tuple[tuple[str, ReadoutKind, str], ...] = (
 )
 #: Settings that change answers and that no tensor's shape shows.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "activation_function", "position_embedding_type")
-_WRITE_AGAIN = "Write the directory again with `forgetfree apply`."
+_READOUT = TensorFile(ModelError, "Write the directory again with `forgetfree apply`.")
 
 
 @dataclass(frozen=True)
@@ -269,12 +270,12 @@ def write_readout(
 ) -> None:
     """Write the file of a linear readout: its ``weight`` and ``bias``, the labels of their rows, and ``mean`` if it is one."""
     pooled = {"readout": kind} if kind == "mean" else {}
-    write_atomically(path, signed_bytes(readout, {"labels": json.dumps(labels), **pooled}))
+    _READOUT.write(path, readout, {"labels": json.dumps(labels), **pooled})
 
 
 def _kind_of_readout(path: Path) -> ReadoutKind:
     """Return what the layer of a file that `write_readout` wrote stands on."""
-    header, _ = read_signed(path, ModelError, _WRITE_AGAIN)
+    header, _ = _READOUT.read(path)
     return "mean" if header.get("readout") == "mean" else "linear"
 
 
@@ -285,8 +286,8 @@ def read_readout(path: StrPath) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         ModelError: the file is damaged.
     """
     path = Path(path)
-    header, tensors = read_signed(path, ModelError, _WRITE_AGAIN)
-    try:
+    header, tensors = _READOUT.read(path)
+    with _READOUT.sound(path, "cannot be read as a linear readout with its labels"):
         labels = parse_json(header.get("labels", "null"))
         named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
         check("labels", labels, named and 1 < len(set(labels)) == len(labels), "a list of different names")
@@ -296,10 +297,6 @@ def read_readout(path: StrPath) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         check("its tensors", held, held == shapes, f"one linear layer, {shapes}")
         finite = all(each.is_floating_point() and bool(torch.isfinite(each).all()) for each in tensors.values())
         check("its tensors", held, finite, "finite floating-point numbers")
-    except ValueError as error:
-        raise ModelError(
-            f"{path} cannot be read as a linear readout with its labels: {error}. {_WRITE_AGAIN}"
-        ) from error
     return tuple(labels), tensors
 
 

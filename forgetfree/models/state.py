@@ -15,11 +15,12 @@ from forgetfree.core.readout_model import ReadoutModel
 from forgetfree.core.tensors import load_tensors_, persistent_buffers, tensors_of
 from forgetfree.display import brief, is_text
 from forgetfree.errors import ModelError
-from forgetfree.files import StrPath, locked, read_signed, signed_bytes, sweep, write_atomically
+from forgetfree.files import StrPath, locked, sweep
 from forgetfree.json_file import check, parse_json
 from forgetfree.parallel.exchange import from_first, rank
+from forgetfree.tensor_file import TensorFile
 
-_REMEDY = "Restore it from a copy, or run the stream again."
+_FILE = TensorFile(ModelError, "Restore it from a copy, or run the stream again.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,7 @@ class ModelState:
             tensors |= {f"readout/{task}/{name}": tensor for name, tensor in named.items()}
         # Readouts without tensors (label words) are tasks, too.
         header = {"tasks": json.dumps(list(self.readouts))} | ({"key": key} if key else {})
-        write_atomically(Path(path), signed_bytes(tensors, header))
+        _FILE.write(Path(path), tensors, header)
 
     @classmethod
     def load(cls, path: StrPath, key: str = "") -> ModelState:
@@ -112,13 +113,13 @@ class ModelState:
             ModelError: the file is damaged or missing, not sound, or kept under another key.
         """
         path = Path(path)
-        header, tensors = read_signed(path, ModelError, _REMEDY)
+        header, tensors = _FILE.read(path)
         if key and (found := header.get("key", "")) != key:
-            raise ModelError(f"{path} is another model: expected the key {brief(key)}, got {brief(found)}. {_REMEDY}")
-        try:
+            raise ModelError(
+                f"{path} is another model: expected the key {brief(key)}, got {brief(found)}. {_FILE.remedy}"
+            )
+        with _FILE.sound(path, "is not a sound file of weights"):
             return cls(*_parts(header, tensors))
-        except ValueError as error:
-            raise ModelError(f"{path} is not a sound file of weights: {error}. {_REMEDY}") from error
 
 
 def _parts(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forgetfree.display import brief
 from forgetfree.errors import HubError, UsageError, first_line
-from forgetfree.files import StrPath, new_directory, read_tensors
+from forgetfree.files import StrPath, new_directory
 from forgetfree.ledger import Ledger
 from forgetfree.ledger.file import FORMAT as LEDGER_FORMAT
 from forgetfree.ledger.graft import Graft
@@ -21,6 +21,7 @@ from forgetfree.results.config_file import check_whole
 from forgetfree.results.unit_record import check_own
 from forgetfree.serve.hub_card import hub_card
 from forgetfree.serve.source import saved_file
+from forgetfree.tensor_file import read_tensors
 
 #: What names a repository where a path may also stand.
 SCHEME = "hf://"

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from forgetfree.display import brief, is_text
 from forgetfree.errors import RunError
-from forgetfree.files import read_signed, signed_bytes, write_atomically
 from forgetfree.json_file import check, check_fields, is_number, parse_json
 from forgetfree.ledger.binding import Binding
 from forgetfree.models.lora_adapters import lora_config
+from forgetfree.tensor_file import TensorFile
 
 FORMAT, SCHEMA = "forgetfree.lora", 1
-_REMEDY = "Restore it from a copy, or run the stream again."
+FILE = TensorFile(RunError, "Restore it from a copy, or run the stream again.", FORMAT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,6 @@ def save_records(
         for name, tensor in named.items()
     }
     header = {
-        "format": FORMAT,
         "schema": str(SCHEMA),
         "tasks": json.dumps([record.task for record in records]),
         "configs": json.dumps([dict(record.config) for record in records], sort_keys=True),
@@ -86,7 +85,7 @@ def save_records(
         "fingerprint": fingerprint,
         "binding": binding.json,
     }
-    write_atomically(path, signed_bytes(tensors, header))
+    FILE.write(path, tensors, header)
 
 
 def load_records(path: Path, *, together: bool, fingerprint: str, binding: Binding) -> list[LoraRecord]:
@@ -97,7 +96,7 @@ def load_records(path: Path, *, together: bool, fingerprint: str, binding: Bindi
     """
     if not path.exists():
         raise RunError(f"There are no adapters at {path}. Give the directory that `save` wrote.")
-    header, tensors = read_signed(path, RunError, _REMEDY, format=FORMAT)
+    header, tensors = FILE.read(path)
     if header.get("schema") != str(SCHEMA):
         raise _unsound(path, f"it has schema {brief(header.get('schema'))}, and this version reads schema {SCHEMA}")
     if missing := {"tasks", "configs", "together", "fingerprint"} - set(header):
@@ -124,10 +123,8 @@ def load_records(path: Path, *, together: bool, fingerprint: str, binding: Bindi
             "and tokenizer, and the options that the stream was trained with."
         )
 
-    try:
+    with FILE.sound(path, "is not a sound file of adapters"):
         return _records(header, tensors)
-    except ValueError as error:
-        raise _unsound(path, str(error)) from error
 
 
 def _records(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> list[LoraRecord]:
@@ -193,4 +190,4 @@ def _check_config(key: str, stored: Any, adapter: Mapping[str, Tensor]) -> None:
 
 
 def _unsound(path: Path, what: str) -> RunError:
-    return RunError(f"{path} is not a sound file of adapters: {what}. {_REMEDY}")
+    return RunError(f"{path} is not a sound file of adapters: {what}. {FILE.remedy}")

@@ -11,13 +11,11 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from forgetfree.core.tensors import load_tensors_, tensors_of
-from forgetfree.errors import RunError
-from forgetfree.files import read_signed
 from forgetfree.models.loading import LoadedModel
 from forgetfree.models.lora_adapters import LoraAdapters
 from forgetfree.serve.source import Source
 from forgetfree.serve.weights import RunWeights
-from forgetfree.strategies.lora.file import FORMAT, LoraRecord, config_of, load_records
+from forgetfree.strategies.lora.file import FILE, LoraRecord, config_of, load_records
 
 
 class AdapterWeights(RunWeights):
@@ -49,9 +47,7 @@ class AdapterWeights(RunWeights):
     @classmethod
     def read(cls, source: Source, loaded: LoadedModel) -> Self:
         """Return what the file holds."""
-        header, _ = read_signed(
-            source.file, RunError, "Restore it from a copy, or run the stream again.", format=FORMAT
-        )
+        header, _ = FILE.read(source.file)
         together, binding = header.get("together") == json.dumps(True), loaded.binding(source.precision)
         records = load_records(source.file, together=together, fingerprint=loaded.fingerprint, binding=binding)
         return cls(source, records, together, loaded)

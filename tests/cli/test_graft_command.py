@@ -35,7 +35,7 @@ from forgetfree.core.base_regions import most_moved
 from forgetfree.core.parameters import kind_of, layer_of
 from forgetfree.core.regions import Region, biases, distribution
 from forgetfree.data.sources import load_task
-from forgetfree.files import signed_bytes
+from forgetfree.errors import ForgetfreeError
 from forgetfree.jobs.running import progress
 from forgetfree.learning.localization import LocalizationOptions
 from forgetfree.learning.single_task import SingleTask
@@ -46,8 +46,13 @@ from forgetfree.models.loading import load_model
 from forgetfree.registry import ModelEntry
 from forgetfree.results import metrics
 from forgetfree.results.answers import LabelAnswers
-from forgetfree.results.graft_report import lay_out_graft
-from forgetfree.results.rendering import render_page
+from forgetfree.results.report.graft_tables import lay_out_graft
+from forgetfree.results.report.page import render_page
+from forgetfree.results.stored import load_graft_results
+from forgetfree.tensor_file import TensorFile
+
+#: Tensors and metadata of any format, with their checksum.
+ANY_FILE = TensorFile(ForgetfreeError, "")
 
 LABELS = {0: "negative", 1: "positive"}
 
@@ -207,7 +212,7 @@ def test_one_seed_and_one_sparsity_make_one_plain_file(graft: GraftCommand, caps
     assert f"Graft: {out / 'graft.safetensors'} (" in capsys.readouterr().out
     capsys.readouterr()
     assert cli.main(["report", str(out)]) == 0  # the tables again, without any training
-    assert capsys.readouterr().out.split() == render_page(lay_out_graft(results_of(out)), "rich").split()
+    assert capsys.readouterr().out.split() == render_page(lay_out_graft(load_graft_results(out)), "rich").split()
     assert results_of(graft("--base", str(out)))["base"] == out.name  # the directory that holds one graft serves, too
 
 
@@ -255,7 +260,7 @@ def test_the_figures_are_those_of_the_models(graft: GraftCommand, kind: str) -> 
     """θ put together by hand, and the metrics of its answers."""
     out = graft("--seed", "3", *LEARN, kind=kind)
     options = LocalizationOptions(steps=20, sparsity=0.05, optimizer="adamw", learning_rate=0.01)
-    bench = SingleTask(load_model(str(graft.directory(kind))), load_task("sst2", str(graft.data)), shots=8, seed=3)
+    bench = SingleTask.of(load_model(str(graft.directory(kind))), load_task("sst2", str(graft.data)), shots=8, seed=3)
     ft = bench.fine_tuned(options)
     reference = bench.answers(ft)
     saved = Graft.load(out / "graft.safetensors")
@@ -313,7 +318,7 @@ def test_tasks_of_pairs_and_of_four_labels(graft: GraftCommand) -> None:
 
 
 def fine_tuned_of(graft: GraftCommand, **options: Any) -> tuple[SingleTask, Any]:
-    bench = SingleTask(load_model(str(graft.directory("bert"))), load_task("sst2", str(graft.data)), shots=4)
+    bench = SingleTask.of(load_model(str(graft.directory("bert"))), load_task("sst2", str(graft.data)), shots=4)
     return bench, bench.fine_tuned(LocalizationOptions(steps=3, **options))
 
 
@@ -517,7 +522,7 @@ def test_language_models_are_read_by_label_words(
     assert figures(row_of(out, "grafted")) == figures(row_of(out, "fine-tuned"))
     given.save_pretrained(tmp_path / "whole")
     load_model(str(graft.directory(kind))).tokenizer.save_pretrained(tmp_path / "whole")
-    bench = SingleTask(load_model(str(tmp_path / "whole")), load_task("sst2", str(graft.data)), shots=4)
+    bench = SingleTask.of(load_model(str(tmp_path / "whole")), load_task("sst2", str(graft.data)), shots=4)
     answers = bench.answers(bench.pre)
     assert figures(row_of(out, "fine-tuned"))[:2] == (answers.score("accuracy"), answers.ece)
 
@@ -583,26 +588,26 @@ def test_what_apply_writes_is_taken_back(
 def test_a_damaged_readout_file_is_said(graft: GraftCommand, bert: nn.Module, tmp_path: Path, capsys: Any) -> None:
     moved(BertModel(bert.config, add_pooling_layer=False), bert).save_pretrained(tmp_path)
     layer = {"weight": torch.zeros(2, 16), "bias": torch.zeros(2)}
-    signed = bytearray(signed_bytes(layer, {"labels": '["negative", "positive"]'}))
+    signed = bytearray(ANY_FILE.content(layer, {"labels": '["negative", "positive"]'}))
     signed[-1] ^= 1
     for content, message in (
         (b"{}", "cannot be read: Error while deserializing header"),
         (signed, "is damaged: its contents do not match its checksum"),
-        (signed_bytes(layer, {}), "labels must be a list of different names, got None"),
-        (signed_bytes(layer, {"labels": "3"}), "labels must be a list of different names, got 3"),
+        (ANY_FILE.content(layer, {}), "labels must be a list of different names, got None"),
+        (ANY_FILE.content(layer, {"labels": "3"}), "labels must be a list of different names, got 3"),
         (
-            signed_bytes({"weight": torch.zeros(2, 16)}, {"labels": '["a", "b"]'}),
+            ANY_FILE.content({"weight": torch.zeros(2, 16)}, {"labels": '["a", "b"]'}),
             "its tensors must be one linear layer",
         ),
     ):
         (tmp_path / "readout.safetensors").write_bytes(content)
         assert cli.main(graft.arguments("--fine-tuned", str(tmp_path))) == 1
         assert message in capsys.readouterr().err
-    (tmp_path / "readout.safetensors").write_bytes(signed_bytes(layer, {"labels": '["good", "bad"]'}))
+    (tmp_path / "readout.safetensors").write_bytes(ANY_FILE.content(layer, {"labels": '["good", "bad"]'}))
     assert cli.main(graft.arguments("--fine-tuned", str(tmp_path))) == 2
     assert "it has good, bad; the task has negative, positive" in " ".join(capsys.readouterr().err.split())
     narrow = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
-    (tmp_path / "readout.safetensors").write_bytes(signed_bytes(narrow, {"labels": '["negative", "positive"]'}))
+    (tmp_path / "readout.safetensors").write_bytes(ANY_FILE.content(narrow, {"labels": '["negative", "positive"]'}))
     assert cli.main(graft.arguments("--fine-tuned", str(tmp_path))) == 2
     assert (
         "is not one linear layer on its body, of shape (2, 16): it has bias (2,), weight (2, 1)"

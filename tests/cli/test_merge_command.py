@@ -34,7 +34,7 @@ class Grafts:
         for number, task in enumerate(TASKS):
             (rows,) = load_tasks(task, str(data))
             self.rows[task] = rows.test
-            bench = SingleTask(load_model(self.model, readout), rows)
+            bench = SingleTask.of(load_model(self.model, readout), rows)
             fine_tuned = bench.fine_tuned(TrainingOptions(steps=2, learning_rate=0.5))
             region = bench.base("movement", fine_tuned, 200 + 50 * number)
             self.benches[task] = bench

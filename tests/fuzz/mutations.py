@@ -18,8 +18,8 @@ import torch
 import zstandard
 from safetensors.torch import load, save
 
-from forgetfree.files import checksum
 from forgetfree.ledger import file as ledger_file
+from forgetfree.tensor_file import checksum
 
 Mutation = Callable[[bytes, random.Random], bytes]
 

@@ -14,7 +14,7 @@ from fuzz.mutations import HOSTILE
 
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.errors import RegionError
-from forgetfree.files import signed_bytes
+from forgetfree.ledger import file as ledger_file
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.frames import bytes_tensor, compressed, compressed_text
 
@@ -64,7 +64,7 @@ def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> N
     for entries in (2 * 10**9, 2**41):
         layout = json.dumps([["a", [entries], "float32"]], separators=(",", ":"))
         header = {
-            **{"format": "forgetfree.ledger", "schema": "4", "composition": "union", "fingerprint": "f" * 64},
+            **{"schema": "4", "composition": "union", "fingerprint": "f" * 64},
             "layout_hash": hashlib.sha256(layout.encode()).hexdigest(),
         }
         gap = torch.uint32 if entries <= 2**32 else torch.int64
@@ -79,7 +79,7 @@ def test_a_ledger_that_claims_a_giant_model_takes_no_memory(tmp_path: Path) -> N
             "records": compressed_text(json.dumps(row)),
             "data": bytes_tensor(frame),
         }
-        (tmp_path / f"{entries}.safetensors").write_bytes(signed_bytes(tensors, header, apart=("data",)))
+        (tmp_path / f"{entries}.safetensors").write_bytes(ledger_file.FILE.content(tensors, header))
     code = (
         "import resource, sys\nfrom forgetfree.errors import LedgerError\nfrom forgetfree.ledger import Ledger\n"
         "for path in sys.argv[1:]:\n"

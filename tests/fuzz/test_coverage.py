@@ -25,7 +25,7 @@ NOT_READ = (
 )
 #: Modules that call a parser of JSON or of safetensors files, and what they read by it.
 PARSERS = {
-    "files": "signed files; the header that safetensors has just made",
+    "tensor_file": "signed files; the header that safetensors has just made",
     "json_file": "JSON files and JSON in them",
     "models/checkpoint": "weights in Hugging Face layout: tests/models/test_checkpoint.py",
     "ledger/binding": "a network that `Binding.of_json` has checked; what a tokenizer says of itself",
@@ -34,8 +34,7 @@ PARSERS = {
     "results/unit_files": "answers for figures, compared with unit.json and their checksum: tests/serve/test_own_files.py",
     "results/run_results": "options that were written in the same call",
     "running/resume": "what was written in the same call",
-    "running/checkpoints": "headers of checkpoints that `read_signed` has checked",
-    "jobs/revision": "what was written in the same call",
+    "running/checkpoints": "headers of checkpoints that `TensorFile.read` has checked",
     "running/loggers": "options that were written in the same call",
 }
 
@@ -48,7 +47,7 @@ def test_every_file_that_a_command_writes_is_in_the_table(samples: Samples) -> N
 
 
 def test_every_module_that_parses_is_known() -> None:
-    """A new one reads by `read_json`, `parse_json` or `read_signed`, or says here why it need not."""
+    """A new one reads by `read_json`, `parse_json` or a `TensorFile`, or says here why it need not."""
     package = Path(forgetfree.__file__).parent
     found = set()
     linked = [path for name in ("strategies", "benchmarks") for path in (package / name).resolve().rglob("*.py")]

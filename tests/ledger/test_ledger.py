@@ -23,13 +23,13 @@ from forgetfree.core.body import fingerprint_of
 from forgetfree.core.parameters import ParameterSpace
 from forgetfree.core.regions import Region, overlap
 from forgetfree.errors import ForgetfreeError, LedgerError, RegionError, TaskError
-from forgetfree.files import read_tensors, tensor_bytes
 from forgetfree.ledger import Ledger, LedgerSwitch, Record, changed_buffers
 from forgetfree.ledger.binding import Binding
 from forgetfree.ledger.file import FORMAT
 from forgetfree.ledger.frames import compressed, compressed_text, restored_text
 from forgetfree.ledger.graft import Graft
 from forgetfree.tasks import TaskDefinition
+from forgetfree.tensor_file import read_tensors, tensor_bytes
 
 
 class Toy(nn.Module):

@@ -22,12 +22,16 @@ import yaml
 from huggingface_hub import constants
 
 from forgetfree import Ledger, cli
-from forgetfree.files import signed_bytes
+from forgetfree.errors import ForgetfreeError
 from forgetfree.ledger import Record
 from forgetfree.ledger.graft import Graft
 from forgetfree.ledger.graft_origin import GraftOrigin
 from forgetfree.serve.hub import repository_of
 from forgetfree.serve.hub_card import hub_card
+from forgetfree.tensor_file import TensorFile
+
+#: Tensors and metadata of any format, with their checksum.
+ANY_FILE = TensorFile(ForgetfreeError, "")
 
 TOKEN = "hf_of_the_test"
 
@@ -258,7 +262,7 @@ def test_a_damaged_file_is_not_put_in_place(
     for content, message in (
         (bytes(changed), "not a sound graft"),
         (whole[:-9], "cannot be read"),
-        (signed_bytes({"weight": torch.zeros(2)}, {"format": "pt"}), "neither a graft nor a ledger of forgetfree"),
+        (ANY_FILE.content({"weight": torch.zeros(2)}, {"format": "pt"}), "neither a graft nor a ledger of forgetfree"),
     ):
         hub.repositories["me/odd"] = {"main": {"graft.safetensors": content}}
         assert cli.main(["pull", "me/odd", "--out", str(tmp_path / "odd")]) in (1, 2)

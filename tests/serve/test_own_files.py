@@ -148,13 +148,13 @@ def test_answers_of_another_type_are_named(run: Path, capsys: Any) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from forgetfree.files import signed_bytes
+    from forgetfree.jobs.predictions import PREDICTION_FILE
 
     folder = run / "lora" / "seed-0"
     (folder / "unit.json").unlink()
     path = folder / "predictions.safetensors"
     tensors = {name: each.bfloat16() if "logits" in name else each for name, each in load_file(path).items()}
     assert torch.bfloat16 in {each.dtype for each in tensors.values()}
-    path.write_bytes(signed_bytes(tensors, {}))
+    path.write_bytes(PREDICTION_FILE.content(tensors))
     found = left_out(run, capsys)
     assert "must be one of F16, F32, F64, I64, got 'BF16'" in found

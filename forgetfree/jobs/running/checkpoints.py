@@ -21,13 +21,15 @@ from torch import Tensor
 
 from forgetfree.core.checkpoint import Checkpoint, Resumable
 from forgetfree.errors import RunError
-from forgetfree.files import checksum, read_signed, write_json, write_tensors
+from forgetfree.files import write_json
 from forgetfree.jobs.running.signals import STOP
 from forgetfree.json_file import read_json
+from forgetfree.tensor_file import TensorFile, checksum
 
 #: The folder.
 CHECKPOINT = ".checkpoint"
-_CIRCUMSTANCES, _FORMAT = "circumstances.json", "forgetfree.checkpoint"
+_CIRCUMSTANCES = "circumstances.json"
+_FILE = TensorFile(RunError, "", "forgetfree.checkpoint")
 #: Seconds between two writes of a phase, at least.
 INTERVAL = 60.0
 #: The share of the time that writing may take.
@@ -72,7 +74,7 @@ class KeptPhases(Checkpoint):
         self._seconds = max(_LEAST, sum(tensor.nbytes for tensor in tensors.values()) / _SPEED)
         step = 0
         try:
-            header, tensors = read_signed(self._path, RunError, "", format=_FORMAT)
+            header, tensors = _FILE.read(self._path)
         except RunError:  # none, or damaged: the phase starts again
             pass
         else:
@@ -90,7 +92,7 @@ class KeptPhases(Checkpoint):
         if STOP.asked or since >= max(least, self._seconds / SHARE):
             begin = time.monotonic()
             text, tensors = pack([step, state.state_dict()])
-            write_tensors(self._path, tensors, {"format": _FORMAT, "state": text})
+            _FILE.write_large(self._path, tensors, {"state": text})
             self._written = time.monotonic()
             self._seconds = max(_LEAST, self._written - begin)
         if STOP.asked:

@@ -31,6 +31,7 @@ from forgetfree.jobs.running.execution import Execution
 from forgetfree.jobs.running.signals import STOP, terminable
 from forgetfree.learning.in_training import generators, set_generators
 from forgetfree.models.state import ModelState, StateStore
+from forgetfree.tensor_file import TensorFile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,7 +96,7 @@ class Clock:
     """A clock that is set by hand, and how many files were written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_a_write: float) -> None:
-        self.now, self.written, write = 1000.0, list[float](), checkpoints.write_tensors
+        self.now, self.written, write = 1000.0, list[float](), TensorFile.write_large
 
         def slow(*args: Any) -> None:
             self.written.append(self.now)
@@ -103,7 +104,7 @@ class Clock:
             write(*args)
 
         monkeypatch.setattr(checkpoints.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(checkpoints, "write_tensors", slow)
+        monkeypatch.setattr(TensorFile, "write_large", slow)
 
 
 @pytest.mark.parametrize(("seconds", "between"), [(0.125, 60.0), (3.0, 150.0)])
