@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,18 +180,23 @@ def localize(
     """
     space = model.space()
     if searches(options, sparsities, base, len(space)) > 1:
-        found = []
-        for i, each in enumerate(sparsities):
-            told = on_step and partial(_later, on_step, i * mask.steps)
-            how: dict[str, Any] = {
-                "sparsities": [each],
-                "seed": seed,
-                "base": base,
-                "on_step": told,
-                "checkpoint": checkpoint,
-            }
-            found += localize(model, task, pre, fine_tuned, options, mask, **how)
-        return found
+        return [
+            region
+            for i, each in enumerate(sparsities)
+            for region in localize(
+                model,
+                task,
+                pre,
+                fine_tuned,
+                options,
+                mask,
+                sparsities=[each],
+                seed=seed,
+                base=base,
+                on_step=on_step and partial(_later, on_step, i * mask.steps),
+                checkpoint=checkpoint,
+            )
+        ]
     device = next(model.parameters()).device
     theta_pre, theta_ft = pre.theta.to(device), fine_tuned.theta.to(device)
     validation = task.validation.subset(representative(task.validation.targets, options.validation_rows))
